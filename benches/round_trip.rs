@@ -9,18 +9,13 @@ mod support;
 use std::time::Duration;
 
 use criterion::Criterion;
-use redis::{Connection, Value};
+use redis::Value;
 
+use crate::rig::by_hand::ByHand;
 use crate::rig::{
-    Case, End, Kind, Lock, Rates, Table, Target, ask, evalsha, interleaved, repeated, typical,
+    Case, End, Kind, Lock, Rates, Table, Target, ask, interleaved, repeated, typical,
 };
 use crate::support::Server;
-
-const RELEASE_BY_HAND: &str = "
-if redis.call('get', KEYS[1]) == ARGV[1] then
-  return redis.call('del', KEYS[1])
-end
-return 0";
 
 fn main() {
     let server = rig::start();
@@ -51,35 +46,6 @@ fn main() {
     table.print();
 }
 
-/// `SET NX PX` and a script that compares and deletes: the lock that is written when there is none.
-struct ByHand {
-    connection: Connection,
-    set: Vec<u8>,
-    release: Vec<u8>,
-}
-
-impl ByHand {
-    fn new(server: &Server, name: &str) -> Self {
-        let mut connection = rig::connection(server);
-        let set = redis::cmd("SET")
-            .arg(name)
-            .arg("token")
-            .arg(&["NX", "PX", "30000"])
-            .get_packed_command();
-        let release = evalsha(&mut connection, RELEASE_BY_HAND, &[name], &["token"]);
-        Self {
-            connection,
-            set,
-            release,
-        }
-    }
-
-    fn pair(&mut self) {
-        assert_eq!(ask(&mut self.connection, &self.set), Value::Okay);
-        assert_eq!(ask(&mut self.connection, &self.release), Value::Int(1));
-    }
-}
-
 /// Two round trips that ask for nothing.
 fn two_pings(server: &Server) -> impl FnMut() + use<> {
     let mut connection = rig::connection(server);
@@ -100,7 +66,7 @@ fn absolute(server: &Server, criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("baseline");
     group.bench_function("two_pings", |b| b.iter(two_pings(server)));
     group.bench_function("lock_by_hand", |b| {
-        let mut by_hand = ByHand::new(server, "by_hand:absolute");
+        let mut by_hand = ByHand::new(&server.url(), "by_hand:absolute");
         b.iter(|| by_hand.pair());
     });
     group.finish();
@@ -173,7 +139,7 @@ fn in_turn(locks: Vec<Lock>) -> impl FnMut(End) {
 
 fn ratios(server: &Server, table: &mut Table) {
     let (client, other) = (open(server), open(server));
-    let mut by_hand = ByHand::new(server, "by_hand");
+    let mut by_hand = ByHand::new(&server.url(), "by_hand");
     let (drop_it, unlock) = (
         client.reentrant_lock("drop"),
         client.reentrant_lock("unlock"),

@@ -6,13 +6,12 @@
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod rig;
-// Only this bench draws.
+// Not all benches draw.
 #[path = "rig/plot.rs"]
 mod plot;
 #[path = "../tests/it/support/bare/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,14 +43,7 @@ fn main() {
     if rig::named().as_deref() == Some("draw") {
         return plot::draw(&plot::folder());
     }
-    // Nothing that was measured is lost to a run that only sees whether this works.
-    let aside = tempfile::tempdir().expect("a folder");
-    let folder = if is_measuring() {
-        plot::folder()
-    } else {
-        PathBuf::from(aside.path())
-    };
-    std::fs::create_dir_all(&folder).expect("a folder");
+    let folder = plot::folder();
     let server = rig::start();
     let parts: [(&str, Part); 6] = [
         // First, before others have left memory behind.
@@ -68,10 +60,7 @@ fn main() {
         }
         let begun = Instant::now();
         for (name, curves) in measure(&server) {
-            let csv = curves.csv();
-            println!("\n{csv}");
-            let file = folder.join(name).with_extension("csv");
-            std::fs::write(file, csv).expect("the folder can be written to");
+            curves.save(&folder, name);
         }
         println!("{part}: {:.1} s", begun.elapsed().as_secs_f64());
     }
@@ -105,17 +94,11 @@ struct Used {
 
 impl Used {
     fn by(server: &Server) -> Self {
-        let info: String = server.ask(&["INFO", "cpu"]);
-        let seconds = |what: &str| -> f64 {
-            let line = info.lines().find_map(|line| line.strip_prefix(what));
-            line.and_then(|number| number.parse().ok())
-                .expect("seconds")
-        };
         let client =
             clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("every machine has it");
         Self {
             at: Instant::now(),
-            server: seconds("used_cpu_user:") + seconds("used_cpu_sys:"),
+            server: rig::busy(server),
             client: Duration::from(client).as_secs_f64(),
         }
     }
@@ -374,10 +357,6 @@ fn names(server: &Server) -> Measured {
 
 /// In MiB.
 fn memory_of(server: &Server) -> f64 {
-    let info: String = server.ask(&["INFO", "memory"]);
-    let line = info
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"));
-    let bytes: f64 = line.and_then(|bytes| bytes.parse().ok()).expect("bytes");
+    let [bytes] = rig::info(server, "memory", ["used_memory"]);
     bytes / f64::from(1 << 20)
 }

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+pub(crate) mod by_hand;
 pub(crate) mod processes;
 pub(crate) mod threads;
 
@@ -116,6 +117,21 @@ fn pin(core: usize, pid: u32) -> bool {
         .args(["-apc", &core.to_string(), &pid.to_string()])
         .output()
         .is_ok_and(|output| output.status.success())
+}
+
+/// The numbers that the server tells of itself under these names, such as `used_memory`.
+pub(crate) fn info<const N: usize>(server: &Server, section: &str, names: [&str; N]) -> [f64; N] {
+    let info: String = server.ask(&["INFO", section]);
+    names.map(|name| {
+        let of = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.parse().ok();
+        info.lines().find_map(of).expect("the server tells it")
+    })
+}
+
+/// For how long the server has kept processors busy so far, in seconds.
+pub(crate) fn busy(server: &Server) -> f64 {
+    let [user, system] = info(server, "cpu", ["used_cpu_user", "used_cpu_sys"]);
+    user + system
 }
 
 /// A connection without any of this crate: no delay, and a limit so that nothing hangs.

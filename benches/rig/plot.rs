@@ -19,7 +19,7 @@ use plotters::prelude::{ChartBuilder, Circle, IntoDrawingArea, PathElement, SVGB
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
 
-use crate::rig::significant;
+use crate::rig::{is_measuring, significant};
 
 /// Where the files of the plots are.
 const FOLDER: &str = "REDLATCH_BENCH_PLOTS";
@@ -47,12 +47,17 @@ const TITLE: f64 = 20.0;
 const LETTER: usize = 7;
 const LINE: i32 = 16;
 
-/// Where the files are: named by the environment, otherwise below `target`.
+/// Where the files are: named by the environment, otherwise below `target`. Nothing that was measured is lost to a run that
+/// only sees whether this works, whose files are elsewhere.
 pub(crate) fn folder() -> PathBuf {
-    std::env::var_os(FOLDER).map_or_else(
-        || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("plots"),
-        PathBuf::from,
-    )
+    let below = |name: &str| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(name);
+    let folder = if is_measuring() {
+        std::env::var_os(FOLDER).map_or_else(|| below("plots"), PathBuf::from)
+    } else {
+        below("plots-tried")
+    };
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
 }
 
 /// Draws all plots from the CSV files of a folder.
@@ -133,7 +138,15 @@ impl Curves {
         self.rows.push((x.into(), values.map(Some).to_vec()));
     }
 
-    pub(crate) fn csv(&self) -> String {
+    /// Shows it, and writes it to a file of the folder.
+    pub(crate) fn save(&self, folder: &Path, name: &str) {
+        let csv = self.csv();
+        println!("\n{csv}");
+        let file = folder.join(name).with_extension("csv");
+        fs::write(file, csv).expect("the folder can be written to");
+    }
+
+    fn csv(&self) -> String {
         let scale = match self.scale {
             Scale::Log => "log",
             Scale::Linear => "linear",
