@@ -375,7 +375,7 @@ impl<'a> Contender<'a> {
         let alone = self.turn.is_none()
             && self.is_notified_with_others()
             && last.is_some_and(|last| yielding::has_notified_nobody(session, last));
-        state.lock.was_alone(alone);
+        state.lock.was_alone(alone, now);
         let (thread, lease) = (params.thread, params.lease);
         let granted = Arc::clone(&hold);
         let next = (state.lock).granted(thread, self.lock.mode, granted, lease, now);

@@ -15,7 +15,7 @@ pub(super) struct Cohort<R> {
     tenure: Duration,
     since: Option<Instant>,
     last_release: Option<(Instant, R)>,
-    /// When the last release was sent that is known to have notified nobody.
+    /// When it became known of the last release that it has notified nobody.
     alone_at: Option<Instant>,
 }
 
@@ -65,10 +65,9 @@ impl<R> Cohort<R> {
         self.last_release.as_ref().map(|(_, release)| release)
     }
 
-    /// Whether the last release is known to have notified nobody.
-    pub(super) fn was_alone(&mut self, alone: bool) {
-        let last = self.last_release.as_ref().filter(|_| alone);
-        self.alone_at = last.map(|(at, _)| *at);
+    /// Whether the last release is known by `now` to have notified nobody.
+    pub(super) fn was_alone(&mut self, alone: bool, now: Instant) {
+        self.alone_at = (alone && self.last_release.is_some()).then_some(now);
     }
 
     /// The cohort is over: another process has the lock, or it was lost.
@@ -81,8 +80,9 @@ impl<R> Cohort<R> {
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
     /// that ends the cohort. So does a gap that was too long.
     ///
-    /// None if one within the last tenure has notified nobody: to wait for the reply to the last one would cost a round
-    /// trip, and whoever has begun to wait since is notified of one in the next tenure.
+    /// None if it became known within the last tenure that one has notified nobody: to wait for the reply to the last one
+    /// would cost a round trip, and whoever has begun to wait since is notified of one in the next tenure. What counts is when
+    /// it became known, since a reply may take longer than the tenure (bench: distance, one name again and again).
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {
@@ -175,15 +175,17 @@ mod tests {
         let now = Instant::now();
         let ends = now + TENURE;
         let mut cohort = started(TENURE, now);
-        cohort.was_alone(true);
+        cohort.was_alone(true, now);
         cohort.released(1, now + TICK);
         assert_eq!(
             cohort.clone().yield_after(ends),
             Some(1),
             "nothing is known"
         );
-        cohort.was_alone(true);
-        cohort.granted(now + TICK);
+        // The reply has come a whole tenure after it was sent.
+        cohort.was_alone(true, now + TENURE + TICK);
+        cohort.granted(now + TENURE + TICK);
+        let ends = ends + TENURE;
         cohort.released(2, ends);
         assert_eq!(
             cohort.clone().yield_after(ends + TICK),
@@ -191,7 +193,7 @@ mod tests {
             "too long ago"
         );
         let mut notified = cohort.clone();
-        notified.was_alone(false);
+        notified.was_alone(false, ends);
         assert_eq!(notified.yield_after(ends), Some(2));
         let mut alone = cohort.clone();
         assert_eq!(alone.yield_after(ends), None);
@@ -207,7 +209,7 @@ mod tests {
         let now = Instant::now();
         let mut cohort = started(Duration::ZERO, now);
         cohort.released(1, now);
-        cohort.was_alone(true);
+        cohort.was_alone(true, now);
         cohort.released(2, now);
         assert_eq!(cohort.yield_after(now), Some(2));
     }

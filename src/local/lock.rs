@@ -336,9 +336,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.last_release()
     }
 
-    /// Whether the last release is known to have notified nobody.
-    pub(crate) fn was_alone(&mut self, alone: bool) {
-        self.cohort.was_alone(alone);
+    /// Whether the last release is known by `now` to have notified nobody.
+    pub(crate) fn was_alone(&mut self, alone: bool, now: Instant) {
+        self.cohort.was_alone(alone, now);
     }
 
     /// The contender found the lock held by another process, so the tenure is over.
