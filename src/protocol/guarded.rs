@@ -137,26 +137,18 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
         let count = args.get(at).and_then(|n| std::str::from_utf8(n).ok());
         some(at + 1, count.and_then(|n| n.parse().ok()).unwrap_or(0))
     };
-    // What follows a word, behind the first key.
-    let and_behind = |words: &[&str]| {
-        let is_word = |arg: &[u8]| {
-            words
-                .iter()
-                .any(|word| arg.eq_ignore_ascii_case(word.as_bytes()))
-        };
-        let behind = from(2).windows(2).filter(|pair| is_word(pair[0]));
-        some(1, 1)
-            .into_iter()
-            .chain(behind.map(|pair| pair[1]))
-            .collect()
+    // The first key, and what these options name; they begin at `at`.
+    let and_options = |at: usize, words: &[&str]| {
+        let named = options(args, at, words).flat_map(|at| some(at + 1, 1));
+        some(1, 1).into_iter().chain(named).collect()
     };
     let name = String::from_utf8_lossy(args[0]).to_ascii_uppercase();
     match &*name {
         "ACL" | "CLIENT" | "CLUSTER" | "COMMAND" | "CONFIG" | "DBSIZE" | "ECHO" | "EVAL"
-        | "EVALSHA" | "FCALL" | "FLUSHALL" | "FLUSHDB" | "FUNCTION" | "INFO" | "KEYS"
-        | "LASTSAVE" | "LATENCY" | "LOLWUT" | "MODULE" | "PING" | "PUBLISH" | "PUBSUB"
-        | "RANDOMKEY" | "ROLE" | "SCAN" | "SCRIPT" | "PSUBSCRIBE" | "SELECT" | "SLOWLOG"
-        | "SUBSCRIBE" | "SWAPDB" | "TIME" | "WAIT" | "WAITAOF" => Vec::new(),
+        | "EVALSHA" | "EVALSHA_RO" | "EVAL_RO" | "FCALL" | "FCALL_RO" | "FLUSHALL" | "FLUSHDB"
+        | "FUNCTION" | "INFO" | "KEYS" | "LASTSAVE" | "LATENCY" | "LOLWUT" | "MODULE" | "PING"
+        | "PUBLISH" | "PUBSUB" | "RANDOMKEY" | "ROLE" | "SCAN" | "SCRIPT" | "PSUBSCRIBE"
+        | "SELECT" | "SLOWLOG" | "SUBSCRIBE" | "SWAPDB" | "TIME" | "WAIT" | "WAITAOF" => Vec::new(),
         "DEL" | "EXISTS" | "MGET" | "PFCOUNT" | "PFMERGE" | "SDIFF" | "SDIFFSTORE" | "SINTER"
         | "SINTERSTORE" | "SUNION" | "SUNIONSTORE" | "TOUCH" | "UNLINK" => from(1).to_vec(),
         "MSET" | "MSETNX" => from(1).iter().step_by(2).copied().collect(),
@@ -164,22 +156,51 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
         | "RENAMENX" | "RPOPLPUSH" | "SMOVE" | "ZRANGESTORE" => some(1, 2),
         "BLPOP" | "BRPOP" | "BZPOPMAX" | "BZPOPMIN" => some(1, args.len().saturating_sub(2)),
         "BITOP" => from(2).to_vec(),
-        "DEBUG" | "MEMORY" | "OBJECT" | "XGROUP" | "XINFO" => some(2, 1),
+        "DEBUG" | "MEMORY" | "OBJECT" | "PFDEBUG" | "XGROUP" | "XINFO" => some(2, 1),
         "LMPOP" | "SINTERCARD" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZMPOP" | "ZUNION" => {
             counted(1)
         }
         "BLMPOP" | "BZMPOP" => counted(2),
         "ZDIFFSTORE" | "ZINTERSTORE" | "ZUNIONSTORE" => [some(1, 1), counted(2)].concat(),
-        "GEORADIUS" | "GEORADIUSBYMEMBER" => and_behind(&["STORE", "STOREDIST"]),
-        "SORT" => and_behind(&["STORE"]),
+        "GEORADIUS" | "GEORADIUSBYMEMBER" => and_options(5, &["STORE", "STOREDIST"]),
+        "SORT" => and_options(2, &["STORE"]),
         "XREAD" | "XREADGROUP" => {
-            let streams = args
-                .iter()
-                .position(|arg| arg.eq_ignore_ascii_case(b"STREAMS"));
+            let streams = options(args, 1, &["STREAMS"]).next();
             streams.map_or_else(Vec::new, |at| some(at + 1, (args.len() - at - 1) / 2))
         }
+        "MIGRATE" if args.get(3).is_some_and(|key| key.is_empty()) => {
+            let keys = options(args, 6, &["KEYS"]).next();
+            keys.map_or_else(Vec::new, |at| from(at + 1).to_vec())
+        }
+        "MIGRATE" => some(3, 1),
         _ => some(1, 1),
     }
+}
+
+/// Where the options with these names are among those from `at` on.
+fn options(args: &[&[u8]], mut at: usize, words: &[&str]) -> impl Iterator<Item = usize> {
+    /// Options with so many values, which may be called like one.
+    const WITH_VALUES: &[(&str, usize)] = &[
+        ("AUTH", 1),
+        ("AUTH2", 2),
+        ("BLOCK", 1),
+        ("BY", 1),
+        ("COUNT", 1),
+        ("GET", 1),
+        ("GROUP", 2),
+        ("LIMIT", 2),
+        ("STORE", 1),
+        ("STOREDIST", 1),
+    ];
+    let is = |arg: &[u8], word: &str| arg.eq_ignore_ascii_case(word.as_bytes());
+    std::iter::from_fn(move || {
+        let (option, arg) = (at, args.get(at)?);
+        let values = WITH_VALUES.iter().find(|(word, _)| is(arg, word));
+        at += 1 + values.map_or(0, |(_, count)| *count);
+        Some((option, *arg))
+    })
+    .filter(move |(_, arg)| words.iter().any(|word| is(arg, word)))
+    .map(|(option, _)| option)
 }
 
 #[cfg(test)]
@@ -207,9 +228,15 @@ mod tests {
             ("zunionstore d 2 a b weights 1 2", "d a b"),
             ("zunionstore d 9 a b", "d a b"),
             ("sort a by nosort store d", "a d"),
+            ("sort a by store desc", "a"),
+            ("sort a limit 0 1 store d", "a d"),
             ("georadius a 0 0 1 m storedist d", "a d"),
+            ("georadiusbymember a store 1 m storedist d", "a d"),
+            ("migrate host 1 k 0 5", "k"),
+            ("migrate host 1  0 5 copy auth keys keys a b", "a b"),
             ("xread count 2 streams a b 0 0", "a b"),
             ("xreadgroup group g c streams a >", "a"),
+            ("xreadgroup group g streams noack streams a b > >", "a b"),
             ("xread", ""),
         ] {
             let args: Vec<_> = command.split(' ').map(str::as_bytes).collect();
