@@ -238,6 +238,11 @@ impl Request {
         matches!(self.script, Some(ScriptRef::Users(_)))
     }
 
+    /// The keys that it is about. In front of those of a guarded command are two that tell whether it may run.
+    pub(crate) fn asked_keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.keys().skip(if self.is_sent_once { 2 } else { 0 })
+    }
+
     /// How many bytes it adds to another request of its script.
     pub(crate) fn joined_len(&self) -> usize {
         self.packed.len()

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, Value};
 
 use super::{Nodes, Retry};
-use crate::error::{excerpt, is_unknown_script, is_wrong_operation, reworded};
+use crate::error::{excerpt, is_redirection, is_unknown_script, is_wrong_operation, reworded};
 use crate::net::back_off::BACK_OFF;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
 use crate::net::connection::{Connection, SLICE, WaitFault};
 use crate::net::request::Request;
+use crate::net::slot::slot_of;
 use crate::net::socket;
 use crate::report::report;
 
@@ -92,6 +93,9 @@ impl Nodes {
                 }
                 Ok((Err(err), _)) => {
                     refused_for_now = None;
+                    if call.request.is_users_script() && !is_servers_word(&err, &call.request) {
+                        return Err(Fault::Refused(err));
+                    }
                     if is_unknown_script(&err) && !call.by_text_from_now() {
                         continue;
                     }
@@ -266,6 +270,16 @@ impl Nodes {
     }
 }
 
+/// Whether the server itself says that it has not run a script of the user's, which may return the same codes.
+fn is_servers_word(err: &RedisError, request: &Request) -> bool {
+    let detail = err.detail().unwrap_or_default();
+    if is_unknown_script(err) {
+        return detail.starts_with("No matching script");
+    }
+    let slot = detail.split(' ').next().and_then(|slot| slot.parse().ok());
+    !is_redirection(err) || slot == request.first_key().map(slot_of)
+}
+
 /// The same refusal; if the type of a key is the reason, it says what the first keys hold. The server does not tell which.
 fn with_types(
     to: &Connection,
@@ -278,7 +292,7 @@ fn with_types(
         return err;
     }
     let mut found = Vec::new();
-    for key in refused.request.keys().take(TYPES) {
+    for key in refused.request.asked_keys().take(TYPES) {
         let key = String::from_utf8_lossy(key);
         let asking = Call::attempt(Attempt {
             request: Request::command("asking what a key holds", &["TYPE", &key]),

@@ -120,3 +120,22 @@ fn they_follow_a_slot_that_moves() {
     assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 2);
     guard.unlock().unwrap();
 }
+
+timed!(a_redirection_that_a_script_returns_is_not_followed);
+fn a_redirection_that_a_script_returns_is_not_followed() {
+    let cluster = Cluster::start();
+    let client = cluster.open();
+    let name = cluster.name_at(1, "mine");
+    let guard = client.mutex(&name).lock().unwrap();
+    let count = key(&name, "count");
+    let script = GuardedScript::new(
+        "redis.call('incr', KEYS[1]) return redis.error_reply(ARGV[1] .. ' 1 127.0.0.1:1')",
+    );
+    assert_ne!(cluster.slot(&name), 1);
+    for (n, says) in (1..).zip(["MOVED", "ASK", "MOVED"]) {
+        let err = guard.invoke::<()>(&script, &count, says).unwrap_err();
+        assert!(err.to_string().contains(says), "{err}");
+        let counted: i64 = guard.query(cmd("GET").arg(&count)).unwrap();
+        assert_eq!(counted, n, "{says}");
+    }
+}

@@ -78,6 +78,8 @@ fn what_redis_refuses_is_told_in_its_words_and_the_hold_stays() {
         let err = guard.query::<i64>(command).unwrap_err();
         assert_eq!(code(&err), means, "{err}");
         assert!(err.to_string().contains(says), "{err}");
+        // Nothing of the lock's own key, with which all is well.
+        assert!(!err.to_string().contains("holds a hash"), "{err}");
         assert!(!err.may_have_run() && guard.is_valid());
     }
     // It has run, and cannot be read.
@@ -131,4 +133,38 @@ fn a_closed_client_runs_nothing() {
     client.close(std::time::Duration::from_secs(5)).unwrap();
     let err = guard.query::<String>(&cmd("PING")).unwrap_err();
     assert!(matches!(err, Error::Closed), "{err}");
+}
+
+#[test]
+fn a_script_that_says_what_a_server_may_say_has_run_once() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("says");
+    let guard = client.mutex(&name).lock().unwrap();
+    let count = key(&name, "count");
+    let script = GuardedScript::new(
+        "redis.call('incr', KEYS[1]) return redis.error_reply(ARGV[1] .. ' of mine')",
+    );
+    let codes = [
+        "NOSCRIPT",
+        "MOVED",
+        "ASK",
+        "LOADING",
+        "TRYAGAIN",
+        "CLUSTERDOWN",
+        "MASTERDOWN",
+        "READONLY",
+        "BUSY",
+        "OOM",
+    ];
+    for (n, said) in (1..).zip(codes.iter().flat_map(|code| [code, code])) {
+        let err = guard.invoke::<()>(&script, &count, *said).unwrap_err();
+        assert_eq!(code(&err), *said, "{err}");
+        assert!(
+            err.to_string().contains("of mine") && !err.may_have_run(),
+            "{err}"
+        );
+        assert_eq!(server.get_int(&count), n, "{said}");
+    }
+    guard.unlock().unwrap();
 }
