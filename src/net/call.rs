@@ -308,6 +308,11 @@ impl Call {
         self.undo.as_ref()?.undo()
     }
 
+    /// Whether any of it may have reached a server.
+    pub(crate) fn was_sent(&self) -> bool {
+        self.state.lock().sendings > 0
+    }
+
     /// Sends the script by its text from now on; `true` if it was sent so before.
     pub(crate) fn by_text_from_now(&self) -> bool {
         std::mem::replace(&mut self.state.lock().by_text, true)

@@ -385,7 +385,9 @@ impl Pipeline {
         let in_flight = self.in_flight.take()?;
         self.refused = None;
         let mut undoing = Vec::new();
-        for call in &in_flight.awaiting {
+        let unwritten = in_flight.unwritten.calls; // more than there are if replies came unasked
+        let written = in_flight.awaiting.len().saturating_sub(unwritten);
+        for (index, call) in in_flight.awaiting.iter().enumerate() {
             let mut its = call.state.lock();
             if call.deferred.is_some() {
                 its.phase = CallPhase::Idle;
@@ -394,6 +396,7 @@ impl Pipeline {
                 self.unacknowledged.keep(call);
             } else {
                 its.phase = CallPhase::Broken(why.clone());
+                its.sendings -= u32::from(index >= written); // nobody has begun to write it
                 drop(its);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.

@@ -118,7 +118,7 @@ impl Nodes {
                     }
                     err
                 }
-                Err(fault) if call.request.is_sent_once => {
+                Err(fault) if call.request.is_sent_once && call.was_sent() => {
                     return Err(self.unknown(&to, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
