@@ -52,6 +52,9 @@ impl Session {
             Ok(answer) => return Ok(answer.value),
             Err(Fault::Refused(refusal)) => refusal,
             Err(fault) => {
+                if matches!(fault, Fault::Unknown(_)) {
+                    hold.stays_unanswered();
+                }
                 return Err(fault
                     .into_error(RUNNING, hold.entry().name())
                     .at(&self.endpoint));

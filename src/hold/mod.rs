@@ -108,6 +108,8 @@ struct Extras {
     ends_at: AtomicI64,
     /// Until when it lasts although it is released, of `time::nanos`; zero if it ends then.
     kept_until: AtomicU64,
+    /// A guarded command has no answer, and may still run for as long as Redis keeps the hold.
+    unanswered: AtomicBool,
     /// Its contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
@@ -261,6 +263,17 @@ impl Hold {
 
     fn extras(&self) -> &Extras {
         self.extras.get_or_init(Box::default)
+    }
+
+    /// A guarded command of its holder has no answer. Nobody else may have the hold after that, since the command might run
+    /// under the next holder: Redis knows both by the same number.
+    pub(crate) fn stays_unanswered(&self) {
+        self.extras().unanswered.store(true, Ordering::Relaxed);
+    }
+
+    fn is_unanswered(&self) -> bool {
+        let extras = self.extras.get();
+        extras.is_some_and(|extras| extras.unanswered.load(Ordering::Relaxed))
     }
 
     /// Its contender leaves a subscription behind.
@@ -525,7 +538,7 @@ impl Holding for Arc<Hold> {
                 false => time::instant(0),
             },
             lease: self.lease(),
-            complete: self.has_next_token() && !self.is_kept(),
+            complete: self.has_next_token() && !self.is_kept() && !self.is_unanswered(),
         }
     }
 }

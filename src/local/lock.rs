@@ -76,7 +76,8 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether there is a token for the next thread, if the lock has tokens, and nobody wants it kept after its release.
+    /// Whether there is a token for the next thread, if the lock has tokens, nobody wants it kept after its release, and
+    /// nothing that it guards may still run.
     pub(crate) complete: bool,
 }
 

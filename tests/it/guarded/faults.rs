@@ -1,14 +1,16 @@
 //! Guarded commands on a bad day: one that has no answer is not sent again, and none runs after its hold.
 
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Instant;
 
 use redis::cmd;
-use redlatch::{Client, Error, GuardedScript};
+use redlatch::{Client, Config, Error, GuardedScript};
 
 use super::key;
 use crate::support::{
-    Deployment, Net, RESPONSE, Server, Target, eventually, in_haste, in_time, loosely, ms,
-    settings, timed, unique,
+    Crew, Deployment, LONG, Net, RESPONSE, Server, Target, eventually, in_haste, in_time, loosely,
+    ms, settings, timed, unique,
 };
 
 /// A network that can be read.
@@ -121,4 +123,60 @@ fn nothing_waits_longer_than_the_response_timeout() {
         }
     });
     assert!(!server.exists(&key(&name, "count")));
+}
+
+timed!(nobody_is_handed_a_hold_under_which_a_command_may_still_run);
+fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
+    // Everything happens within one tenure, in which threads hand a lock over.
+    let patient = |config: Config| config.tenure(ms(1_000)).response_timeout(ms(200));
+    let net = Net::of(Server::start_as(Deployment::Single), patient, in_haste);
+    let (mutex, count) = (net.client.mutex(&net.name), key(&net.name, "count"));
+    let guard = mutex.lock().unwrap();
+    let owner = guard.owner().to_owned();
+    guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
+    let (next, done) = (channel(), channel::<()>());
+    let mut crew = Crew::new();
+    let (theirs, sender, ends) = (mutex.clone(), next.0, done.1);
+    crew.spawn(move || {
+        let guard = theirs.lock().unwrap();
+        sender.send(guard.owner().to_owned()).unwrap();
+        ends.recv().unwrap();
+    });
+    crew.all_parked();
+    net.proxy.stall_present_requests(Target::Link);
+    let err = guard
+        .query::<i64>(cmd("INCR").arg(&count))
+        .expect_err("nobody answers");
+    assert!(err.may_have_run(), "{err}");
+    drop(guard);
+    // It has the lock by a new connection, while the command is still on its way.
+    let others = next.1.recv_timeout(LONG).unwrap();
+    assert_ne!(others, owner, "the same hold");
+    net.proxy.pass();
+    // What was stalled arrives before the connection ends.
+    eventually("it has arrived", || net.proxy.held() == 0);
+    done.0.send(()).unwrap();
+    crew.join();
+    net.client
+        .mutex(&net.name)
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    assert_eq!(net.server.get_int(&count), 0, "it ran under the next hold");
+}
+
+timed!(a_connection_that_was_closed_while_idle_loses_no_command);
+fn a_connection_that_was_closed_while_idle_loses_no_command() {
+    let server = Server::start();
+    let client = Client::open(settings(&server)).unwrap();
+    let name = unique("idle");
+    let (guard, count) = (client.mutex(&name).lock().unwrap(), key(&name, "count"));
+    for n in 1..=3 {
+        let idle = Instant::now();
+        eventually("it was idle", || idle.elapsed() > ms(150));
+        server.ask::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        // Nothing of it was written, so it is certain that it has not run.
+        assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), n);
+    }
 }
