@@ -215,8 +215,9 @@ impl LockSpec {
         wait: WaitMode,
     ) -> Result<Option<Pending<'_>>> {
         Ok(match self.wait_in_queue(entry, ticket, listening, wait)? {
-            // Another thread of this process has it.
-            None => Some(Pending::Busy),
+            None if entry.lock().lock.is_taken() => Some(Pending::Busy),
+            // Another thread of this process asks Redis, and has no answer either.
+            None => Some(Pending::TooLate),
             Some(Wakeup::Granted(hold)) => self.handed(hold, params.thread),
             Some(Wakeup::Contend(after)) => {
                 let (entry, listening) = (Arc::clone(entry), std::mem::take(listening));

@@ -106,9 +106,9 @@ impl From<Error> for NoReply {
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
-    /// Somebody else had it when Redis was asked last.
+    /// Somebody else had it when Redis was asked.
     Busy(Busy),
-    /// Time was up before there was an answer; what it may have granted is being undone.
+    /// Time was up before there was any answer; what it may have granted is being undone.
     TooLate,
 }
 
@@ -196,7 +196,9 @@ pub(crate) fn acquire<S: Strategy>(
         }
         let now = Instant::now();
         if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
-            return end(strategy, spec, wait, Outcome::in_vain(was_refused));
+            // One that never was the first of its process has not asked.
+            let is_taken = was_refused || strategy.entry().lock().lock.is_taken();
+            return end(strategy, spec, wait, Outcome::in_vain(is_taken));
         }
         let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
         if yielding::yield_to_others(strategy, spec, wait, budget.until)? {
@@ -206,6 +208,9 @@ pub(crate) fn acquire<S: Strategy>(
         asks_since = None;
         let before = strategy.listening().signals();
         let reply = strategy.ask(budget.until);
+        if matches!(reply, Err(NoReply::Unanswered(_))) {
+            strategy.entry().lock().lock.was_not_refused();
+        }
         if matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver)) {
             parks.count_rescue(strategy, session);
         }
@@ -214,7 +219,7 @@ pub(crate) fn acquire<S: Strategy>(
             Ok(Reply::Busy(busy)) => busy,
             Ok(Reply::HandedOver) => continue,
             Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
-                return end(strategy, spec, wait, Outcome::TooLate);
+                return end(strategy, spec, wait, Outcome::in_vain(was_refused));
             }
             Err(NoReply::Unanswered(failure)) => {
                 return fail(strategy, spec, failure, &budget);

@@ -140,6 +140,7 @@ impl Members {
                 return taken;
             }
             Ok(None) => Refusal::Busy,
+            Err(Error::Late { .. }) => Refusal::Late,
             Err(_) => Refusal::Error,
         };
         self.parts

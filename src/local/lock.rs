@@ -197,6 +197,8 @@ pub(crate) struct LocalLock<W, H, R> {
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: u32,
     asking_shared: u32,
+    /// Redis has said last that another process has it.
+    is_refused: bool,
     cohort: Cohort<R>,
 }
 
@@ -209,6 +211,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             queue: WaitQueue::new(),
             asking_exclusive: 0,
             asking_shared: 0,
+            is_refused: false,
             cohort: Cohort::new(tenure),
         }
     }
@@ -344,7 +347,18 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// The contender found the lock held by another process, so the tenure is over.
     pub(crate) fn refused(&mut self) {
+        self.is_refused = true;
         self.cohort.end();
+    }
+
+    /// Redis has granted something since, or does not answer.
+    pub(crate) fn was_not_refused(&mut self) {
+        self.is_refused = false;
+    }
+
+    /// Whether anybody has it, as far as this process knows.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.is_refused || self.holds().next().is_some()
     }
 
     /// A contender was granted the lock by Redis.
@@ -357,6 +371,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
     ) -> Wakeups<W, H> {
         self.asked(mode);
+        self.was_not_refused();
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);

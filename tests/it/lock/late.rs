@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, Error, MultiLock, RedLock, Result};
+use redlatch::{CancelToken, Client, Error, MultiLock, RedLock, Result};
 
 use crate::support::{
-    Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed, unique,
+    Crew, Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed, unique,
 };
 
 /// What came of a wait that was too short.
@@ -119,4 +119,62 @@ fn a_majority_that_is_too_slow_is_late() {
     // The same as a member of several is none.
     let several = MultiLock::new(vec![Box::new(strict)]);
     assert!(matches!(several.try_lock(), Err(Error::Config { .. })));
+}
+
+timed!(threads_behind_others_know_as_much_as_those);
+fn threads_behind_others_know_as_much_as_those() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let config = in_haste(settings_by(&server, proxy.addr())).response_timeout(ms(3_000));
+    let (client, other) = (Client::open(config).unwrap(), open(&server));
+    let name = unique("behind");
+    let mutex = client.mutex(&name).late_is_error();
+    let slots = client.semaphore(format!("slots:{name}")).late_is_error();
+    slots.try_set_permits(1).unwrap();
+    let held = (
+        other.mutex(&name).lock().unwrap(),
+        other.semaphore(slots.name()).acquire().unwrap(),
+    );
+    let token = CancelToken::new();
+    let mut crew = Crew::new();
+    let waits = (
+        mutex.clone().cancel_on(&token),
+        slots.clone().cancel_on(&token),
+    );
+    crew.spawn(move || assert!(matches!(waits.0.lock(), Err(Error::Cancelled))));
+    crew.spawn(move || assert!(matches!(waits.1.acquire(), Err(Error::Cancelled))));
+    crew.all_parked();
+    // The first of each has been told who has it.
+    assert_eq!(came("mutex", mutex.try_lock_for(ms(40))), Came::Busy);
+    assert_eq!(came("slots", slots.try_acquire_for(ms(40))), Came::Busy);
+    token.cancel();
+    crew.join();
+    drop(held);
+    assert_eq!(came("free", mutex.try_lock_for(ms(20_000))), Came::Got);
+    assert_eq!(came("free", slots.try_acquire_for(ms(20_000))), Came::Got);
+    // The first of each is told nothing.
+    proxy.set(Target::Link, Mode::Delay(ms(1_000)));
+    let mut crew = Crew::new();
+    let waits = (mutex.clone(), slots.clone());
+    crew.spawn(move || drop(waits.0.lock().unwrap()));
+    crew.spawn(move || drop(waits.1.acquire().unwrap()));
+    crew.all_parked();
+    assert_eq!(came("mutex", mutex.try_lock_for(ms(40))), Came::Late);
+    assert_eq!(came("slots", slots.try_acquire_for(ms(40))), Came::Late);
+    proxy.pass();
+    crew.join();
+}
+
+timed!(one_that_was_told_once_that_somebody_has_it_is_not_late);
+fn one_that_was_told_once_that_somebody_has_it_is_not_late() {
+    let net = Net::with(ms(5_000));
+    let theirs = net.other.mutex(&net.name).lock().unwrap();
+    let mutex = net.client.mutex(&net.name).late_is_error();
+    let mut crew = Crew::new();
+    crew.spawn(move || assert_eq!(came("waits", mutex.try_lock_for(ms(1_500))), Came::Busy));
+    crew.all_parked();
+    net.proxy.set(Target::Link, Mode::Delay(ms(3_000)));
+    // It asks once more, and the answer comes after its time.
+    drop(theirs);
+    crew.join();
 }
