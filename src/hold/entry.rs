@@ -112,7 +112,7 @@ impl<H: Holding> Entry<H> {
             request,
             info: DeferredInfo {
                 name: Arc::clone(self.name()),
-                owner: Text::of(owner),
+                owner: Text::copy(owner),
                 useful_until,
                 undo,
                 for_good: false,

@@ -331,34 +331,22 @@ impl Request {
     }
 }
 
-/// How many decimal digits `n` has.
-pub(crate) fn digits_of(n: u64) -> usize {
-    match n {
-        0..10 => 1,
-        10..100 => 2,
-        _ => n.ilog10() as usize + 1,
-    }
-}
-
-/// Fills `place` with as many digits of `n`, the last ones.
-pub(crate) fn write_digits(place: &mut [u8], mut n: u64) {
-    for digit in place.iter_mut().rev() {
-        *digit = b"0123456789"[(n % 10) as usize];
-        n /= 10;
-    }
-}
-
-/// Appends the line that a bulk string or an array of `n` begins with.
+/// Appends the line that a bulk string or an array of `n` begins with. Most numbers have one digit or two.
 fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
-    out.push(kind);
-    push_digits(out, n);
-    out.extend_from_slice(b"\r\n");
+    match n {
+        0..10 => out.extend_from_slice(&[kind, digit(n), b'\r', b'\n']),
+        10..100 => out.extend_from_slice(&[kind, digit(n / 10), digit(n % 10), b'\r', b'\n']),
+        _ => {
+            out.push(kind);
+            out.extend_from_slice(n.to_string().as_bytes());
+            out.extend_from_slice(b"\r\n");
+        }
+    }
 }
 
-fn push_digits(out: &mut Vec<u8>, n: usize) {
-    let (n, start) = (n as u64, out.len());
-    out.resize(start + digits_of(n), 0);
-    write_digits(&mut out[start..], n);
+/// The digit of a number below ten.
+fn digit(n: usize) -> u8 {
+    b"0123456789"[n]
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -377,9 +365,10 @@ fn push_joined(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
 }
 
 fn push_number(out: &mut Vec<u8>, n: usize) {
-    push_head(out, b'$', digits_of(n as u64));
-    push_digits(out, n);
-    out.extend_from_slice(b"\r\n");
+    match n {
+        0..10 => out.extend_from_slice(&[b'$', b'1', b'\r', b'\n', digit(n), b'\r', b'\n']),
+        _ => push_bulk(out, n.to_string().as_bytes()),
+    }
 }
 
 /// Takes what [`push_bulk`] has appended from the front.

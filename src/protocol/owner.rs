@@ -49,7 +49,7 @@ impl Owners {
 
     /// The owner as Redis knows it: `<client uuid>:<number>`, the shape of Redisson's `<client id>:<thread id>`.
     pub(crate) fn id(&self, number: OwnerNumber) -> OwnerId {
-        OwnerId::of(format_args!("{}{}", self.front, number.0))
+        OwnerId::numbered(&self.front, number.0)
     }
 }
 

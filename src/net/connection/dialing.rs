@@ -77,7 +77,11 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
-        let (mut state, began) = (self.state.lock(), Instant::now());
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Up(_)) {
+            return Ok(());
+        }
+        let began = Instant::now();
         loop {
             let now = Instant::now();
             let (look_at, why) = match &state.phase {
