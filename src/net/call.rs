@@ -1,10 +1,9 @@
 //! One command, from queueing to its reply.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use redis::{RedisError, Value};
 
 use crate::error::Error;
@@ -128,8 +127,24 @@ pub(crate) struct Call {
     node: AtomicUsize,
     /// Of a release: this process listened to its channel, so it is among those notified.
     pub(crate) is_heard_by_us: bool,
-    pub(crate) state: Mutex<CallState>,
-    pub(crate) changed: Condvar,
+    pub(crate) state: Guarded,
+    changed: Condvar,
+}
+
+/// What changes of a call. The mutex is that of the standard library, for its condition variable: that of `parking_lot` keeps
+/// its threads in a table, and every reply wakes one (bench: many64).
+pub(crate) struct Guarded(Mutex<CallState>);
+
+impl Guarded {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CallState> {
+        // Whoever panicked has left it as it was.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.0.try_lock().is_ok()
+    }
 }
 
 pub(crate) struct CallState {
@@ -139,7 +154,7 @@ pub(crate) struct CallState {
     /// A script is sent by its text.
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
-    /// How many threads wait on `changed`, and may be made leader.
+    /// How many threads [follow](Call::follow) it, and may be made leader.
     pub(crate) following: u32,
     /// It has waited for what attempts that were given up owe.
     pub(crate) has_waited: bool,
@@ -204,7 +219,7 @@ impl Call {
             undo,
             node: AtomicUsize::new(0),
             is_heard_by_us,
-            state: Mutex::new(CallState {
+            state: Guarded(Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: time::instant(0),
                 by_text: false,
@@ -218,9 +233,27 @@ impl Call {
                 own: None,
                 acknowledged: None,
                 redirected: 0,
-            }),
+            })),
             changed: Condvar::new(),
         })
+    }
+
+    /// Waits until somebody wakes those that follow it, at most for so long, or for no reason.
+    pub(crate) fn follow<'a>(
+        &self,
+        mut its: MutexGuard<'a, CallState>,
+        most: Duration,
+    ) -> MutexGuard<'a, CallState> {
+        its.following += 1;
+        let waited = self.changed.wait_timeout(its, most);
+        let (mut its, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        its.following -= 1;
+        its
+    }
+
+    /// Wakes the threads that follow it.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
     }
 
     /// The node that it was last sent to, or is to be sent to.

@@ -248,7 +248,11 @@ impl Connection {
         }
         self.changed.notify_all();
         for call in lost.calls {
-            call.changed.notify_all();
+            // Most of them may be releases that nobody waits for, and to wake nobody costs a system call.
+            let is_followed = call.state.lock().following > 0;
+            if is_followed {
+                call.wake();
+            }
         }
         if unacknowledged {
             self.housekeeper.housekeep_soon();

@@ -82,10 +82,8 @@ impl Connection {
                 self.lead(reader, generation, Some(call), now, slice_ends);
                 continue;
             }
-            mine.following += 1;
             drop(state);
-            call.changed.wait_until(&mut mine, slice_ends);
-            mine.following -= 1;
+            mine = call.follow(mine, slice_ends.saturating_duration_since(now));
             // Not under the connection's mutex, which all threads want that were woken together.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
@@ -314,7 +312,7 @@ struct Served(Vec<Arc<Call>>);
 impl Served {
     fn wake(&mut self) {
         for call in self.0.drain(..) {
-            call.changed.notify_all();
+            call.wake();
         }
     }
 }

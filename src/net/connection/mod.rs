@@ -281,6 +281,6 @@ fn next_leader(up: &Up, in_flight: &InFlight) -> Option<Arc<Call>> {
 /// Wakes the thread of a call to become the leader.
 fn wake_leader(call: Option<Arc<Call>>) {
     if let Some(call) = call {
-        call.changed.notify_all();
+        call.wake();
     }
 }
