@@ -7,7 +7,8 @@
 //!
 //! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
 //! call until its own has come; then it puts the reader back and wakes another waiting thread. Before it blocks, the leader
-//! writes what all threads have queued; only where nobody leads does a thread write its own bytes.
+//! writes what all threads have queued; a thread writes itself where nobody leads, or [where that is worth
+//! it](InFlight::is_worth_a_write).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,

@@ -9,10 +9,6 @@ use super::{Connection, Phase, State, TURN, Wrote, wake_leader};
 use crate::net::call::Call;
 use crate::net::write_queue::write_turn;
 
-/// From how many replies on that are due the leader writes for all threads: the next of them comes soon. With fewer, their
-/// commands would wait for a round trip while the leader waits for a reply.
-const EAGER: usize = 12;
-
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
@@ -62,8 +58,7 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        let is_led =
-            up.reader.is_none() && in_flight.due() >= EAGER && !in_flight.is_worth_a_write();
+        let is_led = up.reader.is_none() && !in_flight.is_worth_a_write();
         if up.writing
             || !in_flight.has_bytes()
             || !all && (is_led || in_flight.unwritten.is_behind())
