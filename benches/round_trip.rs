@@ -13,7 +13,7 @@ use redis::Value;
 
 use crate::rig::by_hand::ByHand;
 use crate::rig::{
-    Case, End, Kind, Lock, Rates, Table, Target, ask, interleaved, repeated, typical,
+    Case, End, Kind, Lock, Rates, Table, Target, ask, evalsha, interleaved, repeated, typical,
 };
 use crate::support::Server;
 
