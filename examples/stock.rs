@@ -3,6 +3,9 @@
 //! 1. Without a lock the shop sells mooncakes it does not have.
 //! 2. With a lock it sells ninety and turns ten buyers away.
 //! 3. A process is killed while it holds the lock: the others go on once its lease has run out.
+//! 4. A process is stopped between reading and writing, and goes on when its lease is over and others have sold:
+//!    - with a plain client it writes back an old number, and mooncakes are sold twice;
+//!    - through its guard it does not: the write is refused, and the buyer begins again.
 //!
 //! ```text
 //! cargo run --release --example stock                            a redis-server of its own
@@ -14,13 +17,15 @@
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
 use std::io::{self, IsTerminal};
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::{self, Command, ExitCode, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use redis::{Commands, Connection};
-use redlatch::{Client, Config};
+use redlatch::{Client, Config, Error, GuardedScript, ReentrantLockGuard};
 
 use shared::{Ours, Result, check, connect, redis_server};
 
@@ -31,6 +36,46 @@ const PROCESSES: usize = 4;
 const BUYERS: usize = 25; // of each process, a thread each
 const THINKING: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(2); // the default, 30 s, is long to watch after a kill
+const DREAMS_AT: usize = MOONCAKES - 2; // who reads this number first falls asleep before it writes
+const MEANWHILE: usize = 20; // sold by others before a process that was stopped goes on
+
+/// A sale through the guard: both numbers are written if the lock is held at that moment, or none.
+static SALE: LazyLock<GuardedScript> = LazyLock::new(|| {
+    GuardedScript::new("redis.call('set', KEYS[1], ARGV[1]) redis.call('incr', KEYS[2])")
+});
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    NoLock,
+    Lock,
+    Killed,
+    StoppedPlain,
+    StoppedGuarded,
+}
+
+impl Act {
+    const ALL: [(Self, &str); 5] = [
+        (Self::NoLock, "without a lock"),
+        (Self::Lock, "with a lock"),
+        (Self::Killed, "one process killed"),
+        (Self::StoppedPlain, "stopped, plain writes"),
+        (Self::StoppedGuarded, "stopped, guarded writes"),
+    ];
+
+    fn title(self) -> &'static str {
+        let its = Self::ALL.iter().find(|(act, _)| *act == self);
+        its.map_or("", |(_, title)| title)
+    }
+
+    fn titled(title: &str) -> Result<Self> {
+        let its = Self::ALL.iter().find(|(_, its)| *its == title);
+        Ok(its.ok_or("no such act")?.0)
+    }
+
+    fn has_dreamer(self) -> bool {
+        !matches!(self, Self::NoLock | Self::Lock)
+    }
+}
 
 /// The stock and the till: numbers in Redis.
 struct Shop {
@@ -39,7 +84,16 @@ struct Shop {
 }
 
 impl Shop {
-    const ALL: [&str; 6] = ["stock", "sold", "turned-away", "door", "keys", "dreaming"];
+    const ALL: [&str; 8] = [
+        "stock",
+        "sold",
+        "turned-away",
+        "refused",
+        "door",
+        "keys",
+        "dreaming",
+        "wake",
+    ];
 
     fn find(url: &str, prefix: &str) -> Result<Self> {
         Ok(Self {
@@ -61,28 +115,47 @@ impl Shop {
         Ok(self.redis.incr(self.key(name), 1)?)
     }
 
-    /// Read, think, write: right only if nobody else does the same meanwhile.
-    fn sell_one(&mut self) -> Result<()> {
+    /// Read, think, write: right only if nobody else does the same meanwhile. Returns false if the write was refused.
+    fn sell_one(&mut self, act: Act, guard: Option<&ReentrantLockGuard>) -> Result<bool> {
         let left = self.count("stock")?;
         thread::sleep(THINKING);
+        if act.has_dreamer() && left == DREAMS_AT {
+            self.dream()?;
+        }
         if left == 0 {
-            return self.add_one("turned-away");
+            self.add_one("turned-away")?;
+            return Ok(true);
+        }
+        let (stock, sold) = (self.key("stock"), self.key("sold"));
+        if let Some(guard) = guard.filter(|_| act == Act::StoppedGuarded) {
+            return match guard.invoke(&SALE, &[stock, sold], left - 1) {
+                Err(Error::Lost { .. }) => Ok(false),
+                sale => Ok(sale.map(|()| true)?),
+            };
         }
         // One transaction: a process killed here has written both or neither.
-        let (stock, sold) = (self.key("stock"), self.key("sold"));
         let mut sale = redis::pipe();
         sale.atomic().set(stock, left - 1).incr(sold, 1);
-        Ok(sale.query(&mut self.redis)?)
+        let () = sale.query(&mut self.redis)?;
+        Ok(true)
+    }
+
+    /// The first who comes here is killed or stopped, and goes on when it is woken.
+    fn dream(&mut self) -> Result<()> {
+        if self.redis.set_nx(self.key("dreaming"), process::id())? {
+            let woken: Option<[String; 2]> = self.redis.blpop(self.key("wake"), 60.0)?;
+            woken.ok_or("nobody killed this process, or woke it")?;
+        }
+        Ok(())
     }
 }
 
 // --- A process: 25 buyers, one client ---------------------------------------------------------------------------------
 
-fn buyers(prefix: &str, locked: bool, doomed: bool) -> Result<()> {
+fn buyers(prefix: &str, act: Act) -> Result<()> {
     let url = env::var("REDIS_URL")?;
     let client = Client::open(Config::new(&url).lease(LEASE).label("stock"))?;
     let lock = client.reentrant_lock(format!("{prefix}:lock"));
-    let inside = AtomicUsize::new(0);
 
     let buyer = || -> Result<Duration> {
         let mut shop = Shop::find(&url, prefix)?;
@@ -90,19 +163,23 @@ fn buyers(prefix: &str, locked: bool, doomed: bool) -> Result<()> {
         shop.add_one("door")?;
         let _: Option<[String; 2]> = shop.redis.blpop(shop.key("keys"), 20.0)?;
         let came = Instant::now();
-        if !locked {
-            shop.sell_one()?;
+        if act == Act::NoLock {
+            shop.sell_one(act, None)?;
             return Ok(Duration::ZERO);
         }
-        let guard = lock.lock()?;
+        let mut guard = lock.lock()?;
         let waited = came.elapsed();
-        if doomed && inside.fetch_add(1, Ordering::Relaxed) == 2 {
-            shop.add_one("dreaming")?;
-            thread::sleep(Duration::from_secs(20)); // holding the lock; the process is killed now
-            return Err("nobody killed this process".into());
+        while !shop.sell_one(act, Some(&guard))? {
+            // The lock was lost, so what was read is void as well.
+            shop.add_one("refused")?;
+            drop(guard);
+            guard = lock.lock()?;
         }
-        shop.sell_one()?;
-        guard.unlock()?; // dropping it would do, but this tells if the lock was lost
+        // Dropping it would do, but this tells if the lock was lost: too late for a plain client, which has written.
+        match guard.unlock() {
+            Err(Error::Lost { .. }) if act == Act::StoppedPlain => {}
+            unlocked => unlocked?,
+        }
         Ok(waited)
     };
     let waits: Vec<_> = thread::scope(|scope| {
@@ -128,6 +205,7 @@ struct Figures {
     sold: usize,
     left: usize,
     turned_away: usize,
+    refused: usize,
     took: Duration,
     stalled: Duration,
     waits_ms: Vec<u64>,
@@ -136,12 +214,17 @@ struct Figures {
 }
 
 impl Figures {
-    fn print(&self, title: &str) {
+    fn oversold(&self) -> usize {
+        self.sold.saturating_sub(MOONCAKES)
+    }
+
+    fn print(&self, act: Act) {
         let wait = |percent| self.waits_ms[(self.waits_ms.len() - 1) * percent / 100];
         println!(
-            "{title:20}{:5}{:9}{:12}{:5}{:8.0}{:6} ms{:6} ms{:9}{:11}",
+            "{:23}{:5}{:9}{:12}{:5}{:8.0}{:6} ms{:6} ms{:9}{:11}",
+            act.title(),
             self.sold,
-            self.sold.saturating_sub(MOONCAKES),
+            self.oversold(),
             self.turned_away,
             self.left,
             self.sold as f64 / self.took.as_secs_f64(),
@@ -153,14 +236,14 @@ impl Figures {
     }
 }
 
-/// Opens the shop, lets everybody in at once, kills the first process when it dreams, counts when all have gone.
-fn act(shop: &mut Shop, url: &str, title: &str, locked: bool, doomed: bool) -> Result<Figures> {
+/// Opens the shop, lets everybody in at once, disturbs who dreams, counts when all have gone.
+fn perform(shop: &mut Shop, url: &str, act: Act) -> Result<Figures> {
+    let title = act.title();
     let _: () = shop.redis.set(shop.key("stock"), MOONCAKES)?;
     let mut processes = Vec::new();
-    for n in 0..PROCESSES {
+    for _ in 0..PROCESSES {
         let command = Command::new(env::current_exe()?)
-            .args([&shop.prefix, &locked.to_string()])
-            .arg((doomed && n == 0).to_string())
+            .args([&shop.prefix, title])
             .env("REDIS_URL", url)
             .stdout(Stdio::piped())
             .spawn()?;
@@ -173,13 +256,8 @@ fn act(shop: &mut Shop, url: &str, title: &str, locked: bool, doomed: bool) -> R
     let opened = Instant::now();
 
     let mut figures = Figures::default();
-    if doomed {
-        await_count(shop, "dreaming", 1)?;
-        processes.remove(0); // which kills it
-        let (killed, sold) = (Instant::now(), shop.count("sold")?);
-        progress(&format!("{title}: killed one that holds the lock"), false);
-        await_count(shop, "sold", sold + 1)?;
-        figures.stalled = killed.elapsed();
+    if act.has_dreamer() {
+        figures.stalled = disturb(shop, act, &mut processes)?;
     }
     for mut process in processes {
         while process.0.try_wait()?.is_none() {
@@ -203,33 +281,70 @@ fn act(shop: &mut Shop, url: &str, title: &str, locked: bool, doomed: bool) -> R
     figures.sold = shop.count("sold")?;
     figures.left = shop.count("stock")?;
     figures.turned_away = shop.count("turned-away")?;
+    figures.refused = shop.count("refused")?;
     progress(&format!("{title}: {} sold", figures.sold), true);
     Ok(figures)
+}
+
+/// Kills the process that dreams while it holds the lock, or stops it for a while. Returns how long the others stood still.
+fn disturb(shop: &mut Shop, act: Act, processes: &mut Vec<Ours>) -> Result<Duration> {
+    await_count(shop, "dreaming", 1)?;
+    let (dreamer, sold) = (shop.count("dreaming")?, shop.count("sold")?);
+    let pid = Pid::from_raw(i32::try_from(dreamer)?);
+    let is_its = |process: &Ours| usize::try_from(process.0.id()).is_ok_and(|id| id == dreamer);
+    let at = processes.iter().position(is_its).ok_or("who dreams?")?;
+    let disturbed = Instant::now();
+    let what = if act == Act::Killed {
+        processes.remove(at); // which kills it
+        "killed"
+    } else {
+        signal::kill(pid, Signal::SIGSTOP)?;
+        "stopped"
+    };
+    let line = format!("{}: {what} one that holds the lock", act.title());
+    progress(&line, false);
+    await_count(shop, "sold", sold + 1)?;
+    let stalled = disturbed.elapsed();
+    if act != Act::Killed {
+        await_count(shop, "sold", sold + MEANWHILE)?;
+        let _: () = shop.redis.rpush(shop.key("wake"), 1)?;
+        signal::kill(pid, Signal::SIGCONT)?;
+    }
+    Ok(stalled)
 }
 
 fn play() -> Result<bool> {
     let (_server, url) = redis_server()?;
     let mut shop = Shop::find(&url, &format!("redlatch-stock:{}", uuid::Uuid::new_v4()))?;
-    let mut play = |title, locked, doomed| {
-        let figures = act(&mut shop, &url, title, locked, doomed);
+    let mut play = |act| {
+        let figures = perform(&mut shop, &url, act);
         let keys = Shop::ALL.map(|name| shop.key(name));
         shop.redis.del::<_, ()>(keys.as_slice())?;
         figures
     };
-    let bare = play("without a lock", false, false)?;
-    let lock = play("with a lock", true, false)?;
-    let kill = play("one process killed", true, true)?;
+    let bare = play(Act::NoLock)?;
+    let lock = play(Act::Lock)?;
+    let kill = play(Act::Killed)?;
+    let plain = play(Act::StoppedPlain)?;
+    let guarded = play(Act::StoppedGuarded)?;
 
     println!(
-        "\n                     sold oversold turned away left  sold/s wait p50 wait p99 by Redis in process"
+        "\n                        sold oversold turned away left  sold/s wait p50 wait p99 by Redis in process"
     );
-    bare.print("without a lock");
-    lock.print("with a lock");
-    kill.print("one process killed");
-    let stalled = kill.stalled.as_secs_f64();
+    for ((act, _), figures) in Act::ALL.iter().zip([&bare, &lock, &kill, &plain, &guarded]) {
+        figures.print(*act);
+    }
+    let (stalled, lease) = (kill.stalled.as_secs_f64(), LEASE.as_secs());
+    let (oversold, refused) = (plain.oversold(), guarded.refused);
     println!(
-        "\nKilling the holder stopped the others for {stalled:.2} s; its lease was {} s.\n",
-        LEASE.as_secs()
+        "\nKilling the holder stopped the others for {stalled:.2} s; its lease was {lease} s."
+    );
+    println!(
+        "Stopped for longer than that, a holder went on to write an old number. Oversold: {oversold}."
+    );
+    println!(
+        "The same through its guard. Writes refused: {refused}; oversold: {}.\n",
+        guarded.oversold()
     );
 
     let (all, survivors) = (PROCESSES * BUYERS, (PROCESSES - 1) * BUYERS);
@@ -245,6 +360,14 @@ fn play() -> Result<bool> {
         check("survivors are served", kill.waits_ms.len() == survivors),
         check("nothing vanished", kill.sold + kill.left == MOONCAKES),
         check("the lease ended it", kill.stalled < LEASE * 2),
+        check("an old number oversells", plain.sold > MOONCAKES),
+        check("through the guard it is refused", refused == 1),
+        check("then all are sold", guarded.sold == MOONCAKES),
+        check("and none of them twice", guarded.left == 0),
+        check(
+            "and the rest is turned away then",
+            guarded.turned_away == all - guarded.sold,
+        ),
     ];
     Ok(right.iter().all(|right| *right))
 }
@@ -253,8 +376,8 @@ fn main() -> Result<ExitCode> {
     let args: Vec<String> = env::args().skip(1).collect();
     let right = match args.as_slice() {
         [] => play()?,
-        [prefix, locked, doomed] => {
-            buyers(prefix, locked == "true", doomed == "true")?;
+        [prefix, title] => {
+            buyers(prefix, Act::titled(title)?)?;
             true
         }
         _ => return Err("it takes no arguments".into()),
