@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::setup::Setup;
+
 /// A moment or a span, in nanoseconds of the clock that all processes share.
 pub(crate) type Nanos = u64;
 
@@ -70,41 +72,6 @@ impl Wanted {
     /// A plain semaphore's permits never expire.
     pub(crate) fn has_lease(&self) -> bool {
         &*self.kind != "semaphore"
-    }
-}
-
-/// How the run is set up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setup {
-    pub(crate) seed: u64,
-    pub(crate) lease: Nanos,
-    pub(crate) response_timeout: Nanos,
-    pub(crate) waiter_lease: Nanos,
-    /// By how much limits of time may be exceeded.
-    pub(crate) slack: Nanos,
-    /// How long faults have consequences, if not for a lease and a response timeout.
-    pub(crate) recovery: Option<Nanos>,
-    /// How many permits each semaphore has.
-    pub(crate) permits: Vec<(Arc<str>, u64)>,
-    pub(crate) deployment: String,
-    /// Whether a server that is killed forgets nothing.
-    pub(crate) is_durable: bool,
-}
-
-impl Default for Setup {
-    /// The crate's settings, and one server that forgets nothing.
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            lease: millis(30_000),
-            response_timeout: millis(3_000),
-            waiter_lease: millis(10_000),
-            slack: millis(300),
-            recovery: None,
-            permits: Vec::new(),
-            deployment: "one".to_owned(),
-            is_durable: true,
-        }
     }
 }
 
@@ -258,33 +225,14 @@ fn of_wanted(wanted: &Wanted, id: Option<&Arc<str>>) -> Value {
 }
 
 /// Spans are whole milliseconds in a log.
-fn to_ms(span: Nanos) -> u64 {
+pub(super) fn to_ms(span: Nanos) -> u64 {
     span / 1_000_000
 }
 
 impl What {
     fn to_json(&self) -> (&str, Value) {
         match self {
-            Self::Setup(setup) => {
-                let permits = setup.permits.iter();
-                let permits: serde_json::Map<_, _> = permits
-                    .map(|(name, many)| (name.to_string(), json!(many)))
-                    .collect();
-                let mut value = json!({
-                    "seed": setup.seed,
-                    "lease_ms": to_ms(setup.lease),
-                    "response_timeout_ms": to_ms(setup.response_timeout),
-                    "waiter_lease_ms": to_ms(setup.waiter_lease),
-                    "slack_ms": to_ms(setup.slack),
-                    "permits": permits,
-                    "deployment": setup.deployment,
-                    "durable": setup.is_durable,
-                });
-                if let Some(recovery) = setup.recovery {
-                    value["recovery_ms"] = json!(to_ms(recovery));
-                }
-                ("setup", value)
-            }
+            Self::Setup(setup) => ("setup", setup.to_json()),
             Self::Acquire {
                 wanted,
                 limit,
@@ -389,11 +337,11 @@ struct Reader {
 
 type Parsed<T> = Result<T, String>;
 
-fn number(value: &Value, field: &str) -> Option<u64> {
+pub(super) fn number(value: &Value, field: &str) -> Option<u64> {
     value[field].as_u64()
 }
 
-fn span_of(value: &Value, field: &str, default: Nanos) -> Nanos {
+pub(super) fn span_of(value: &Value, field: &str, default: Nanos) -> Nanos {
     number(value, field).map_or(default, millis)
 }
 
@@ -467,7 +415,7 @@ impl Reader {
 
     fn what(&mut self, f: &str, value: &Value) -> Parsed<What> {
         Ok(match f {
-            "setup" => What::Setup(Box::new(self.setup(value))),
+            "setup" => What::Setup(Box::new(Setup::of_json(value))),
             "acquire" => What::Acquire {
                 wanted: self.wanted(value)?,
                 limit: number(value, "limit_ms").map(millis),
@@ -537,26 +485,5 @@ impl Reader {
                 Some(other) => return Err(format!("{fault} until {other}")),
             },
         })
-    }
-
-    fn setup(&mut self, value: &Value) -> Setup {
-        let default = Setup::default();
-        let permits = value["permits"].as_object().into_iter().flatten();
-        Setup {
-            seed: number(value, "seed").unwrap_or(0),
-            lease: span_of(value, "lease_ms", default.lease),
-            response_timeout: span_of(value, "response_timeout_ms", default.response_timeout),
-            waiter_lease: span_of(value, "waiter_lease_ms", default.waiter_lease),
-            slack: span_of(value, "slack_ms", default.slack),
-            recovery: number(value, "recovery_ms").map(millis),
-            permits: permits
-                .filter_map(|(name, many)| Some((self.text(name), many.as_u64()?)))
-                .collect(),
-            deployment: value["deployment"]
-                .as_str()
-                .unwrap_or(&default.deployment)
-                .to_owned(),
-            is_durable: value["durable"].as_bool().unwrap_or(default.is_durable),
-        }
     }
 }

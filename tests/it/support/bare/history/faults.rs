@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::event::{Divides, Edge, Nanos, Setup};
+use super::event::{Divides, Edge, Nanos};
+use super::setup::Setup;
 use super::turns::FORCED;
 
 /// Something was broken from `begin` to `end`.

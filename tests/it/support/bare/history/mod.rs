@@ -8,14 +8,16 @@ mod event;
 mod faults;
 mod order;
 mod report;
+mod setup;
 mod sharing;
 mod timing;
 mod turns;
 
 pub(crate) use event::{
-    Divides, Edge, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis, nanos, read,
+    Divides, Edge, Event, Mode, NEMESIS, Nanos, Phase, Wanted, What, millis, nanos, read,
 };
 pub(crate) use report::Report;
+pub(crate) use setup::Setup;
 
 /// What histories are checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{Nanos, Phase};
-use super::turns::{Record, seconds};
+use super::turns::{Record, Turn, seconds};
 use super::{Rule, Violation};
 
 /// What was asked for of one kind, and what came of it.
@@ -242,5 +242,56 @@ impl fmt::Display for Report {
             }
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "process {} (asked {}",
+            self.process,
+            seconds(self.asked.time)
+        )?;
+        if let Some(limit) = self.limit {
+            write!(f, " for up to {}", seconds(limit))?;
+        }
+        match (&self.hold, &self.answer) {
+            (Some(hold), _) => {
+                write!(f, ", held from {}", seconds(hold.from))?;
+                if let Some(token) = hold.token {
+                    write!(f, " with token {token}")?;
+                }
+                if let Some(id) = &hold.id {
+                    write!(f, " as {id}")?;
+                }
+                if let Some(lost) = &hold.lost {
+                    write!(f, ", notified of its loss {}", seconds(lost.time))?;
+                }
+                if let Some(releases) = &hold.releases {
+                    write!(f, ", released from {}", seconds(releases.time))?;
+                }
+                match &hold.released {
+                    Some(released) => {
+                        write!(f, " to {}", seconds(released.at.time))?;
+                        if let Some(error) = &released.error {
+                            write!(f, ": {error}")?;
+                        }
+                    }
+                    None => write!(f, ", without an answer to a release")?,
+                }
+            }
+            (None, Some(answer)) => {
+                write!(f, ", nothing granted at {}", seconds(answer.at.time))?;
+                if let Some(error) = &answer.error {
+                    write!(f, ": {error}")?;
+                }
+            }
+            (None, None) => write!(f, ", not answered")?,
+        }
+        if let Some(killed) = self.killed {
+            write!(f, "; killed {}", seconds(killed))?;
+        }
+        f.write_str(")")
     }
 }

@@ -1,11 +1,11 @@
 //! The requests of a history, each with all that came of it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::Arc;
 
-use super::event::{Divides, Edge, Event, NEMESIS, Nanos, Phase, Setup, Wanted, What};
+use super::event::{Divides, Edge, Event, NEMESIS, Nanos, Phase, Wanted, What};
 use super::faults::{Fault, Faults};
+use super::setup::Setup;
 use super::{Rule, Violation};
 
 /// A release by somebody else, as a fault.
@@ -107,57 +107,6 @@ pub(crate) fn seconds(time: Nanos) -> String {
         return "the end".to_owned();
     }
     format!("{:.6} s", time as f64 / 1e9)
-}
-
-impl fmt::Display for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "process {} (asked {}",
-            self.process,
-            seconds(self.asked.time)
-        )?;
-        if let Some(limit) = self.limit {
-            write!(f, " for up to {}", seconds(limit))?;
-        }
-        match (&self.hold, &self.answer) {
-            (Some(hold), _) => {
-                write!(f, ", held from {}", seconds(hold.from))?;
-                if let Some(token) = hold.token {
-                    write!(f, " with token {token}")?;
-                }
-                if let Some(id) = &hold.id {
-                    write!(f, " as {id}")?;
-                }
-                if let Some(lost) = &hold.lost {
-                    write!(f, ", notified of its loss {}", seconds(lost.time))?;
-                }
-                if let Some(releases) = &hold.releases {
-                    write!(f, ", released from {}", seconds(releases.time))?;
-                }
-                match &hold.released {
-                    Some(released) => {
-                        write!(f, " to {}", seconds(released.at.time))?;
-                        if let Some(error) = &released.error {
-                            write!(f, ": {error}")?;
-                        }
-                    }
-                    None => write!(f, ", without an answer to a release")?,
-                }
-            }
-            (None, Some(answer)) => {
-                write!(f, ", nothing granted at {}", seconds(answer.at.time))?;
-                if let Some(error) = &answer.error {
-                    write!(f, ": {error}")?;
-                }
-            }
-            (None, None) => write!(f, ", not answered")?,
-        }
-        if let Some(killed) = self.killed {
-            write!(f, "; killed {}", seconds(killed))?;
-        }
-        f.write_str(")")
-    }
 }
 
 pub(crate) fn client(process: i64) -> i64 {

@@ -1,0 +1,87 @@
+//! How a run is set up, as the first line of a history says it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::event::{Nanos, millis, number, span_of, to_ms};
+
+/// How the run is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) lease: Nanos,
+    pub(crate) response_timeout: Nanos,
+    pub(crate) waiter_lease: Nanos,
+    /// By how much limits of time may be exceeded.
+    pub(crate) slack: Nanos,
+    /// How long faults have consequences, if not for a lease and a response timeout.
+    pub(crate) recovery: Option<Nanos>,
+    /// How many permits each semaphore has.
+    pub(crate) permits: Vec<(Arc<str>, u64)>,
+    pub(crate) deployment: String,
+    /// Whether a server that is killed forgets nothing.
+    pub(crate) is_durable: bool,
+}
+
+impl Default for Setup {
+    /// The crate's settings, and one server that forgets nothing.
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            lease: millis(30_000),
+            response_timeout: millis(3_000),
+            waiter_lease: millis(10_000),
+            slack: millis(300),
+            recovery: None,
+            permits: Vec::new(),
+            deployment: "one".to_owned(),
+            is_durable: true,
+        }
+    }
+}
+
+impl Setup {
+    pub(super) fn to_json(&self) -> Value {
+        let permits = self.permits.iter();
+        let permits: serde_json::Map<_, _> = permits
+            .map(|(name, many)| (name.to_string(), json!(many)))
+            .collect();
+        let mut value = json!({
+            "seed": self.seed,
+            "lease_ms": to_ms(self.lease),
+            "response_timeout_ms": to_ms(self.response_timeout),
+            "waiter_lease_ms": to_ms(self.waiter_lease),
+            "slack_ms": to_ms(self.slack),
+            "permits": permits,
+            "deployment": self.deployment,
+            "durable": self.is_durable,
+        });
+        if let Some(recovery) = self.recovery {
+            value["recovery_ms"] = json!(to_ms(recovery));
+        }
+        value
+    }
+
+    /// What is missing is as by default.
+    pub(super) fn of_json(value: &Value) -> Self {
+        let default = Self::default();
+        let permits = value["permits"].as_object().into_iter().flatten();
+        Self {
+            seed: number(value, "seed").unwrap_or(0),
+            lease: span_of(value, "lease_ms", default.lease),
+            response_timeout: span_of(value, "response_timeout_ms", default.response_timeout),
+            waiter_lease: span_of(value, "waiter_lease_ms", default.waiter_lease),
+            slack: span_of(value, "slack_ms", default.slack),
+            recovery: number(value, "recovery_ms").map(millis),
+            permits: permits
+                .filter_map(|(name, many)| Some((name.as_str().into(), many.as_u64()?)))
+                .collect(),
+            deployment: value["deployment"]
+                .as_str()
+                .unwrap_or(&default.deployment)
+                .to_owned(),
+            is_durable: value["durable"].as_bool().unwrap_or(default.is_durable),
+        }
+    }
+}
