@@ -12,6 +12,8 @@ mod crew;
 mod deployment;
 #[path = "it/support/dice.rs"]
 mod dice;
+#[path = "../examples/torture/holds.rs"]
+mod holds;
 #[path = "../examples/torture/journal.rs"]
 mod journal;
 #[path = "../examples/torture/kinds.rs"]
@@ -45,6 +47,12 @@ fn nothing_is_wrong(place: Place) {
     plan.threads = 3;
     let outcome = plan.run();
     assert!(outcome.is_fine(), "{outcome}");
+    // Only holds that one server keeps guard commands.
+    assert_eq!(
+        outcome.report.writes > 0,
+        place != Place::Masters,
+        "{outcome}"
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config, Result};
 
+use crate::kinds::{LOG, name_of_log};
 use crate::support::cluster::Cluster;
 use crate::support::sentinel;
 use crate::support::{Proxy, Server, eventually, ms, within};
@@ -209,6 +210,19 @@ impl Deployed {
         keys.sort();
         keys.dedup();
         keys
+    }
+
+    /// What the holders of each name have written, in the order of the server.
+    pub(crate) fn logs(&self) -> Vec<(String, Vec<String>)> {
+        let mut logs = Vec::new();
+        for n in self.has_masters() {
+            let ask = |command: &[&str]| self.ask::<Vec<String>>(n, command).unwrap_or_default();
+            for key in ask(&["KEYS", &format!("*{LOG}")]) {
+                let name = name_of_log(&key).unwrap_or_default().to_owned();
+                logs.push((name, ask(&["LRANGE", &key, "0", "-1"])));
+            }
+        }
+        logs
     }
 
     /// All servers run, agree on who they are, and nothing is between them and their clients.

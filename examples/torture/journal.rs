@@ -7,6 +7,8 @@ use std::path::Path;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use crate::deployment::Deployed;
+
 /// `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has it");
@@ -47,6 +49,14 @@ impl Journal {
         }
         let line = format!("{line}\n");
         (&self.0).write_all(line.as_bytes()).expect("a disk");
+    }
+
+    /// What servers have kept of guarded writes until now.
+    pub(crate) fn note_logs(&self, deployed: &Deployed) {
+        for (name, entries) in deployed.logs() {
+            let value = json!({ "name": name, "entries": entries });
+            self.note(-1, "info", "written", value);
+        }
     }
 }
 

@@ -70,9 +70,20 @@ impl Kind {
         )
     }
 
+    /// Whether commands can be guarded by its holds.
+    pub(crate) fn guards_commands(self) -> bool {
+        !matches!(
+            self,
+            Self::Multi | Self::Red | Self::Semaphore | Self::Latch
+        )
+    }
+
     /// Whether that script is about locks of this kind.
     pub(crate) fn uses(self, script: &str) -> bool {
         let (family, _) = script.split_once('_').unwrap_or((script, ""));
+        if family == "guarded" {
+            return self.guards_commands();
+        }
         match self {
             Self::Reentrant | Self::Mutex | Self::Spin => family == "lock",
             Self::Fair | Self::FairMutex => family == "fair" || script == "lock_renew",
@@ -103,6 +114,24 @@ impl Kind {
             its => format!("{}-{n}", its.name()),
         }
     }
+}
+
+/// How the keys of logs end that servers keep.
+pub(crate) const LOG: &str = ":log";
+
+/// The key of the log for the holders of that name, in its slot.
+pub(crate) fn log_of(name: &str) -> String {
+    match name.starts_with('{') {
+        true => format!("{name}{LOG}"),
+        false => format!("{{{name}}}{LOG}"),
+    }
+}
+
+/// Whose log that is, if it is one.
+pub(crate) fn name_of_log(key: &str) -> Option<&str> {
+    let name = key.strip_suffix(LOG)?;
+    let inner = name.strip_prefix('{').and_then(|its| its.strip_suffix('}'));
+    Some(inner.unwrap_or(name))
 }
 
 /// Which semaphore is used now, in a run that began then.

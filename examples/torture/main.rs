@@ -33,6 +33,7 @@ mod crew;
 mod deployment;
 #[path = "../../tests/it/support/dice.rs"]
 mod dice;
+mod holds;
 mod journal;
 mod kinds;
 mod nemesis;

@@ -243,7 +243,7 @@ impl Nemesis<'_> {
                 let kinds = self.crew.kinds().to_vec();
                 self.network(|its| {
                     let often = |file: &str| {
-                        let verbs = ["_acquire", "_release", "_renew"];
+                        let verbs = ["_acquire", "_release", "_renew", "_call"];
                         verbs.iter().any(|verb| file.ends_with(verb))
                             && kinds.iter().any(|kind| kind.uses(file))
                     };
@@ -377,7 +377,10 @@ impl Nemesis<'_> {
     fn strike(&mut self, blow: &Blow) -> Vec<Trap> {
         let mut traps = Vec::new();
         match blow {
-            Blow::Kill { servers, .. } => {
+            Blow::Kill { servers, forget } => {
+                if *forget {
+                    self.journal.note_logs(self.deployed);
+                }
                 for n in servers {
                     self.deployed.servers_mut()[*n].kill();
                 }

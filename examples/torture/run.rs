@@ -14,7 +14,7 @@ use crate::crew::{Arguments, Crew};
 use crate::deployment::{Deployed, Place};
 use crate::dice::Dice;
 use crate::journal::{Journal, merged, now};
-use crate::kinds::{Kind, PERMITS, epochs};
+use crate::kinds::{Kind, PERMITS, epochs, name_of_log};
 use crate::nemesis::{Fault, Nemesis};
 use crate::support::history::{self, Report};
 use crate::support::ms;
@@ -192,6 +192,7 @@ impl Plan {
         journal.note(-1, "info", "ended", json!({}));
         // What nobody gave back ends with its lease.
         thread::sleep(LEASE + SLACK);
+        journal.note_logs(deployed);
         let left: Vec<_> = deployed
             .keys()
             .into_iter()
@@ -202,7 +203,8 @@ impl Plan {
     }
 }
 
-/// What is meant to stay: counters of tokens, semaphores, latches nobody opened, and what remembers a request for a while.
+/// What is meant to stay: counters of tokens, semaphores, latches nobody opened, logs, and what remembers a request for a
+/// while.
 fn stays(key: &str) -> bool {
     let prefixes = [
         "redisson_lock_token:",
@@ -211,7 +213,9 @@ fn stays(key: &str) -> bool {
         "{latch-",
         "permits-",
     ];
-    prefixes.iter().any(|prefix| key.starts_with(prefix)) || key.contains(":request:")
+    prefixes.iter().any(|prefix| key.starts_with(prefix))
+        || key.contains(":request:")
+        || name_of_log(key).is_some()
 }
 
 /// Says how late a thread was that only slept, on one of the processors.

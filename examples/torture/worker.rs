@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, io, panic, process, thread};
 
-use crossbeam_channel::Receiver;
-use redlatch::{CancelToken, Client, Config, Error, Loss, RedLock, Result};
+use redlatch::{CancelToken, Client, Config, Error, RedLock, Result};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;
+use crate::holds::{Held, held};
 use crate::journal::{Journal, now};
-use crate::kinds::{Kind, MEMBERS, epoch, latch_of};
+use crate::kinds::{Kind, MEMBERS, epoch, latch_of, log_of};
 use crate::support::ms;
 
 /// Where a process that is to be a worker finds what to do.
@@ -235,86 +235,14 @@ impl Wish {
     }
 }
 
-/// What all holds have in common.
-trait Hold {
-    fn valid_until(&self) -> Option<Instant> {
-        None
-    }
-    fn lost(&self) -> Option<&Receiver<Loss>> {
-        None
-    }
-    fn is_valid(&self) -> bool {
-        true
-    }
-    fn token(&self) -> Option<u64> {
-        None
-    }
-    fn id(&self) -> Option<&str> {
-        None
-    }
-    fn release(self: Box<Self>) -> Result<()>;
-}
-
-macro_rules! holds {
-    ($($guard:ident by $release:ident $({ $($own:tt)* })?),+ $(,)?) => {$(
-        impl Hold for redlatch::$guard {
-            fn valid_until(&self) -> Option<Instant> {
-                Some(redlatch::$guard::valid_until(self))
-            }
-            fn lost(&self) -> Option<&Receiver<Loss>> {
-                Some(redlatch::$guard::lost(self))
-            }
-            fn is_valid(&self) -> bool {
-                redlatch::$guard::is_valid(self)
-            }
-            fn release(self: Box<Self>) -> Result<()> {
-                redlatch::$guard::$release(*self)
-            }
-            $($($own)*)?
-        }
-    )+};
-}
-
-holds! {
-    ReentrantLockGuard by unlock,
-    MutexGuard by unlock,
-    FairLockGuard by unlock,
-    FairMutexGuard by unlock,
-    FencedLockGuard by unlock {
-        fn token(&self) -> Option<u64> {
-            Some(redlatch::FencedLockGuard::token(self))
-        }
-    },
-    SpinLockGuard by unlock,
-    RwLockReadGuard by unlock,
-    RwLockWriteGuard by unlock,
-    MultiLockGuard by unlock,
-    RedLockGuard by unlock,
-    ExpirablePermit by release {
-        fn id(&self) -> Option<&str> {
-            Some(redlatch::ExpirablePermit::id(self))
-        }
-    },
-}
-
-impl Hold for redlatch::SemaphorePermit {
-    fn release(self: Box<Self>) -> Result<()> {
-        Self::release(*self)
-    }
-}
-
-type Held = Box<dyn Hold>;
-
-fn held<H: Hold + 'static>(asked: Result<Option<H>>) -> Result<Option<Held>> {
-    Ok(asked?.map(|hold| Box::new(hold) as Held))
-}
-
 struct Thread<'a> {
     worker: &'a Worker,
     process: i64,
     dice: Dice,
     /// The last of the latches that it has been at.
     latch: Option<String>,
+    /// How many guarded writes it has begun.
+    writes: u64,
 }
 
 impl<'a> Thread<'a> {
@@ -326,6 +254,7 @@ impl<'a> Thread<'a> {
             process,
             dice: Dice::new(seed ^ process.cast_unsigned().wrapping_mul(0x9E37)),
             latch: None,
+            writes: 0,
         }
     }
 
@@ -516,6 +445,7 @@ impl<'a> Thread<'a> {
             _ => self.below(6),
         };
         let read = self.protected(wish).map(|file| (number_in(&file), file));
+        self.write(wish, &hold);
         if let Some(guard) = self.once_more(wish) {
             drop(guard);
         }
@@ -523,6 +453,9 @@ impl<'a> Thread<'a> {
         let valid_until = |hold: &Held| hold.valid_until().map(on_our_clock);
         let mut told = false;
         loop {
+            if self.one_in(4) {
+                self.write(wish, &hold);
+            }
             let left = until.saturating_duration_since(Instant::now());
             let loss = hold
                 .lost()
@@ -554,6 +487,8 @@ impl<'a> Thread<'a> {
                 json!({ "name": name, "read": read, "wrote": wrote }),
             );
         }
+        // Also if it knows better: it is to be refused.
+        self.write(wish, &hold);
         // What it could not know when it looked last.
         if !told && !hold.is_valid() {
             let mut lost = value.clone();
@@ -572,6 +507,23 @@ impl<'a> Thread<'a> {
             Ok(()) => self.note("ok", "release", value),
             Err(err @ Error::Lost { .. }) => self.note_with("fail", "release", value, err),
             Err(err) => self.note_with("info", "release", value, err),
+        }
+    }
+
+    /// Writes to the log that the server keeps beside the lock, which refuses that once the hold is over.
+    fn write(&mut self, wish: &Wish, hold: &Held) {
+        if !wish.kind.guards_commands() {
+            return;
+        }
+        self.writes += 1;
+        let name = &wish.names[0];
+        let entry = format!("{}-{}", self.process, self.writes);
+        let value = json!({ "name": name, "entry": entry });
+        self.note("invoke", "write", value.clone());
+        match hold.write(&log_of(name), &entry, self.one_in(2)) {
+            Ok(()) => self.note("ok", "write", value),
+            Err(err) if err.may_have_run() => self.note_with("info", "write", value, err),
+            Err(err) => self.note_with("fail", "write", value, err),
         }
     }
 

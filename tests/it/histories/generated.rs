@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::support::history::{Event, Mode, NEMESIS, Phase, Rule, What, check, millis};
-use crate::support::made_up::{PERMITS, SLACK, Turn, asks, fault, has, history};
+use crate::support::made_up::{PERMITS, SLACK, Turn, asks, fault, has, history, written};
 
 /// What is drawn next; zeros when nothing is left, so that shorter ones are simpler histories.
 struct Choices(std::vec::IntoIter<u16>);
@@ -32,11 +32,31 @@ struct Made {
     turns: Vec<Turn>,
     others: Vec<Vec<Event>>,
     broken: Option<[u64; 2]>,
+    /// A guarded write that is executed after the next one.
+    late: Option<(i64, u64)>,
 }
 
 impl Made {
     fn check(&self) -> crate::support::history::Report {
-        check(history(&self.turns, &self.others))
+        let logs = NAMES.iter().map(|name| written(name, &self.log(name)));
+        check(history(
+            &self.turns,
+            &[&self.others[..], &logs.collect::<Vec<_>>()].concat(),
+        ))
+    }
+
+    /// What its holders have written, in the order of the server.
+    fn log(&self, name: &str) -> Vec<(i64, u64)> {
+        let turns = self.granted(name).into_iter().map(|at| &self.turns[at]);
+        let entries = turns.flat_map(|turn| {
+            let writes = turn.had.iter().flat_map(|had| &had.writes);
+            writes.map(|&(number, ..)| (turn.process, number))
+        });
+        let mut log: Vec<_> = entries.collect();
+        if let Some(at) = log.iter().position(|entry| self.late == Some(*entry)) {
+            log.swap(at, at + 1);
+        }
+        log
     }
 
     /// When nothing happens any more.
@@ -87,6 +107,7 @@ fn made(choices: Vec<u16>) -> Made {
             .into_iter()
             .collect(),
         broken,
+        late: None,
     }
 }
 
@@ -209,6 +230,11 @@ fn uses(
                 granted = granted.works(*count);
                 *count += 1;
             }
+            if capacity == 1 {
+                let number = 2 * turn as u64 + from;
+                let writes = |its: Turn, number| its.writes(number, Phase::Ok, now + 1);
+                granted = writes(writes(granted, number), number + 1);
+            }
             if name == "fenced" {
                 token += 1 + choices.below(3);
                 granted = granted.token(token);
@@ -253,7 +279,7 @@ fn kind(choices: &mut Choices, kinds: &[&'static str]) -> &'static str {
     kinds[usize::try_from(choices.below(kinds.len() as u64)).unwrap()]
 }
 
-const SPOILS: [(&str, Spoil); 16] = [
+const SPOILS: [(&str, Spoil); 17] = [
     ("a grant comes before the release", |made, choices| {
         let name = kind(choices, &["mutex", "fair", "fenced"]);
         let [first, second] = two_in_turn(made, name, choices)?;
@@ -307,6 +333,14 @@ const SPOILS: [(&str, Spoil); 16] = [
         let work = made.turns[first].had.as_ref()?.work?;
         made.turns[second].had.as_mut()?.work.replace(work)?;
         Some(Rule::Numbers)
+    }),
+    ("a write comes late", |made, choices| {
+        let name = kind(choices, &["mutex", "fair", "fenced"]);
+        let [first, _] = two_in_turn(made, name, choices)?;
+        let turn = &made.turns[first];
+        let &(number, ..) = turn.had.as_ref()?.writes.last()?;
+        made.late = Some((turn.process, number));
+        Some(Rule::LateWrite)
     }),
     ("somebody is overtaken", |made, choices| {
         let granted = made.granted("fair");

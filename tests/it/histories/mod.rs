@@ -3,3 +3,4 @@
 mod generated;
 mod reading;
 mod rules;
+mod writes;

@@ -1,7 +1,8 @@
 //! Logs are read as they are written.
 
 use crate::support::history::{
-    Divides, Edge, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis, read,
+    Divides, Edge, Entry, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis,
+    read,
 };
 use crate::support::made_up::{fault_of, has, history};
 
@@ -44,6 +45,20 @@ fn what_was_written_is_read() {
             name: "a".into(),
             read: 7,
             wrote: 8,
+        },
+        What::Write {
+            name: "a".into(),
+            entry: Entry {
+                process: 1001,
+                number: 17,
+            },
+        },
+        What::Written {
+            name: "a".into(),
+            entries: vec![Entry {
+                process: 2001,
+                number: u64::MAX,
+            }],
         },
         What::ForceUnlock { name: "a".into() },
         What::Set { wanted, count: 3 },
@@ -130,6 +145,8 @@ fn a_line_that_cannot_be_read_is_found() {
         r#"{"process":1001,"type":"perhaps","f":"acquire","value":{},"time":5}"#,
         r#"{"process":1001,"type":"ok","f":"acquire","value":{"kind":"mutex"},"time":5}"#,
         r#"{"process":1001,"type":"ok","f":"acquire","value":{"kind":"mutex","name":"a"}}"#,
+        r#"{"process":1001,"type":"ok","f":"write","value":{"name":"a","entry":"1001"},"time":5}"#,
+        r#"{"process":-1,"type":"info","f":"written","value":{"name":"a","entries":[1001]},"time":5}"#,
         "[1]",
     ] {
         let log = format!("{}\n{torn}", lines.join("\n"));

@@ -10,14 +10,14 @@ fn found(turns: &[Turn], others: &[Vec<Event>]) -> Vec<Violation> {
 }
 
 #[track_caller]
-fn is_fine(turns: &[Turn], others: &[Vec<Event>]) {
+pub(super) fn is_fine(turns: &[Turn], others: &[Vec<Event>]) {
     let found = found(turns, others);
     assert!(found.is_empty(), "{found:#?}");
 }
 
 /// Exactly one violation, of that rule.
 #[track_caller]
-fn breaks(rule: Rule, turns: &[Turn], others: &[Vec<Event>]) {
+pub(super) fn breaks(rule: Rule, turns: &[Turn], others: &[Vec<Event>]) {
     let found = found(turns, others);
     assert!(
         found.len() == 1 && found[0].rule == rule,

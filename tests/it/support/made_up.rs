@@ -1,7 +1,7 @@
 //! Histories that are made up, line by line: times are in milliseconds.
 
 use crate::support::history::{
-    Edge, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis,
+    Edge, Entry, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis,
 };
 
 /// The settings of every history here.
@@ -33,6 +33,8 @@ pub(crate) struct Had {
     pub(crate) valid_until: Option<u64>,
     pub(crate) lost: Option<u64>,
     pub(crate) work: Option<(u64, u64)>,
+    /// Numbers of guarded writes, each with how it ended and when; `Invoke` for one that has not.
+    pub(crate) writes: Vec<(u64, Phase, u64)>,
     pub(crate) releases: Option<u64>,
     pub(crate) released: Option<(u64, Option<&'static str>)>,
 }
@@ -143,6 +145,11 @@ impl Turn {
         self.had(|had| had.work = Some((read, read + 1)))
     }
 
+    /// It begins a guarded write when it has the lock, or when the one before was answered.
+    pub(crate) fn writes(self, number: u64, phase: Phase, answered: u64) -> Self {
+        self.had(|had| had.writes.push((number, phase, answered)))
+    }
+
     pub(crate) fn valid_until(self, at: u64) -> Self {
         self.had(|had| had.valid_until = Some(at))
     }
@@ -200,6 +207,21 @@ impl Turn {
             let name = self.wanted.name();
             events.push(event(Phase::Ok, What::Work { name, read, wrote }, had.at));
         }
+        let mut begins = had.at;
+        for &(number, phase, answered) in &had.writes {
+            let write = || What::Write {
+                name: self.wanted.name(),
+                entry: Entry {
+                    process: self.process,
+                    number,
+                },
+            };
+            events.push(event(Phase::Invoke, write(), begins));
+            if phase != Phase::Invoke {
+                events.push(event(phase, write(), answered));
+            }
+            begins = answered;
+        }
         if let Some(at) = had.lost {
             let lost = What::Lost {
                 wanted: wanted(),
@@ -247,6 +269,18 @@ pub(crate) fn fault_of(name: &str, client: Option<i64>, [begin, end]: [u64; 2]) 
         Event::new(NEMESIS, Phase::Info, What::Fault(edge), millis(at))
     };
     vec![edge(false, begin), edge(true, end)]
+}
+
+/// What the server has kept of guarded writes in the end.
+pub(crate) fn written(name: &str, entries: &[(i64, u64)]) -> Vec<Event> {
+    let entries = entries.iter();
+    let written = What::Written {
+        name: name.into(),
+        entries: entries
+            .map(|&(process, number)| Entry { process, number })
+            .collect(),
+    };
+    vec![Event::new(NEMESIS, Phase::Info, written, millis(100_000))]
 }
 
 /// Everything of a history, in the order in which it is written.

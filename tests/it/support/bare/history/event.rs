@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::setup::Setup;
+use super::writes::Entry;
 
 /// A moment or a span, in nanoseconds of the clock that all processes share.
 pub(crate) type Nanos = u64;
@@ -126,6 +127,16 @@ pub(crate) enum What {
         name: Arc<str>,
         read: u64,
         wrote: u64,
+    },
+    /// A write that is guarded by the hold of that name. `Fail`: it was refused.
+    Write {
+        name: Arc<str>,
+        entry: Entry,
+    },
+    /// What the server has kept of all such writes, in its order.
+    Written {
+        name: Arc<str>,
+        entries: Vec<Entry>,
     },
     ForceUnlock {
         name: Arc<str>,
@@ -269,6 +280,14 @@ impl What {
                 "work",
                 json!({ "name": &**name, "read": read, "wrote": wrote }),
             ),
+            Self::Write { name, entry } => {
+                let entry = entry.to_string();
+                ("write", json!({ "name": &**name, "entry": entry }))
+            }
+            Self::Written { name, entries } => {
+                let entries: Vec<_> = entries.iter().map(Entry::to_string).collect();
+                ("written", json!({ "name": &**name, "entries": entries }))
+            }
             Self::ForceUnlock { name } => ("force-unlock", json!({ "name": &**name })),
             Self::Set { wanted, count } => {
                 let mut value = of_wanted(wanted, None);
@@ -437,6 +456,19 @@ impl Reader {
                 name: self.required(value, "name")?,
                 read: number(value, "read").ok_or("nothing read")?,
                 wrote: number(value, "wrote").ok_or("nothing wrote")?,
+            },
+            "write" => What::Write {
+                name: self.required(value, "name")?,
+                entry: value["entry"].as_str().ok_or("no entry")?.parse()?,
+            },
+            "written" => What::Written {
+                name: self.required(value, "name")?,
+                entries: value["entries"]
+                    .as_array()
+                    .ok_or("no entries")?
+                    .iter()
+                    .map(|entry| entry.as_str().ok_or("no entry")?.parse())
+                    .collect::<Parsed<_>>()?,
             },
             "force-unlock" => What::ForceUnlock {
                 name: self.required(value, "name")?,

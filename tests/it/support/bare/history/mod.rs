@@ -12,12 +12,14 @@ mod setup;
 mod sharing;
 mod timing;
 mod turns;
+mod writes;
 
 pub(crate) use event::{
     Divides, Edge, Event, Mode, NEMESIS, Nanos, Phase, Wanted, What, millis, nanos, read,
 };
 pub(crate) use report::Report;
 pub(crate) use setup::Setup;
+pub(crate) use writes::Entry;
 
 /// What histories are checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,7 +34,9 @@ pub(crate) enum Rule {
     Order,
     /// Fencing tokens rise with every grant.
     Tokens,
-    /// No wait exceeds its limit, no release the response timeout.
+    /// No guarded write is executed after those of a later hold, although it was refused, or twice.
+    LateWrite,
+    /// No wait exceeds its limit, no release or guarded write the response timeout.
     Deadline,
     /// No error and no loss without a fault.
     Cause,
@@ -51,12 +55,13 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Exclusion,
         Self::Permits,
         Self::Numbers,
         Self::Order,
         Self::Tokens,
+        Self::LateWrite,
         Self::Deadline,
         Self::Cause,
         Self::Notice,
@@ -74,6 +79,7 @@ impl Rule {
             Self::Numbers => "numbers",
             Self::Order => "order",
             Self::Tokens => "tokens",
+            Self::LateWrite => "late write",
             Self::Deadline => "deadline",
             Self::Cause => "cause",
             Self::Notice => "notice",
@@ -103,6 +109,7 @@ pub(crate) fn check(events: Vec<Event>) -> Report {
     sharing::check(&record, &mut violations);
     order::check(&record, &mut violations);
     timing::check(&record, &mut violations);
+    writes::check(&record, &mut violations);
     violations.sort_by_key(|violation| violation.time);
     Report::new(&record, violations)
 }

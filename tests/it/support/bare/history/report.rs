@@ -39,6 +39,9 @@ pub(crate) struct Report {
     pub(crate) violations: Vec<Violation>,
     pub(crate) operations: BTreeMap<Arc<str>, Operations>,
     pub(crate) faults: BTreeMap<Arc<str>, Faulted>,
+    /// Guarded writes that servers have kept, and those that were refused.
+    pub(crate) writes: usize,
+    pub(crate) refused_writes: usize,
     pub(crate) lasted: Nanos,
 }
 
@@ -76,7 +79,11 @@ impl Report {
                 None => {}
             }
         }
+        let holds = record.turns.iter().filter_map(|turn| turn.hold.as_ref());
+        let writes = holds.flat_map(|hold| &hold.writes);
         Self {
+            writes: record.written.iter().map(|log| log.entries.len()).sum(),
+            refused_writes: writes.filter(|its| its.ended_as(Phase::Fail)).count(),
             faults: faulted(record, &violations),
             violations,
             operations,
@@ -226,7 +233,9 @@ impl fmt::Display for Report {
         let faults: usize = self.faults.values().map(|its| its.count).sum();
         writeln!(
             f,
-            "{asked} operations and {faults} faults in {}: {} violations",
+            "{asked} operations, {} guarded writes ({} refused) and {faults} faults in {}: {} violations",
+            self.writes,
+            self.refused_writes,
             seconds(self.lasted),
             self.violations.len()
         )?;

@@ -46,7 +46,7 @@ fn in_time(
     }
 }
 
-/// No wait exceeds its limit, and no release the response timeout.
+/// No wait exceeds its limit, and no release or guarded write the response timeout.
 fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let mut say = |what: &str, how: &str, time| {
         wrong.push(Violation {
@@ -66,6 +66,11 @@ fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
         say("a wait", how, turn.asked.time);
     }
     let Some(hold) = &turn.hold else { return };
+    for write in &hold.writes {
+        if let Err(how) = in_time(record, client, write.asked, timeout, write.answer.as_ref()) {
+            say("a guarded write", how, write.asked.time);
+        }
+    }
     match hold.releases {
         Some(releases) => {
             let released = hold.released.as_ref();
@@ -110,6 +115,15 @@ fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
         let lease = turn.wanted.lease;
         lease.is_some_and(|lease| at + record.setup.slack + lease / 50 >= hold.from + lease)
     };
+    for write in &hold.writes {
+        let answer = write.answer.as_ref().filter(|its| its.phase != Phase::Ok);
+        if let Some(Answer { at, .. }) = answer
+            && !is_over(at.time)
+            && !explains(hold.from, at.time)
+        {
+            say("a refused write", at.time);
+        }
+    }
     if let Some(lost) = hold.lost {
         if !is_over(lost.time) && !explains(hold.from, lost.time) {
             say("a loss", lost.time);
@@ -145,7 +159,7 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let ends = [hold.lost, hold.releases];
     let ended = ends.iter().flatten().map(|at| at.time).min();
     if let (Some(valid_until), Some(ended)) = (hold.valid_until, ended) {
-        if ended > record.notices(client, valid_until) {
+        if ended > record.notices(client, hold.looks_again(valid_until)) {
             say(
                 format!("it was valid until {} and used on", seconds(valid_until)),
                 ended,
@@ -187,7 +201,8 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let faults = &record.faults;
     let during = faults.all[..faults.begun_by(ended)].iter();
     for away in during.filter(|fault| fault.is_an_outage() && hold.from < fault.begin) {
-        let due = record.notices(client, away.begin.saturating_add(lease));
+        let over = away.begin.saturating_add(lease);
+        let due = record.notices(client, hold.looks_again(over));
         if record.setup.deployment == "one"
             && away.client.is_none()
             && away.end > due

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::event::{Divides, Edge, Event, NEMESIS, Nanos, Phase, Wanted, What};
 use super::faults::{Fault, Faults};
 use super::setup::Setup;
+use super::writes::{Write, Written};
 use super::{Rule, Violation};
 
 /// A release by somebody else, as a fault.
@@ -54,6 +55,8 @@ pub(crate) struct Hold {
     pub(crate) valid_until: Option<Nanos>,
     /// What it read and wrote under the lock.
     pub(crate) work: Vec<(u64, u64)>,
+    /// What it wrote on the server, guarded.
+    pub(crate) writes: Vec<Write>,
     /// Until when it counted on the hold, for certain.
     pub(crate) until: Nanos,
 }
@@ -141,6 +144,7 @@ pub(crate) struct Record {
     /// When a semaphore was given its permits.
     pub(crate) sets: BTreeMap<Arc<str>, Vec<Nanos>>,
     pub(crate) left_behind: Vec<(At, String)>,
+    pub(crate) written: Vec<Written>,
     pub(crate) end: Nanos,
     /// What is wrong with the log itself.
     pub(crate) wrong: Vec<Violation>,
@@ -178,6 +182,9 @@ impl Record {
                 What::LeftBehind { keys } => record
                     .left_behind
                     .extend(keys.into_iter().map(|key| (at, key))),
+                What::Written { name, entries } => {
+                    record.written.push(Written { at, name, entries });
+                }
                 What::Remark => {}
                 What::Unreadable(why) => {
                     record.wrong.push(Violation {
@@ -322,6 +329,7 @@ impl Record {
                     true
                 })
             }
+            What::Write { name, entry } => self.of_write(&its.holds, &name, entry, answer),
             What::ForceUnlock { name } => match (event.phase, its.forces.take()) {
                 (Phase::Invoke, None) => {
                     its.forces = Some((event.time, name));
@@ -429,7 +437,11 @@ impl Record {
                     let mut stops = self.faults.stops(client).iter();
                     let stopped = stops.find(|&&(begin, end)| begin <= killed && killed <= end);
                     let ran = stopped.map_or(killed, |&(begin, _)| begin);
-                    ran.saturating_sub(slack).max(hold.from)
+                    let looked = match hold.writes.last() {
+                        Some(write) if write.answer.is_none() => ran.min(write.asked.time),
+                        _ => ran,
+                    };
+                    looked.saturating_sub(slack).max(hold.from)
                 }
                 (ended, _) => ended.unwrap_or(Nanos::MAX),
             };
