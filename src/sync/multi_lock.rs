@@ -64,10 +64,11 @@ impl MultiLock {
     /// Returns several locks of any clients and kinds as one. Sends nothing.
     ///
     /// The same lock twice counts once, and another multi-lock is its members. The methods that lock return
-    /// [`Error::Config`](crate::Error::Config) for no members, for a [`RedLock`](crate::RedLock), for two locks of one server that have the same key and are not the same, and for members on a server
-    /// that another client of them uses under the same key. Whether two addresses are those of one server is asked of
-    /// the servers (`INFO`) before anything is taken, once for each connection, and only if members have
-    /// the same key; a server that does not answer this, or is down, counts as another one until it does.
+    /// [`Error::Config`](crate::Error::Config) for no members, for a [`RedLock`](crate::RedLock), for two locks of one
+    /// server that have the same key and are not the same, and for members on a server that another client of them uses
+    /// under the same key. Whether two addresses are those of one server is asked of the servers (`INFO`) before anything
+    /// is taken, once for each connection, and only if members have the same key; a server that does not answer this, or
+    /// is down, counts as another one until it does.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};

@@ -20,7 +20,7 @@ fn key(name: &str, what: &str) -> String {
 /// What a guard of any kind runs.
 type Run<'a> = &'a dyn Fn(&redis::Cmd) -> Result<i64>;
 
-/// Holds each kind of lock, and has `then` look at what its guard does. `take` takes it away, in whatever way.
+/// Holds each kind of lock, and has `then` look at what its guard does.
 fn each(server: &Server, then: &dyn Fn(&str, &str, Run<'_>)) {
     let client = open(server);
     macro_rules! each {
