@@ -80,6 +80,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     assert!(latch.try_set_count(1).unwrap());
 
     let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
+    let owned = client.mutex(named("owned")).lock_owned().unwrap();
     let fair = client.fair_lock(named("fair")).lock().unwrap();
     let fenced = client.fenced_lock(named("fenced")).lock().unwrap();
     let several = client.multi_lock([named("a"), named("b")]).lock().unwrap();
@@ -108,6 +109,9 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
                 outer.lost().try_recv().is_err() && members.lost().try_recv().is_err(),
                 "nothing lost",
             );
+            refused(outer.query(&redis::cmd("PING")));
+            refused(owned.query(&redis::cmd("PING")));
+            refused(leased_permit.query(&redis::cmd("PING")));
             refused(lock.lock().map(drop));
             refused(lock.try_lock_for(ms(50)).map(drop));
             refused(wanted.try_lock_for(ms(50)).map(drop));
@@ -129,7 +133,16 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
             kept.forget();
             expect(client.close(ms(50)).is_ok(), "nothing to close");
             expect(client.stats().holds == 0, "no holds counted");
-            drop((outer, fair, fenced, several, members, read, other_leased));
+            drop((
+                outer,
+                owned,
+                fair,
+                fenced,
+                several,
+                members,
+                read,
+                other_leased,
+            ));
             drop((lock, rwlock, semaphore, leased, latch));
             // Ends without running anything else of what was copied.
             signal::kill(Pid::this(), Signal::SIGKILL).unwrap();
@@ -155,7 +168,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     }
 
     let mut con = connection_to(url);
-    for kind in ["lock", "fair", "fenced", "a", "b", "c", "d", "rw"] {
+    for kind in ["lock", "owned", "fair", "fenced", "a", "b", "c", "d", "rw"] {
         let held: bool = redis::cmd("EXISTS")
             .arg(named(kind))
             .query(&mut con)
@@ -172,6 +185,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     assert!(outer.valid_until() > Instant::now());
     inner.unlock().unwrap();
     outer.unlock().unwrap();
+    owned.unlock().unwrap();
     fair.unlock().unwrap();
     fenced.unlock().unwrap();
     several.unlock().unwrap();

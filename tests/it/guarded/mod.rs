@@ -10,7 +10,10 @@ use std::time::Duration;
 use redis::cmd;
 use redlatch::{Client, Error, GuardedScript, LossReason, Result};
 
-use crate::support::{Server, eventually, in_haste, loosely, ms, open, settings, timed, unique};
+use crate::support::{
+    LONG, Mode, Net, Server, Target, eventually, in_haste, loosely, ms, open, settings, timed,
+    unique,
+};
 
 /// A key in the slot of the lock with this name.
 fn key(name: &str, what: &str) -> String {
@@ -133,6 +136,71 @@ fn a_lease_that_is_over_is_over_for_commands_too() {
         "{lost}"
     );
     assert_eq!(server.ask::<String>(&["GET", &data]), "in time");
+}
+
+timed!(a_reader_whose_time_is_over_is_not_kept_by_another);
+fn a_reader_whose_time_is_over_is_not_kept_by_another() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let name = unique("readers");
+    let count = key(&name, "count");
+    let (over, kept) = (
+        client.rwlock(&name).read().unwrap(),
+        other.rwlock(&name).read().unwrap(),
+    );
+    // Both are in one hash, which lives for as long as either. Each has a key that lives as long as its own lease.
+    let its_life = |of: &&String| of.contains(over.owner());
+    let lives = server.keys();
+    let life = lives.iter().find(its_life).unwrap();
+    server.ask::<i64>(&["DEL", life]);
+    let err = over.query::<i64>(cmd("INCR").arg(&count)).unwrap_err();
+    assert!(matches!(err, Error::Lost { .. }), "{err}");
+    assert_eq!(kept.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
+}
+
+timed!(a_permit_that_has_expired_runs_nothing);
+fn a_permit_that_has_expired_runs_nothing() {
+    let server = Server::start();
+    let slots = open(&server).expirable_semaphore(unique("expired"));
+    slots.try_set_permits(2).unwrap();
+    let (over, kept) = (slots.acquire().unwrap(), slots.acquire().unwrap());
+    let count = key(slots.name(), "count");
+    // Until somebody removes it, its id is there, with the time at which it has expired.
+    let expire = "local ids = redis.call('zrange', KEYS[1], 0, -1)
+        for _, id in ipairs(ids) do
+          if id == ARGV[1] then redis.call('zadd', KEYS[1], 1, id) end
+        end
+        return #ids";
+    let all = server.keys();
+    let times = all.iter().find(|of| of.contains("timeout")).unwrap();
+    let id: Vec<u8> = (0..over.id().len() / 2)
+        .map(|at| u8::from_str_radix(&over.id()[2 * at..2 * at + 2], 16).unwrap())
+        .collect();
+    let ids: i64 = redis::Script::new(expire)
+        .key(times)
+        .arg(id)
+        .invoke(&mut server.connection())
+        .unwrap();
+    assert_eq!(ids, 2);
+    let err = over.query::<i64>(cmd("INCR").arg(&count)).unwrap_err();
+    assert!(matches!(err, Error::Lost { .. }), "{err}");
+    assert_eq!(kept.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
+}
+
+timed!(a_hold_that_its_client_has_given_up_runs_nothing);
+fn a_hold_that_its_client_has_given_up_runs_nothing() {
+    let net = Net::start();
+    let guard = net.client.mutex(&net.name).lock().unwrap();
+    let count = key(&net.name, "count");
+    // Nothing is renewed, and Redis keeps the hold all the same.
+    net.proxy.set(Target::Watchdog, Mode::BlackHole);
+    assert_eq!(net.server.ask::<i64>(&["PERSIST", &net.name]), 1);
+    guard.lost().recv_timeout(LONG).unwrap();
+    let sent = net.server.calls("evalsha");
+    let err = guard.query::<i64>(cmd("INCR").arg(&count)).unwrap_err();
+    assert!(matches!(err, Error::Lost { .. }), "{err}");
+    assert!(!net.server.exists(&count) && net.server.exists(&net.name));
+    assert_eq!(net.server.calls("evalsha"), sent);
 }
 
 timed!(a_hold_that_was_handed_over_or_is_shared_runs_commands);
