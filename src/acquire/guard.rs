@@ -138,9 +138,6 @@ impl GuardInner {
 
     /// Runs it if the hold is in force.
     pub(crate) fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
-        if self.is_copy() {
-            return Err(Error::Closed);
-        }
         self.shared.session.run(&self.hold, work)
     }
 

@@ -893,9 +893,6 @@ guarded!(ExpirablePermit, made by "client.expirable_semaphore(\"slots\").acquire
 
 impl ExpirablePermit {
     fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
-        if self.session().is_copy() {
-            return Err(Error::Closed);
-        }
         self.session().run(&self.hold, work)
     }
 }
