@@ -445,7 +445,11 @@ impl<'a> Thread<'a> {
             _ => self.below(6),
         };
         let read = self.protected(wish).map(|file| (number_in(&file), file));
-        self.write(wish, &hold);
+        // The others have to notice by themselves that they were lost.
+        let writes = wish.kind.guards_commands() && self.one_in(2);
+        if writes {
+            self.write(wish, &hold);
+        }
         if let Some(guard) = self.once_more(wish) {
             drop(guard);
         }
@@ -453,7 +457,7 @@ impl<'a> Thread<'a> {
         let valid_until = |hold: &Held| hold.valid_until().map(on_our_clock);
         let mut told = false;
         loop {
-            if self.one_in(4) {
+            if writes && self.one_in(4) {
                 self.write(wish, &hold);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -488,7 +492,9 @@ impl<'a> Thread<'a> {
             );
         }
         // Also if it knows better: it is to be refused.
-        self.write(wish, &hold);
+        if writes {
+            self.write(wish, &hold);
+        }
         // What it could not know when it looked last.
         if !told && !hold.is_valid() {
             let mut lost = value.clone();
@@ -512,9 +518,6 @@ impl<'a> Thread<'a> {
 
     /// Writes to the log that the server keeps beside the lock, which refuses that once the hold is over.
     fn write(&mut self, wish: &Wish, hold: &Held) {
-        if !wish.kind.guards_commands() {
-            return;
-        }
         self.writes += 1;
         let name = &wish.names[0];
         let entry = format!("{}-{}", self.process, self.writes);
