@@ -5,7 +5,8 @@ use std::time::Duration;
 use redlatch::{CancelToken, Client, Error, MultiLock, RedLock, Result};
 
 use crate::support::{
-    Crew, Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed, unique,
+    Crew, Deployment, Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed,
+    unique,
 };
 
 /// What came of a wait that was too short.
@@ -100,7 +101,11 @@ fn who_is_too_slow_is_told_from_who_has_it() {
 
 timed!(a_majority_that_is_too_slow_is_late);
 fn a_majority_that_is_too_slow_is_late() {
-    let nets = [(); 3].map(|()| Net::with(ms(3_000)));
+    let net = || {
+        let patient = |config| in_haste(config).response_timeout(ms(3_000));
+        Net::of(Server::start_as(Deployment::Single), patient, in_haste)
+    };
+    let nets = [(); 3].map(|()| net());
     let lock = RedLock::new(nets.each_ref().map(|net| &net.client), unique("majority")).unwrap();
     drop(lock.lock().unwrap());
     for net in &nets[..2] {
