@@ -220,15 +220,12 @@ fn show(what: &str, rates: &Rates) {
 /// Commands that run only while a hold is in force, beside the same ones bare.
 fn guarded(server: &Server, table: &mut Table) {
     const COUNT: &str = "{guarded}:count";
-    let (client, script) = (
-        open(server),
-        redlatch::GuardedScript::new("return redis.call('incr', KEYS[1])"),
-    );
+    let text = "return redis.call('incr', KEYS[1])";
+    let (client, script) = (open(server), redlatch::GuardedScript::new(text));
     let guard = client.mutex("guarded").lock().expect("a grant");
     let (mut bare, mut by_hash) = (rig::connection(server), rig::connection(server));
     let incr = redis::cmd("INCR").arg(COUNT).to_owned();
     let packed = incr.get_packed_command();
-    let text = "return redis.call('incr', KEYS[1])";
     let is_number = |reply: &Value| matches!(reply, Value::Int(_));
     let scripted = evalsha(&mut by_hash, text, &[COUNT], &[]);
     let [bare, by_hash, command, script] = interleaved(
