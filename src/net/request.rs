@@ -8,7 +8,6 @@ pub(crate) struct Script {
     text: Box<str>,
     plain: Encoded,
     sharded: OnceLock<Encoded>,
-    is_users: bool,
 }
 
 /// A script of this crate, or one of the user's.
@@ -16,6 +15,16 @@ pub(crate) struct Script {
 pub(crate) enum ScriptRef {
     Ours(&'static Script),
     Users(Arc<Script>),
+}
+
+impl ScriptRef {
+    /// That of a user is sent as it is.
+    fn encoded(&self, wording: Wording) -> &[u8] {
+        match self {
+            Self::Ours(script) => script.encoded(wording),
+            Self::Users(script) => script.encoded(Wording::plain(wording.by_text)),
+        }
+    }
 }
 
 impl Deref for ScriptRef {
@@ -41,16 +50,7 @@ impl Script {
             text: text.into(),
             plain: Encoded::new(text),
             sharded: OnceLock::new(),
-            is_users: false,
         }
-    }
-
-    /// One of the user's, which is sent as it is.
-    pub(crate) fn of_user(text: &str) -> Arc<Self> {
-        Arc::new(Self {
-            is_users: true,
-            ..Self::new(text)
-        })
     }
 
     /// The text with the commands of sharded channels in place of those of plain ones. They stay literal, since some
@@ -60,7 +60,7 @@ impl Script {
     }
 
     fn encoded(&self, wording: Wording) -> &[u8] {
-        let encoded = match wording.sharded && !self.is_users {
+        let encoded = match wording.sharded {
             false => &self.plain,
             true => self
                 .sharded

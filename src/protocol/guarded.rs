@@ -34,7 +34,7 @@ pub(crate) fn wrapped(text: &str) -> Arc<Script> {
         true => text.split_at(text.find('\n').map_or(text.len(), |end| end + 1)),
         false => ("", text),
     };
-    Script::of_user(&format!("{first}{} {rest}", check.join(" ")))
+    Arc::new(Script::new(&format!("{first}{} {rest}", check.join(" "))))
 }
 
 /// Whether a refusal says that the hold is over, and what has become of the lock.
