@@ -127,15 +127,15 @@ pub(crate) struct Call {
     node: AtomicUsize,
     /// Of a release: this process listened to its channel, so it is among those notified.
     pub(crate) is_heard_by_us: bool,
-    pub(crate) state: Guarded,
+    pub(crate) state: Progress,
     changed: Condvar,
 }
 
 /// What changes of a call. The mutex is that of the standard library, for its condition variable: that of `parking_lot` keeps
 /// its threads in a table, and every reply wakes one (bench: many64).
-pub(crate) struct Guarded(Mutex<CallState>);
+pub(crate) struct Progress(Mutex<CallState>);
 
-impl Guarded {
+impl Progress {
     pub(crate) fn lock(&self) -> MutexGuard<'_, CallState> {
         // Whoever panicked has left it as it was.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -219,7 +219,7 @@ impl Call {
             undo,
             node: AtomicUsize::new(0),
             is_heard_by_us,
-            state: Guarded(Mutex::new(CallState {
+            state: Progress(Mutex::new(CallState {
                 phase: CallPhase::Idle,
                 sent_at: time::instant(0),
                 by_text: false,

@@ -213,11 +213,10 @@ impl Nodes {
         fault: WaitFault,
         refused_for_now: Option<RedisError>,
     ) -> Fault {
-        let closed = || socket::timed_out("the client was closed before the answer came");
         Fault::Unknown(match self.unanswered(to, fault, refused_for_now) {
             Ok(why) => why,
             Err(Fault::Late(why) | Fault::Unreachable(why) | Fault::Refused(why)) => why,
-            Err(_) => closed(),
+            Err(_) => socket::timed_out("the client was closed before the answer came"),
         })
     }
 
