@@ -279,7 +279,7 @@ impl LockSpec {
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
-        let reason = match renewed.loss() {
+        let reason = match renewed.loss_if(in_time) {
             None => {
                 if entry.lock().lock.reenter(params.thread, hold, params.lease) {
                     session.watchdog.arm(hold, hold.due_after(sent_at));
@@ -292,7 +292,6 @@ impl LockSpec {
                 session.give_back(hold);
                 return Ok(Reentered::Lost);
             }
-            Some(_) if !in_time => LossReason::Expired,
             Some(why) => why,
         };
         session.lose(hold, reason);

@@ -155,7 +155,7 @@ impl GuardInner {
         } else {
             LossReason::Expired
         });
-        self.lost_by(reason)
+        self.hold.lost(reason)
     }
 
     /// Releases the hold and waits for Redis to confirm it.
@@ -191,14 +191,7 @@ impl GuardInner {
         let session = &self.shared.session;
         match session.released(&self.hold, call, in_time, until)? {
             None => Ok(()),
-            Some(reason) => Err(self.lost_by(reason)),
-        }
-    }
-
-    fn lost_by(&self, reason: LossReason) -> Error {
-        Error::Lost {
-            name: self.name().to_owned(),
-            reason,
+            Some(reason) => Err(self.hold.lost(reason)),
         }
     }
 
@@ -212,7 +205,7 @@ impl GuardInner {
 
     fn not_lost(&self) -> Result<Option<Arc<Call>>> {
         match self.hold.loss() {
-            Some(reason) => Err(self.lost_by(reason)),
+            Some(reason) => Err(self.hold.lost(reason)),
             None => Ok(None),
         }
     }
@@ -274,7 +267,7 @@ impl GuardInner {
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }
-                Err(self.lost_by(hold.loss().unwrap_or(LossReason::Expired)))
+                Err(self.hold.lost(hold.loss().unwrap_or(LossReason::Expired)))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::error::{Error, LossReason, Result};
+use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::net::call::{Attempt, Fault};
 use crate::net::request::{Request, Script};
@@ -39,7 +39,7 @@ impl Session {
     fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<Value> {
         self.check_open()?;
         if let Some(reason) = hold.loss() {
-            return Err(lost(hold, reason));
+            return Err(hold.lost(reason));
         }
         let request = self.guarded(hold, work)?;
         let until = Instant::now() + self.response_timeout;
@@ -60,14 +60,12 @@ impl Session {
                     .at(&self.endpoint));
             }
         };
-        let Some(why) = not_held(&refusal).and_then(|found| found.loss()) else {
+        let in_time = Instant::now() < hold.valid_until();
+        let Some(reason) = not_held(&refusal).and_then(|found| found.loss_if(in_time)) else {
             return Err(self.error(RUNNING, hold.entry().name(), refusal));
         };
-        // After its time it is gone because it expired.
-        let in_time = Instant::now() < hold.valid_until();
-        let reason = if in_time { why } else { LossReason::Expired };
         self.lose(hold, reason);
-        Err(lost(hold, hold.loss().unwrap_or(reason)))
+        Err(hold.lost(hold.loss().unwrap_or(reason)))
     }
 
     fn guarded(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {
@@ -82,12 +80,5 @@ impl Session {
             Work::Script { script, keys, args } => guarded.script(script, keys, args),
         };
         request.map_err(|why| Error::InvalidCommand { why })
-    }
-}
-
-fn lost(hold: &Hold, reason: LossReason) -> Error {
-    Error::Lost {
-        name: hold.entry().name().to_string(),
-        reason,
     }
 }

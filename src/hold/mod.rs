@@ -504,6 +504,14 @@ impl Hold {
         Some(loss)
     }
 
+    /// The error for its holder.
+    pub(crate) fn lost(&self, reason: LossReason) -> Error {
+        Error::Lost {
+            name: self.entry().name().to_string(),
+            reason,
+        }
+    }
+
     fn loss_for(&self, reason: LossReason) -> Loss {
         Loss {
             name: self.entry().name().to_string(),

@@ -178,9 +178,8 @@ impl Hold {
                 return Next::Lost(LossReason::TakenOver);
             }
         };
-        // After its time the key is gone because it expired, not because somebody removed it.
         let in_time = Instant::now() < self.valid_until();
-        match renewed.loss() {
+        match renewed.loss_if(in_time) {
             None => {
                 self.change(|lease| {
                     lease.was_renewed(sent_at);
@@ -193,7 +192,6 @@ impl Hold {
                 }
                 Next::Renewed(self.due_after(sent_at))
             }
-            Some(_) if !in_time => Next::Lost(LossReason::Expired),
             Some(why) => Next::Lost(why),
         }
     }

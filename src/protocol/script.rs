@@ -176,6 +176,13 @@ pub(crate) enum Renewed {
 }
 
 impl Renewed {
+    /// The same of a hold that was certain until then or not: after its time the key is gone because it expired, not because
+    /// somebody removed it.
+    pub(crate) fn loss_if(self, in_time: bool) -> Option<LossReason> {
+        let why = self.loss()?;
+        Some(if in_time { why } else { LossReason::Expired })
+    }
+
     /// Why the hold is lost, if it is.
     pub(crate) fn loss(self) -> Option<LossReason> {
         match self {
