@@ -140,8 +140,7 @@ impl Listening {
                 (Some(until), Some(due)) => Deadline::at(until.min(due)),
                 _ => until,
             };
-            self.waiter().park(seen, wakes_at, stop);
-            let is_over = self.has_wakeup() || self.signals().are_news_since(seen) || stop();
+            let is_over = self.waiter().park(seen, wakes_at, stop);
             if is_over || until.has_passed(Instant::now()) {
                 break;
             }

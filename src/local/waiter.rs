@@ -91,19 +91,24 @@ impl<W> Waiter<W> {
     }
 
     /// Parks unless the thread has a wakeup, there is news since `seen`, or `stop`; until somebody notifies it, the deadline,
-    /// or for no reason.
-    pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) {
+    /// or for no reason. Returns whether any of that is so by then.
+    pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) -> bool {
+        let is_over = |state: &State<W>| {
+            state.wakeup.is_some() || state.signals.are_news_since(seen) || stop()
+        };
         let state = self.lock();
-        if state.wakeup.is_some() || state.signals.are_news_since(seen) || stop() {
-            return;
+        if is_over(&state) {
+            return true;
         }
-        match until.instant() {
-            None => drop(self.changed.wait(state)),
+        let state = match until.instant() {
+            None => (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner),
             Some(at) => {
                 let left = at.saturating_duration_since(Instant::now());
-                drop(self.changed.wait_timeout(state, left));
+                let waited = self.changed.wait_timeout(state, left);
+                waited.unwrap_or_else(PoisonError::into_inner).0
             }
-        }
+        };
+        is_over(&state)
     }
 }
 
@@ -127,7 +132,7 @@ impl<W: Send> Listener for Waiter<W> {
 ///
 /// Given to a handle with `cancel_on`. Clones are the same token. Once cancelled it stays cancelled: waits that have
 /// begun end with [`Error::Cancelled`](crate::Error::Cancelled), within a few milliseconds while parked and within
-/// about 64 ms while Redis owes an answer, and later ones end at once. A lock that was granted first is returned. A wait
+/// about 0.1 s while Redis owes an answer, and later ones end at once. A lock that was granted first is returned. A wait
 /// whose time is up as well by then ends with `Cancelled`, not with `Ok(None)`.
 ///
 /// ```
