@@ -536,12 +536,10 @@ impl InFlight {
         !self.awaiting.is_empty() && self.quiet_at >= self.last_heard + max_silence
     }
 
-    /// The first call whose thread waits to be woken.
-    pub(super) fn first_following(&self) -> Option<Arc<Call>> {
-        let mut awaiting = self.awaiting.iter();
-        awaiting
-            .find(|call| call.state.lock().following > 0)
-            .cloned()
+    /// The calls whose threads wait to be woken, the first one first.
+    pub(super) fn following(&self) -> impl Iterator<Item = &Arc<Call>> {
+        let awaiting = self.awaiting.iter();
+        awaiting.filter(|call| call.state.lock().following > 0)
     }
 
     /// Whether a thread writes although another leads: the server is far away, few replies are due, or half of the commands are

@@ -83,7 +83,10 @@ impl Connection {
                 continue;
             }
             drop(state);
-            mine = call.follow(mine, slice_ends.saturating_duration_since(now));
+            // Whoever leads has it look again in time, unless that is soon.
+            let is_soon = looks || until.min(silent_at) < now + 2 * SLICE;
+            let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
+            mine = call.follow(mine, most);
             // Not under the connection's mutex, which all threads want that were woken together.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
@@ -145,7 +148,7 @@ impl Connection {
                             let in_time = now < until + LATE;
                             in_flight.quiet_at = if in_time { now } else { read_at };
                         }
-                        return self.step_down(reader, generation);
+                        return self.step_down(reader, generation, now);
                     }
                     read_at = now;
                     continue;
@@ -160,7 +163,7 @@ impl Connection {
             match handed.then {
                 // The leader stops in time, however many replies come for others.
                 Then::ReadOn if now < until => {}
-                Then::ReadOn | Then::StepDown => return self.step_down(reader, generation),
+                Then::ReadOn | Then::StepDown => return self.step_down(reader, generation, now),
                 Then::Fail(err) => return self.fail(generation, &err, false),
                 Then::Gone => return,
             }
@@ -229,20 +232,28 @@ impl Connection {
         handed
     }
 
-    /// Puts the reader back, writes what is left, and wakes the next leader.
-    pub(super) fn step_down(&self, reader: Reader, generation: u64) {
+    /// Puts the reader back, writes what is left, and wakes the next leader. From time to time it wakes all who follow, since
+    /// they wait without a limit: each of them looks whether it has to stop.
+    fn step_down(&self, reader: Reader, generation: u64, now: Instant) {
         let mut state = self.state.lock();
         let Some((up, in_flight)) = state.up(generation) else {
             return;
         };
         up.reader = Some(reader);
-        let next = in_flight.first_following();
+        let most = match now < up.all_looked_at + SLICE / 2 {
+            true => 1,
+            false => {
+                up.all_looked_at = now;
+                usize::MAX
+            }
+        };
+        let next: Vec<_> = in_flight.following().take(most).cloned().collect();
         let unwritten = in_flight.has_bytes();
         drop(state);
         if unwritten {
             self.flush(true);
         }
-        wake_leader(next);
+        next.iter().for_each(|call| call.wake());
     }
 
     pub(super) fn fail_silent(&self, generation: u64) {

@@ -6,9 +6,10 @@
 //! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
 //! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has come; then it puts the reader back and wakes another waiting thread. Before it blocks, the leader
-//! writes what all threads have queued; a thread writes itself where nobody leads, or [where that is worth
-//! it](InFlight::is_worth_a_write).
+//! call until its own has come; then it puts the reader back and wakes another waiting thread. The others *follow*: they wait
+//! without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each looks whether
+//! it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where nobody
+//! leads, or [where that is worth it](InFlight::is_worth_a_write).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -76,6 +77,8 @@ struct Up {
     writing: bool,
     /// `None` while a thread leads.
     reader: Option<Reader>,
+    /// When all who follow were last woken to look for themselves.
+    all_looked_at: Instant,
     /// How long its greeting took: a round trip at least.
     greeted_in: Duration,
     /// When it has to log in again, if ever, and is not about to.
@@ -276,7 +279,7 @@ pub(crate) enum WaitFault {
 /// The first call whose thread can become the leader, if there is none.
 fn next_leader(up: &Up, in_flight: &InFlight) -> Option<Arc<Call>> {
     up.reader.as_ref()?;
-    in_flight.first_following()
+    in_flight.following().next().cloned()
 }
 
 /// Wakes the thread of a call to become the leader.

@@ -132,7 +132,7 @@ impl Connection {
             return None;
         }
         up.reader = Some(reader);
-        wake_leader(in_flight.first_following());
+        wake_leader(in_flight.following().next().cloned());
         Some(state)
     }
 }

@@ -161,6 +161,45 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
 }
 
 #[test]
+fn whoever_is_cancelled_need_not_wait_for_the_thread_that_reads_for_all() {
+    const OTHERS: u64 = 4;
+    let server = Server::start();
+    // Nobody gives up the connection meanwhile.
+    let config = Config::new(server.url()).response_timeout(GENEROUS * 4);
+    let client = Client::open(config).unwrap();
+    let (token, before) = (CancelToken::new(), client.stats().commands);
+    server.freeze();
+    thread::scope(|scope| {
+        // One of them reads, and wakes the other when it takes turns.
+        let patient = [1, 2].map(|n| {
+            let lock = client.mutex(format!("patient:{n}"));
+            let thread = scope.spawn(move || lock.lock().map(drop));
+            eventually("it has asked", || client.stats().commands >= before + n);
+            thread
+        });
+        let others: Vec<_> = (0..OTHERS)
+            .map(|n| client.mutex(format!("follows:{n}")).cancel_on(&token))
+            .map(|lock| scope.spawn(move || lock.lock().map(drop)))
+            .collect();
+        let all = before + 2 + OTHERS;
+        eventually("all have asked", || client.stats().commands >= all);
+        token.cancel();
+        eventually("they stop", || {
+            others.iter().all(|other| other.is_finished())
+        });
+        for other in others {
+            let ended = other.join().unwrap();
+            assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+        }
+        assert!(patient.iter().all(|thread| !thread.is_finished()));
+        server.thaw();
+        for thread in patient {
+            thread.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
 fn attempts_out_of_time_leave_no_more_to_be_sent_however_many_they_are() {
     const THREADS: usize = 96;
     const TRIES: usize = 20;
