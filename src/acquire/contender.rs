@@ -184,9 +184,9 @@ impl<'a> Contender<'a> {
     }
 
     /// Asks until it has the lock or its time is up.
-    pub(crate) fn run(mut self) -> Result<Outcome<GuardInner>> {
+    pub(crate) fn run(&mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
-        Ok(match acquire::acquire(&mut self, lock, wait)? {
+        Ok(match acquire::acquire(self, lock, wait)? {
             Outcome::Granted((hold, sent_at)) => Outcome::Granted(self.granted(hold, sent_at)?),
             Outcome::Busy(busy) => Outcome::Busy(busy),
             Outcome::TooLate => Outcome::TooLate,
@@ -328,9 +328,8 @@ impl<'a> Contender<'a> {
         kind.is_notified && !is_queued && self.lock.quorum.is_none()
     }
 
-    fn granted(mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
-        let (session, entry, params) = (self.session(), Arc::clone(&self.entry), self.params);
-        let now = Instant::now();
+    fn granted(&mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
+        let (session, params, now) = (self.session(), self.params, Instant::now());
         // If it was lost to somebody else meanwhile, its guard reports that.
         if now >= hold.valid_until() {
             // The lease is over already, and somebody else may have the lock.
@@ -354,7 +353,7 @@ impl<'a> Contender<'a> {
         state.forget_place(self.listening.known_waiter());
         // With a queue in Redis several threads of a process are contenders. A grant to one of them may be the first sign that
         // an earlier hold of the process is over.
-        let displaced = match entry.protocol.kind().order {
+        let displaced = match self.lock.kind.order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
         };

@@ -71,7 +71,7 @@ impl LockSpec {
             Pending::Held(held) => Ok(Outcome::Granted(held)),
             Pending::Busy => Ok(Outcome::Busy(Busy::default())),
             Pending::TooLate => Ok(Outcome::TooLate),
-            Pending::Contends(contender) => contender.run(),
+            Pending::Contends(mut contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
             // The entry may be idle now, and without a release nobody else asks for a sweep.
@@ -89,7 +89,7 @@ impl LockSpec {
         };
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
-        let entry = session.registry.get(self.kind, &self.id)?;
+        let entry = session.registry.get(&self.key)?;
         if self.must_stop(wait) {
             return Err(self.stopped());
         }

@@ -8,6 +8,7 @@ use redis::Value;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{DeadlockReason, Error, LossReason, Result};
+use crate::hold::entry::EntryKey;
 use crate::hold::{Counted, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
@@ -29,8 +30,8 @@ pub(crate) struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// As the user gave it.
     pub(crate) name: Arc<str>,
-    /// The id of its entry: the name, or the name and the nodes.
-    pub(crate) id: Arc<str>,
+    /// That of its entry, whose id is the name, or the name and the nodes.
+    pub(crate) key: EntryKey,
     pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
@@ -58,7 +59,7 @@ impl LockSpec {
         Self {
             shared: Arc::clone(shared),
             name: kind.shown(&id),
-            id,
+            key: EntryKey { kind, id },
             kind,
             quorum: None,
             up_for: Duration::ZERO,
@@ -273,31 +274,31 @@ impl LockSpec {
     /// Its entry, kept until its lock is idle.
     pub(crate) fn entry(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
-        self.session().registry.get(self.kind, &self.id)
+        self.session().registry.get(&self.key)
     }
 
     /// Its entry, if a thread has used it lately.
     pub(crate) fn known_entry(&self) -> Option<Arc<Entry>> {
-        self.session().registry.known(self.kind, &self.id)
+        self.session().registry.known(&self.key)
     }
 
     /// An unregistered entry, for its protocol alone.
     pub(crate) fn unregistered_entry(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
-        self.session().registry.unregistered(self.kind, &self.id)
+        self.session().registry.unregistered(&self.key)
     }
 
     /// Its entry; an unregistered one for a query, which must not create state.
     pub(crate) fn look(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
-        self.session().registry.look(self.kind, &self.id)
+        self.session().registry.look(&self.key)
     }
 
     /// Its key and its server.
     pub(crate) fn key_and_server(&self) -> (String, String) {
         let entry = self.look();
         let key = entry.map_or_else(
-            |_| self.id.to_string(),
+            |_| self.key.id.to_string(),
             |entry| entry.protocol.key().to_owned(),
         );
         (key, format!("{:?}", self.session().endpoint))
@@ -315,7 +316,7 @@ impl LockSpec {
             )
         };
         Arc::ptr_eq(self.session(), other.session())
-            && self.id == other.id
+            && self.key == other.key
             && settings(self) == settings(other)
     }
 
@@ -336,7 +337,10 @@ impl LockSpec {
             .into_iter()
             .filter(|kind| kind.has_plain_keys && (self.may_move || *kind != self.kind));
         let mut mine = others
-            .filter_map(|kind| registry.known(kind, &self.name))
+            .filter_map(|kind| {
+                let id = Arc::clone(&self.name);
+                registry.known(&EntryKey { kind, id })
+            })
             .filter(is_mine);
         mine.next()
             .map(|entry| match entry.protocol.kind() == self.kind {

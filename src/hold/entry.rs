@@ -41,8 +41,9 @@ pub(crate) enum Wakeup<H> {
 /// A kind, and an id of that kind.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct EntryKey {
-    kind: &'static Kind,
-    id: Arc<str>,
+    pub(crate) kind: &'static Kind,
+    /// A name, or a list of them.
+    pub(crate) id: Arc<str>,
 }
 
 /// The part of an entry that never changes.
@@ -279,9 +280,8 @@ impl<H: Holding> Registry<H> {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn get(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
-        let make = || self.make(kind, id);
-        self.entries.get(key(kind, id), make)
+    pub(crate) fn get(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
+        self.entries.get(key, || self.make(key))
     }
 
     /// The entry of a name; an unregistered one for a query, which must not create state.
@@ -289,9 +289,8 @@ impl<H: Holding> Registry<H> {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn look(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
-        let known = self.known(kind, id);
-        known.map_or_else(|| self.unregistered(kind, id), Ok)
+    pub(crate) fn look(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
+        self.known(key).map_or_else(|| self.unregistered(key), Ok)
     }
 
     /// An unregistered entry of a name, for its protocol alone.
@@ -299,17 +298,17 @@ impl<H: Holding> Registry<H> {
     /// # Errors
     ///
     /// Those of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn unregistered(&self, kind: &'static Kind, id: &Arc<str>) -> Result<Arc<Entry<H>>> {
-        let (named, state) = self.make(kind, id)?;
-        Ok(self.entries.unregistered(key(kind, id), named, state))
+    pub(crate) fn unregistered(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
+        let (named, state) = self.make(key)?;
+        Ok(self.entries.unregistered(key.clone(), named, state))
     }
 
     /// The entry of a name, if a thread of this client has used it lately.
-    pub(crate) fn known(&self, kind: &'static Kind, id: &Arc<str>) -> Option<Arc<Entry<H>>> {
-        self.entries.known(&key(kind, id))
+    pub(crate) fn known(&self, key: &EntryKey) -> Option<Arc<Entry<H>>> {
+        self.entries.known(key)
     }
 
-    fn make(&self, kind: &'static Kind, id: &Arc<str>) -> Result<(Named, EntryState<H>)> {
+    fn make(&self, EntryKey { kind, id }: &EntryKey) -> Result<(Named, EntryState<H>)> {
         let keyspace = Keyspace {
             prefix: &self.prefix,
             is_cluster: self.is_cluster,
@@ -341,11 +340,6 @@ impl<H: Holding> Registry<H> {
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
-}
-
-fn key(kind: &'static Kind, id: &Arc<str>) -> EntryKey {
-    let id = Arc::clone(id);
-    EntryKey { kind, id }
 }
 
 #[cfg(test)]

@@ -178,17 +178,17 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
     /// The entry with this key, made if need be, and kept from now on until it is idle.
     pub(crate) fn get<E>(
         &self,
-        key: K,
+        key: &K,
         make: impl FnOnce() -> Result<(T, S), E>,
     ) -> Result<Arc<Entry<K, T, S>>, E> {
-        let mut shard = self.shard(&key).lock();
-        if let Some(known) = shard.get(&key) {
+        let mut shard = self.shard(key).lock();
+        if let Some(known) = shard.get(key) {
             return Ok(known.entry());
         }
         let (fixed, state) = make()?;
         let now = Instant::now();
         self.all.free.lock().push_back((now, key.clone()));
-        let entry = self.unregistered(key, fixed, state);
+        let entry = self.unregistered(key.clone(), fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
         // So that names that are used once do not pile up between two sweeps.
@@ -297,7 +297,7 @@ mod tests {
 
     fn names(registry: &TestRegistry, n: usize) -> Vec<Arc<TestEntry>> {
         let make = || Ok::<_, ()>(((), 0));
-        let get = |key| registry.get(key, make).expect("made");
+        let get = |key| registry.get(&key, make).expect("made");
         (0..n).map(get).collect()
     }
 

@@ -11,6 +11,7 @@ use super::inspect::each_of;
 use super::text;
 use crate::config::replicas::ReplicaAck;
 use crate::error::Result;
+use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
 use crate::protocol::{inspect, keys, lua, reentrant};
@@ -320,10 +321,10 @@ impl Checked<'_> {
     fn rights(&mut self, server: &mut Apart) -> std::result::Result<(), RedisError> {
         let session = self.session;
         let name = format!("redlatch-check:{}", session.owners.client());
-        let key = match session
-            .registry
-            .unregistered(&reentrant::KIND, &name.into())
-        {
+        let key = match session.registry.unregistered(&EntryKey {
+            kind: &reentrant::KIND,
+            id: name.into(),
+        }) {
             Ok(entry) => entry.protocol.key().to_owned(),
             Err(_) => return Ok(()),
         };

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::error::{Error, Result};
+use crate::hold::entry::EntryKey;
 use crate::hold::{Entry, Hold, Several as _};
 use crate::local::lock::LeasePolicy;
 use crate::net::call::Attempt;
@@ -113,8 +114,12 @@ impl Quorum {
             .collect();
         ids.sort_unstable();
         let id: Arc<str> = keys::list([name].into_iter().chain(ids)).into();
+        let key = EntryKey {
+            kind: &red::KIND,
+            id: Arc::clone(&id),
+        };
         let node = |session: &&Arc<Session>| {
-            let entry = session.registry.unregistered(&red::KIND, &id)?;
+            let entry = session.registry.unregistered(&key)?;
             Ok(Node::new(Arc::clone(session), entry))
         };
         let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;
