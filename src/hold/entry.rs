@@ -10,9 +10,8 @@ use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
 use crate::net::request::Request;
-use crate::net::text::Text;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
-use crate::protocol::owner::{OwnerNumber, Owners};
+use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
 /// What a client keeps for one name. A thread that holds its mutex may take the mutex of a waiter, of the watchdog or of
 /// the connection, but does no I/O.
@@ -90,13 +89,13 @@ impl<H: Holding> Entry<H> {
     pub(crate) fn release(
         &self,
         mode: Mode,
-        owner: &str,
+        owner: &OwnerId,
         useful_until: Instant,
         undo: bool,
     ) -> Deferred {
         let request = match undo {
-            true => self.protocol.undo(mode, owner),
-            false => self.protocol.release(mode, owner),
+            true => self.protocol.undo(mode, owner.as_bytes()),
+            false => self.protocol.release(mode, owner.as_bytes()),
         };
         self.deferred(request, owner, useful_until, undo)
     }
@@ -105,7 +104,7 @@ impl<H: Holding> Entry<H> {
     pub(crate) fn deferred(
         &self,
         request: Request,
-        owner: &str,
+        owner: &OwnerId,
         useful_until: Instant,
         undo: bool,
     ) -> Deferred {
@@ -113,7 +112,7 @@ impl<H: Holding> Entry<H> {
             request,
             info: DeferredInfo {
                 name: Arc::clone(self.name()),
-                owner: Text::copy(owner),
+                owner: owner.clone(),
                 useful_until,
                 undo,
                 for_good: false,

@@ -401,7 +401,7 @@ impl Hold {
     pub(crate) fn renew_for(&self, lease: Duration, count: u32) -> Request {
         self.entry().protocol.renew(&protocol::kind::Renewal {
             mode: self.mode,
-            owner: &self.owner(),
+            owner: self.owner().as_bytes(),
             lease,
             count,
             ends_at: self.permit_ends_at(),
@@ -457,7 +457,10 @@ impl Hold {
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         if let Some(left) = self.kept_for(now) {
             let owner = self.owner();
-            let request = self.entry().protocol.keep(self.mode, &owner, left);
+            let request = self
+                .entry()
+                .protocol
+                .keep(self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, now + left, undo);
         }
         let longest = self.lease.lock().longest();

@@ -21,7 +21,7 @@ impl Releases {
 
 impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
-        let (name, owner) = (&release.name, &*release.owner);
+        let (name, owner) = (&release.name, &release.owner);
         match script::released(reply) {
             Ok(Released::Yes { .. }) => {}
             // Normal for an undone acquire, and for a release that was sent twice.
@@ -39,7 +39,7 @@ impl OnReply for Releases {
     }
 
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
-        let (name, owner) = (&release.name, &*release.owner);
+        let (name, owner) = (&release.name, &release.owner);
         if release.undo && !release.for_good {
             report!(Debug, "undoing an acquire of `{name}`: {why}");
             return;

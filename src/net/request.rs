@@ -150,18 +150,14 @@ impl Request {
         }
     }
 
-    pub(crate) fn script(
+    pub(crate) fn script<A: AsRef<[u8]>>(
         doing: &'static str,
         script: &'static Script,
         keys: &[&str],
-        args: &[&str],
+        args: &[A],
     ) -> Self {
-        let args = args.iter().map(|arg| arg.as_bytes());
-        let (script, keys) = (
-            ScriptRef::Ours(script),
-            keys.iter().map(std::slice::from_ref),
-        );
-        Self::pack(doing, script, keys, args)
+        let keys = keys.iter().map(std::slice::from_ref);
+        Self::pack(doing, ScriptRef::Ours(script), keys, args)
     }
 
     /// A script with keys that consist of several parts each.
@@ -169,22 +165,9 @@ impl Request {
         doing: &'static str,
         script: &'static Script,
         keys: &[&[&str]],
-        args: &[&str],
+        args: &[impl AsRef<[u8]>],
     ) -> Self {
-        let args = args.iter().map(|arg| arg.as_bytes());
         Self::pack(doing, ScriptRef::Ours(script), keys.iter().copied(), args)
-    }
-
-    /// A script with arguments that are no text.
-    pub(crate) fn script_of_bytes(
-        doing: &'static str,
-        script: &'static Script,
-        keys: &[&str],
-        args: &[&[u8]],
-    ) -> Self {
-        let keys = keys.iter().map(std::slice::from_ref);
-        let args = args.iter().copied();
-        Self::pack(doing, ScriptRef::Ours(script), keys, args)
     }
 
     /// A script that is not sent again once it may have run.
@@ -197,7 +180,7 @@ impl Request {
         let keys = keys.iter().map(std::slice::from_ref);
         Self {
             is_sent_once: true,
-            ..Self::pack(doing, script, keys, args.iter().copied())
+            ..Self::pack(doing, script, keys, args)
         }
     }
 
@@ -205,7 +188,7 @@ impl Request {
         doing: &'static str,
         script: ScriptRef,
         keys: impl ExactSizeIterator<Item = &'a [K]>,
-        args: impl ExactSizeIterator<Item = &'a [u8]>,
+        args: &[impl AsRef<[u8]>],
     ) -> Self {
         let parts = HEAD + keys.len() + args.len();
         let mut packed = Vec::with_capacity(TYPICAL);
@@ -214,7 +197,7 @@ impl Request {
             push_joined(&mut packed, key);
         }
         for arg in args {
-            push_bulk(&mut packed, arg);
+            push_bulk(&mut packed, arg.as_ref());
         }
         Self {
             script: Some(script),
@@ -482,7 +465,7 @@ mod tests {
             request.write_as(&mut bytes, sharded);
             String::from_utf8(bytes).expect("text")
         };
-        let script = written(Request::script("telling", &TELLING, &["c"], &[]));
+        let script = written(Request::script::<&str>("telling", &TELLING, &["c"], &[]));
         assert!(script.contains("pcall('spublish', KEYS[1]"), "{script}");
     }
 

@@ -34,7 +34,7 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
     let spec = LockSpec::new(shared, name.into(), kind);
     let entry = spec.unregistered_entry()?;
     // Sent again after a lost reply it finds nothing of that owner.
-    let (reply, doing) = spec.ask(entry.protocol.release(mode, owner))?;
+    let (reply, doing) = spec.ask(entry.protocol.release(mode, owner.as_bytes()))?;
     let released = script::released(&reply);
     let released = released.map_err(|err| spec.session().error(doing, name, err))?;
     Ok(matches!(released, Released::Yes { .. }))

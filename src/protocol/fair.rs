@@ -4,6 +4,7 @@ use crate::local::lock::Order;
 use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::kind::{ACQUIRING, AcquireArgs, FORCING, Kind, Place, Protocol, RELEASING};
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Request, Script, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
@@ -13,10 +14,18 @@ pub(crate) static KIND: Kind = Kind {
     release: |of, _, owner| request(of, RELEASING, &script::FAIR_RELEASE, None, &[owner]),
     refresh: Some(|of, tickets| {
         let doing = "keeping places in the queue";
-        let tickets: Vec<_> = tickets.iter().map(|ticket| &**ticket).collect();
+        let tickets: Vec<_> = tickets.iter().map(OwnerId::as_bytes).collect();
         request(of, doing, &script::FAIR_REFRESH, None, &tickets)
     }),
-    force: |of, key, keep_ms| request(of, FORCING, &script::FAIR_FORCE, Some(key), &[keep_ms]),
+    force: |of, key, keep_ms| {
+        request(
+            of,
+            FORCING,
+            &script::FAIR_FORCE,
+            Some(key),
+            &[keep_ms.as_bytes()],
+        )
+    },
     ..Kind::plain("fair")
 };
 
@@ -27,8 +36,8 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
         Place::Last => "last",
         Place::None => "none",
     };
-    let lease = Digits::of(lease_ms(args.lease));
-    let args = [args.owner, &lease, place];
+    let lease = Digits::from(lease_ms(args.lease));
+    let args = [args.owner, lease.as_bytes(), place.as_bytes()];
     request(of, ACQUIRING, &script::FAIR_ACQUIRE, None, &args)
 }
 
@@ -38,14 +47,14 @@ fn request(
     doing: &'static str,
     script: &'static Script,
     more: Option<&str>,
-    args: &[&str],
+    args: &[&[u8]],
 ) -> Request {
     let key = of.key();
     let (queue, timeouts) = (keys::fair_queue(key), keys::fair_timeouts(key));
     let (alive, channel) = (keys::fair_alive(key), of.channel());
     let keys = [key, &queue, &timeouts, &alive, &channel];
     let keys: Vec<_> = keys.into_iter().chain(more).collect();
-    let waiter_ms = Digits::of(lease_ms(of.waiter_lease()));
-    let args = [&[&*waiter_ms], args].concat();
+    let waiter_ms = Digits::from(lease_ms(of.waiter_lease()));
+    let args = [&[waiter_ms.as_bytes()], args].concat();
     Request::script(doing, script, &keys, &args)
 }

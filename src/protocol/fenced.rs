@@ -15,11 +15,12 @@ pub(crate) static KIND: Kind = Kind {
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     let token = keys::fenced_token(of.key());
     let numbers = [lease_ms(args.lease), args.tokens, lease_ms(args.token_ttl)];
-    let [lease, tokens, token_ttl] = numbers.map(Digits::of);
+    let numbers = numbers.map(Digits::from);
+    let [lease, tokens, token_ttl] = numbers.each_ref().map(Digits::as_bytes);
     Request::script(
         ACQUIRING,
         &script::FENCED_ACQUIRE,
         &[of.key(), &token],
-        &[args.owner, &lease, &tokens, &token_ttl],
+        &[args.owner, lease, tokens, token_ttl],
     )
 }

@@ -18,7 +18,7 @@ use crate::protocol::{fair, fenced, latch, lua, permits, red, reentrant, rw, sem
 
 const LEASE: Duration = Duration::from_micros(1_499_001);
 
-const PERMIT: &str = "000102030405060708090a0b0c0d0eff";
+const PERMIT: &[u8] = b"000102030405060708090a0b0c0d0eff";
 
 /// The file of each script, by its hash.
 fn files() -> HashMap<String, &'static str> {
@@ -117,11 +117,14 @@ impl Golden {
             };
             self.request(&format!("acquire {mode:?}"), &protocol.acquire(&plain));
             self.request(&format!("acquire {mode:?}"), &protocol.acquire(&whole));
-            self.request(&format!("release {mode:?}"), &protocol.release(mode, "u:7"));
-            self.request(&format!("undo {mode:?}"), &protocol.undo(mode, "u:7"));
+            self.request(
+                &format!("release {mode:?}"),
+                &protocol.release(mode, b"u:7"),
+            );
+            self.request(&format!("undo {mode:?}"), &protocol.undo(mode, b"u:7"));
             let renewal = protocol.renew(&Renewal {
                 mode,
-                owner: "u:7",
+                owner: b"u:7",
                 lease: LEASE,
                 count: 3,
                 ends_at: 0,

@@ -9,6 +9,7 @@ use crate::net::request::ScriptRef;
 use crate::net::slot::slot_of;
 use crate::protocol::kind::Protocol;
 use crate::protocol::lua;
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Script};
 
 pub(crate) const RUNNING: &str = "running a guarded command";
@@ -52,7 +53,7 @@ pub(crate) fn not_held(refusal: &RedisError) -> Option<Renewed> {
 pub(crate) struct Guarded<'a> {
     pub(crate) protocol: &'a Protocol,
     pub(crate) mode: Mode,
-    pub(crate) owner: &'a str,
+    pub(crate) owner: &'a OwnerId,
     /// All keys have to be in the slot of the lock.
     pub(crate) is_cluster: bool,
 }
@@ -93,7 +94,7 @@ impl Guarded<'_> {
                 "it has {many} keys or arguments; {MOST} are possible"
             ));
         }
-        let evidence = self.protocol.evidence(self.mode, self.owner);
+        let evidence = self.protocol.evidence(self.mode, self.owner.as_bytes());
         if self.is_cluster {
             self.check_slots(keys)?;
         }

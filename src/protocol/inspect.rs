@@ -32,7 +32,7 @@ pub(crate) fn channels(key: &str) -> [String; 4] {
 pub(crate) fn summary(key: &str) -> Request {
     let (queue, token) = (keys::fair_queue(key), keys::fenced_token(key));
     let keys = [key, &queue, &token];
-    Request::script("listing locks", &script::SUMMARY, &keys, &[])
+    Request::script::<&str>("listing locks", &script::SUMMARY, &keys, &[])
 }
 
 /// The texts that a script has put in a row.

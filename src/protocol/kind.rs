@@ -35,10 +35,10 @@ pub(crate) struct Kind {
     /// The channel on which releases of the lock with this key are announced.
     pub(super) channel: fn(&str) -> String,
     pub(super) acquire: fn(&Protocol, &AcquireArgs<'_>) -> Request,
-    pub(super) release: fn(&Protocol, Mode, &str) -> Request,
+    pub(super) release: fn(&Protocol, Mode, &[u8]) -> Request,
     /// `None`: an acquire is undone by a release.
-    pub(super) undo: Option<fn(&Protocol, &str) -> Request>,
-    pub(super) keep: fn(&Protocol, Mode, &str, Duration) -> Request,
+    pub(super) undo: Option<fn(&Protocol, &[u8]) -> Request>,
+    pub(super) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
     pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
@@ -49,7 +49,7 @@ pub(crate) struct Kind {
     pub(super) remaining: fn(&Protocol) -> Request,
     pub(super) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
     /// Where a hold is seen.
-    pub(super) evidence: fn(&Protocol, Mode, &str) -> Evidence,
+    pub(super) evidence: fn(&Protocol, Mode, &[u8]) -> Evidence,
 }
 
 /// What shows that a hold is in force: see `lua/prelude/guarded.lua`.
@@ -62,7 +62,7 @@ pub(super) struct Evidence {
 
 impl Evidence {
     /// A field of the lock's hash.
-    pub(super) fn field(of: &Protocol, field: &str) -> Self {
+    pub(super) fn field(of: &Protocol, field: &[u8]) -> Self {
         Self {
             lock: of.key().to_owned(),
             life: None,
@@ -239,12 +239,12 @@ impl Protocol {
         (self.kind.acquire)(self, args)
     }
 
-    pub(crate) fn release(&self, mode: Mode, owner: &str) -> Request {
+    pub(crate) fn release(&self, mode: Mode, owner: &[u8]) -> Request {
         (self.kind.release)(self, mode, owner)
     }
 
     /// Undoes an acquire that is of no use, or whose outcome is unknown.
-    pub(crate) fn undo(&self, mode: Mode, owner: &str) -> Request {
+    pub(crate) fn undo(&self, mode: Mode, owner: &[u8]) -> Request {
         match self.kind.undo {
             Some(undo) => undo(self, owner),
             None => self.release(mode, owner),
@@ -252,7 +252,7 @@ impl Protocol {
     }
 
     /// Lets go of a hold that lasts for `span` all the same.
-    pub(crate) fn keep(&self, mode: Mode, owner: &str, span: Duration) -> Request {
+    pub(crate) fn keep(&self, mode: Mode, owner: &[u8], span: Duration) -> Request {
         (self.kind.keep)(self, mode, owner, span)
     }
 
@@ -297,7 +297,7 @@ impl Protocol {
             .map(|withdraw| withdraw(self, mode, waiter))
     }
 
-    pub(super) fn evidence(&self, mode: Mode, owner: &str) -> Evidence {
+    pub(super) fn evidence(&self, mode: Mode, owner: &[u8]) -> Evidence {
         (self.kind.evidence)(self, mode, owner)
     }
 
@@ -315,12 +315,12 @@ pub(super) const RENEWING: &str = "renewing the lock";
 pub(super) const FORCING: &str = "forcing the lock open";
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
-    let lease = Digits::of(lease_ms(args.lease));
-    let script = &script::LOCK_ACQUIRE;
-    Request::script(ACQUIRING, script, &[of.key()], &[args.owner, &lease])
+    let (script, lease) = (&script::LOCK_ACQUIRE, Digits::from(lease_ms(args.lease)));
+    let args = [args.owner, lease.as_bytes()];
+    Request::script(ACQUIRING, script, &[of.key()], &args)
 }
 
-fn release(of: &Protocol, _mode: Mode, owner: &str) -> Request {
+fn release(of: &Protocol, _mode: Mode, owner: &[u8]) -> Request {
     let keys: [&[&str]; 2] = [&[of.key()], &keys::lock_channel(of.key())];
     Request::script_of_parts(RELEASING, &script::LOCK_RELEASE, &keys, &[owner])
 }
@@ -332,23 +332,28 @@ fn force(of: &Protocol, request: &str, keep_ms: &str) -> Request {
 }
 
 /// Has the hold that a field of the lock's hash is end after `span`; of a read hold also the `hold` beside it.
-pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &str, span: Duration) -> Request {
+pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &[u8], span: Duration) -> Request {
     let keys: Vec<_> = [key].into_iter().chain(hold).collect();
-    let args = [field, &Digits::of(lease_ms(span))];
-    Request::script(RELEASING, &script::LOCK_KEEP, &keys, &args)
+    let span = Digits::from(lease_ms(span));
+    Request::script(
+        RELEASING,
+        &script::LOCK_KEEP,
+        &keys,
+        &[field, span.as_bytes()],
+    )
 }
 
 /// Renews the hold that a field of the lock's hash is.
-pub(super) fn renew_field(key: &str, field: &str, renewal: &Renewal<'_>) -> Request {
-    let [lease, count] = [lease_ms(renewal.lease), renewal.count.into()].map(Digits::of);
-    let args = [field, &lease, &count];
+pub(super) fn renew_field(key: &str, field: &[u8], renewal: &Renewal<'_>) -> Request {
+    let [lease, count] = [lease_ms(renewal.lease), renewal.count.into()].map(Digits::from);
+    let args = [field, lease.as_bytes(), count.as_bytes()];
     Request::script(RENEWING, &script::LOCK_RENEW, &[key], &args)
 }
 
 /// The arguments of a renewal.
 pub(crate) struct Renewal<'a> {
     pub(crate) mode: Mode,
-    pub(crate) owner: &'a str,
+    pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
     /// How often its holder has it.
     pub(crate) count: u32,
@@ -359,7 +364,7 @@ pub(crate) struct Renewal<'a> {
 
 /// The arguments of an acquire. Each kind sends those that its script has.
 pub(crate) struct AcquireArgs<'a> {
-    pub(crate) owner: &'a str,
+    pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
     pub(crate) mode: Mode,
     /// The owner of the exclusive hold below which a shared one is taken.
@@ -376,9 +381,9 @@ pub(crate) struct AcquireArgs<'a> {
 
 impl<'a> AcquireArgs<'a> {
     /// Those of a plain lock.
-    pub(crate) fn plain(owner: &'a str, lease: Duration) -> Self {
+    pub(crate) fn plain(owner: &'a (impl AsRef<[u8]> + ?Sized), lease: Duration) -> Self {
         Self {
-            owner,
+            owner: owner.as_ref(),
             lease,
             mode: Mode::Exclusive,
             under: None,
@@ -434,7 +439,7 @@ mod tests {
 
     #[test]
     fn no_script_is_given_an_empty_key() {
-        let permit = "0123456789abcdef0123456789abcdef";
+        let permit = b"0123456789abcdef0123456789abcdef";
         for kind in KINDS {
             let id: Arc<str> = match kind.id {
                 Id::Name => "a".into(),

@@ -47,7 +47,7 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
         ),
         Change::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
     };
-    let round_ms = Digits::of(lease_ms(round));
+    let round_ms = Digits::from(lease_ms(round));
     let args = [&*keys.id, &round_ms, keep_ms];
     let args: Vec<&str> = args.into_iter().chain(count.as_deref()).collect();
     let round_key = keys::latch_round(of.key());
@@ -59,5 +59,5 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
 /// Asks for the count, and in which round it is.
 pub(crate) fn state(of: &Protocol) -> Request {
     let keys = [of.key(), &keys::latch_round(of.key())];
-    Request::script("asking for a latch", &script::LATCH_STATE, &keys, &[])
+    Request::script::<&str>("asking for a latch", &script::LATCH_STATE, &keys, &[])
 }

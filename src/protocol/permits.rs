@@ -35,10 +35,10 @@ pub(crate) static KIND: Kind = Kind {
 
 fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
     let (lease, ends_at) = (
-        Digits::of(lease_ms(renewal.lease)),
+        Digits::from(lease_ms(renewal.lease)),
         Digits::of(renewal.ends_at),
     );
-    Request::script_of_bytes(
+    Request::script(
         "renewing a permit",
         &script::PERMIT_RENEW,
         &[&keys::permit_timeouts(of.key())],
@@ -47,8 +47,9 @@ fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
 }
 
 /// The id of a permit as scripts want it.
-fn packed(owner: &str) -> Vec<u8> {
-    PermitId::parse(owner).map_or_else(Vec::new, |id| id.0.to_vec())
+fn packed(owner: &[u8]) -> Vec<u8> {
+    let id = std::str::from_utf8(owner).ok().and_then(PermitId::parse);
+    id.map_or_else(Vec::new, |id| id.0.to_vec())
 }
 
 /// Ids as scripts want them: one after another.
@@ -70,12 +71,12 @@ fn request(
     let channel = of.channel();
     let keys = [of.key(), &timeouts, &channel];
     let keys = request.map_or_else(|| keys.to_vec(), |request| request.after(&keys));
-    Request::script_of_bytes(doing, script, &keys, args)
+    Request::script(doing, script, &keys, args)
 }
 
 /// Takes permits with these ids, all or none.
 pub(crate) fn acquire(of: &Protocol, ids: &[PermitId], lease: Duration) -> Request {
-    let lease = Digits::of(lease_ms(lease));
+    let lease = Digits::from(lease_ms(lease));
     let args = [lease.as_bytes(), &all(ids)];
     request(
         of,
@@ -105,7 +106,7 @@ pub(crate) fn release_ids(
 
 /// Has a permit end after `lease` from now.
 pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
-    let lease = Digits::of(lease_ms(lease));
+    let lease = Digits::from(lease_ms(lease));
     let args = [&id.0, lease.as_bytes()];
     let doing = "changing the lease of a permit";
     request(of, doing, &script::PERMIT_UPDATE, None, &args)

@@ -24,8 +24,13 @@ pub(crate) static KIND: Kind = Kind {
 
 /// The script asks the node whether it has been up for long enough.
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
-    let [lease, up_for] = [lease_ms(args.lease), seconds(args.up_for)].map(Digits::of);
-    let args = [args.owner, &lease, &up_for, args.run_id];
+    let [lease, up_for] = [lease_ms(args.lease), seconds(args.up_for)].map(Digits::from);
+    let args = [
+        args.owner,
+        lease.as_bytes(),
+        up_for.as_bytes(),
+        args.run_id.as_bytes(),
+    ];
     Request::script(ACQUIRING, &script::RED_ACQUIRE, &[of.key()], &args)
 }
 

@@ -27,7 +27,7 @@ pub(crate) static KIND: Kind = Kind {
         let keys = [of.key(), &of.channel(), request];
         Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
     },
-    state: |of| Request::script("asking for the lock", &script::RW_STATE, &[of.key()], &[]),
+    state: |of| Request::script::<&str>("asking for the lock", &script::RW_STATE, &[of.key()], &[]),
     is_locked: |mode, state| match mode {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,
@@ -45,39 +45,51 @@ pub(crate) static KIND: Kind = Kind {
 };
 
 /// The key that lives for as long as a read hold. Each owner of ours has one read hold.
-fn hold_key(of: &Protocol, owner: &str) -> String {
+fn hold_key(of: &Protocol, owner: &[u8]) -> String {
+    let owner = String::from_utf8_lossy(owner);
     format!("{}{owner}:rwlock_timeout:1", keys::rw_holds(of.key()))
 }
 
 /// The hash field of a write hold.
-fn write_field(owner: &str) -> String {
-    format!("{owner}:write")
+fn write_field(owner: &[u8]) -> Vec<u8> {
+    [owner, b":write"].concat()
 }
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     // A waiter that is noted asks so often that it does not count as gone.
     let spans = [args.note.lives, of.waiter_lease() / 3, args.lease];
-    let [lives, every, lease] = spans.map(|span| Digits::of(lease_ms(span)));
+    let [lives, every, lease] = spans.map(|span| Digits::from(lease_ms(span)));
     let [read, write] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(of.key(), mode));
-    let (key, waiter, behind) = (of.key(), args.note.waiter, args.note.behind);
+    let (key, note) = (of.key(), &args.note);
+    let (waiter, behind) = (note.waiter.as_bytes(), note.behind.as_bytes());
+    let (lives, every, lease) = (lives.as_bytes(), every.as_bytes(), lease.as_bytes());
     match args.mode {
         Mode::Exclusive => {
             let (field, holds) = (write_field(args.owner), keys::rw_holds(key));
-            let args = [waiter, behind, &lives, &every, &field, &lease, &holds];
+            let args = [
+                waiter,
+                behind,
+                lives,
+                every,
+                &field,
+                lease,
+                holds.as_bytes(),
+            ];
             let keys = [key, &write, &read];
             Request::script(ACQUIRING, &script::RW_WRITE_ACQUIRE, &keys, &args)
         }
         Mode::Shared => {
             let (hold, owner) = (hold_key(of, args.owner), args.owner);
-            let under = args.under.map(write_field).unwrap_or_default();
-            let args = [waiter, behind, &lives, &every, owner, &lease, &under];
+            let under = args.under.map(|under| write_field(under.as_bytes()));
+            let under = under.unwrap_or_default();
+            let args = [waiter, behind, lives, every, owner, lease, &under];
             let keys = [key, &read, &write, &hold];
             Request::script(ACQUIRING, &script::RW_READ_ACQUIRE, &keys, &args)
         }
     }
 }
 
-fn release(of: &Protocol, mode: Mode, owner: &str) -> Request {
+fn release(of: &Protocol, mode: Mode, owner: &[u8]) -> Request {
     let (key, channel) = (of.key(), of.channel());
     match mode {
         Mode::Exclusive => {
@@ -86,7 +98,8 @@ fn release(of: &Protocol, mode: Mode, owner: &str) -> Request {
         }
         Mode::Shared => {
             let keys = [key, &channel, &hold_key(of, owner)];
-            let args = [owner, &keys::rw_holds(key)];
+            let holds = keys::rw_holds(key);
+            let args = [owner, holds.as_bytes()];
             Request::script(RELEASING, &script::RW_READ_RELEASE, &keys, &args)
         }
     }
@@ -98,7 +111,8 @@ fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
         Mode::Exclusive => renew_field(key, &write_field(owner), renewal),
         Mode::Shared => {
             let keys = [key, &of.channel(), &hold_key(of, owner)];
-            let args = [owner, &Digits::of(lease_ms(renewal.lease))];
+            let lease = Digits::from(lease_ms(renewal.lease));
+            let args = [owner, lease.as_bytes()];
             Request::script(RENEWING, &script::RW_READ_RENEW, &keys, &args)
         }
     }

@@ -380,9 +380,9 @@ impl QuorumHold {
         let (protocol, owner) = (&part.entry().protocol, part.owner());
         let whole = self.whole.upgrade();
         release.request = match whole.and_then(|hold| hold.kept_for(Instant::now())) {
-            Some(left) => protocol.keep(part.mode, &owner, left),
-            None if announces => protocol.release(part.mode, &owner),
-            None => protocol.undo(part.mode, &owner),
+            Some(left) => protocol.keep(part.mode, owner.as_bytes(), left),
+            None if announces => protocol.release(part.mode, owner.as_bytes()),
+            None => protocol.undo(part.mode, owner.as_bytes()),
         };
         // It is normal that a node has lost it: the majority counts.
         release.info.undo = true;
