@@ -833,7 +833,7 @@ mod model {
             };
             let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
                 sharded: its.sharded,
-                unwritten: its.unwritten.copy(),
+                unwritten: its.unwritten.clone(),
                 awaiting: its.awaiting.clone(),
                 postponed: its.postponed.clone(),
                 again_at: its.again_at,

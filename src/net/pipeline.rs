@@ -160,7 +160,7 @@ impl Pipeline {
     pub(super) fn connected(&mut self, now: Instant) {
         self.in_flight = Some(InFlight {
             to: self.to,
-            unwritten: WriteQueue::with_capacity(1024),
+            unwritten: WriteQueue::default(),
             awaiting: VecDeque::new(),
             last_heard: now,
             soonest: Duration::MAX,
@@ -1307,7 +1307,7 @@ mod model {
             let pipeline = Pipeline {
                 to: self.pipeline.to,
                 in_flight: in_flight.map(|in_flight| InFlight {
-                    unwritten: in_flight.unwritten.copy(),
+                    unwritten: in_flight.unwritten.clone(),
                     awaiting: in_flight.awaiting.iter().map(of).collect(),
                     introduced: in_flight.introduced.clone(),
                     leaving: in_flight.leaving.clone(),

@@ -15,9 +15,11 @@ const TURNS: usize = 16;
 /// The largest buffer that is reused.
 const SPARE: usize = 64 * 1024;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
+    /// The buffer that was written last, empty again: others queue while a thread writes.
+    spare: Vec<u8>,
     /// How many calls were queued since somebody last took them.
     pub(super) calls: usize,
     /// Part of the first command in `bytes` has been written.
@@ -27,13 +29,6 @@ pub(super) struct WriteQueue {
 }
 
 impl WriteQueue {
-    pub(super) fn with_capacity(capacity: usize) -> Self {
-        Self {
-            bytes: Vec::with_capacity(capacity),
-            ..Self::default()
-        }
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -51,7 +46,8 @@ impl WriteQueue {
     /// Takes what is to be written; [`wrote`](Self::wrote) has to follow.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.calls = 0;
-        std::mem::take(&mut self.bytes)
+        let spare = std::mem::take(&mut self.spare);
+        std::mem::replace(&mut self.bytes, spare)
     }
 
     /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
@@ -65,17 +61,9 @@ impl WriteQueue {
             return;
         }
         self.torn = false;
-        if self.bytes.is_empty() && bytes.capacity() <= SPARE {
+        if bytes.capacity() <= SPARE {
             bytes.clear();
-            self.bytes = bytes;
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn copy(&self) -> Self {
-        Self {
-            bytes: self.bytes.clone(),
-            ..*self
+            self.spare = bytes;
         }
     }
 }
@@ -141,7 +129,7 @@ mod tests {
     #[test]
     fn a_full_socket_is_left_to_whoever_reads() {
         let (socket, mut server) = pair();
-        let queue = Mutex::new(WriteQueue::with_capacity(0));
+        let queue = Mutex::new(WriteQueue::default());
         queue.lock().bytes = vec![7; MUCH];
         let mut written = turn(&queue, &socket);
         assert!(queue.lock().is_behind() && queue.lock().is_torn());
@@ -164,7 +152,7 @@ mod tests {
     fn a_turn_ends_however_much_others_queue() {
         let (socket, server) = pair();
         server.set_nonblocking(true).expect("it does not wait");
-        let queue = Mutex::new(WriteQueue::with_capacity(0));
+        let queue = Mutex::new(WriteQueue::default());
         let wrote = write_turn(&mut queue.lock(), &socket, |queue| {
             // The server reads what is there, and others queue a byte whenever the mutex is free.
             (&server).read(&mut [0; 4096]).unwrap_or_default();
