@@ -12,12 +12,11 @@
 //!
 //! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
-use std::cmp::Ordering as Order;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What can be on a schedule: a pointer to it.
-pub(crate) trait Scheduled: Clone {
+/// What can be on a schedule.
+pub(crate) trait Scheduled {
     /// Unique among the entries; of two that are due at the same moment the lower number is first.
     fn number(&self) -> u64;
 
@@ -34,45 +33,18 @@ pub(crate) struct Times {
     due: AtomicU64,
 }
 
-/// Entries by when they are due, of `time::nanos`, and those of them that are queued for renewal.
+/// Entries by when they are due, of `time::nanos`, and by their numbers; and those of them that are queued for renewal.
 pub(crate) struct Schedule<T> {
-    due: BTreeSet<Item<T>>,
-    renewals: BTreeSet<Item<T>>,
+    due: BTreeMap<(u64, u64), T>,
+    renewals: BTreeMap<(u64, u64), T>,
     counted: usize,
 }
 
-/// An entry and its moment; entries with the same moment are in the order of their numbers.
-struct Item<T> {
-    at: u64,
-    entry: T,
-}
-
-impl<T: Scheduled> Ord for Item<T> {
-    fn cmp(&self, other: &Self) -> Order {
-        let by_number = || self.entry.number().cmp(&other.entry.number());
-        self.at.cmp(&other.at).then_with(by_number)
-    }
-}
-
-impl<T: Scheduled> PartialOrd for Item<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Order> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T: Scheduled> PartialEq for Item<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl<T: Scheduled> Eq for Item<T> {}
-
-impl<T: Scheduled> Schedule<T> {
+impl<T: Scheduled + Clone> Schedule<T> {
     pub(crate) fn new() -> Self {
         Self {
-            due: BTreeSet::new(),
-            renewals: BTreeSet::new(),
+            due: BTreeMap::new(),
+            renewals: BTreeMap::new(),
             counted: 0,
         }
     }
@@ -83,34 +55,34 @@ impl<T: Scheduled> Schedule<T> {
         let at = due.max(1);
         entry.times().due.store(at, Ordering::Relaxed);
         self.counted += usize::from(entry.counts());
-        self.due.insert(Item { at, entry });
+        self.due.insert((at, entry.number()), entry);
     }
 
     /// Queues `entry` for renewal, and schedules it for its end.
     pub(crate) fn queue(&mut self, entry: &T, ends: u64) {
         self.arm(entry.clone(), ends);
-        let (at, entry) = (ends.max(1), entry.clone());
-        self.renewals.insert(Item { at, entry });
+        let key = (ends.max(1), entry.number());
+        self.renewals.insert(key, entry.clone());
     }
 
     /// Removes `entry`, if it is armed.
-    pub(crate) fn disarm(&mut self, entry: &T) {
-        let at = entry.times().due.swap(0, Ordering::Relaxed);
+    pub(crate) fn disarm(&mut self, entry: &impl Scheduled) {
+        let at = entry.times().due.load(Ordering::Relaxed);
         if at == 0 {
             return;
         }
-        let entry = entry.clone();
+        entry.times().due.store(0, Ordering::Relaxed);
         self.counted -= usize::from(entry.counts());
-        let item = Item { at, entry };
-        self.due.remove(&item);
+        let key = (at, entry.number());
+        self.due.remove(&key);
         if !self.renewals.is_empty() {
-            self.renewals.remove(&item);
+            self.renewals.remove(&key);
         }
     }
 
     /// The entry that is due first, and when.
     pub(crate) fn first_due(&self) -> Option<(u64, &T)> {
-        let Item { at, entry } = self.due.first()?;
+        let ((at, _), entry) = self.due.first_key_value()?;
         Some((*at, entry))
     }
 
@@ -128,7 +100,7 @@ impl<T: Scheduled> Schedule<T> {
 
     /// Takes the queued entry that ends first, to renew it now; it stays armed.
     pub(crate) fn take_renewal(&mut self) -> Option<T> {
-        Some(self.renewals.pop_first()?.entry)
+        Some(self.renewals.pop_first()?.1)
     }
 
     /// How many entries that count are armed.
