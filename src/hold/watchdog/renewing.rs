@@ -203,7 +203,7 @@ impl WatchdogThread {
         }
         let from = self.task.nodes.at(&its.call);
         let generation = from.generation().unwrap_or_default();
-        let retry = self.task.nodes.refused(&from, generation, &its.call, &err);
+        let retry = self.task.nodes.refused(from, generation, &its.call, &err);
         if retry == Retry::Elsewhere && its.redirected < REDIRECTIONS {
             its.redirected += 1;
             return self.submit(its);

@@ -99,9 +99,9 @@ impl Nodes {
                     if is_unknown_script(&err) && !call.by_text_from_now() {
                         continue;
                     }
-                    match self.refused(&to, generation, &call, &err) {
+                    match self.refused(to, generation, &call, &err) {
                         Retry::Never => {
-                            return Err(self.refusal(with_types(&to, &call, until, stop, err)));
+                            return Err(self.refusal(with_types(to, &call, until, stop, err)));
                         }
                         // Refused before it was executed.
                         Retry::Elsewhere => {
@@ -119,14 +119,14 @@ impl Nodes {
                     err
                 }
                 Err(fault) if call.request.is_sent_once && call.was_sent() => {
-                    return Err(self.unknown(&to, fault, refused_for_now.take()));
+                    return Err(self.unknown(to, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
                     // It may have been executed, or still may.
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
-                    let why = self.unanswered(&to, fault, refused_for_now.take())?;
+                    let why = self.unanswered(to, fault, refused_for_now.take())?;
                     call = Call::attempt(attempt());
                     why
                 }
@@ -166,7 +166,7 @@ impl Nodes {
         call: &Arc<Call>,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> Result<(Arc<Connection>, u64), Fault> {
+    ) -> Result<(&Arc<Connection>, u64), Fault> {
         loop {
             let to = self.up(call, until, stop)?;
             if let Some(generation) = to.submit(call) {

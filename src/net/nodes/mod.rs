@@ -25,19 +25,18 @@
 //! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
 //! finds it there. One that is none any more is left unconnected.
 //!
-//! Mutexes: `connections`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
+//! Mutexes: `closed`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
 
 pub(crate) mod calls;
 mod map;
 
 mod topology;
 
-use std::sync::Arc;
-use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 pub(crate) use self::map::{Map, is_no_cluster};
@@ -79,11 +78,33 @@ pub(crate) struct Nodes {
     role: &'static str,
     settings: Settings,
     on_reply: Arc<dyn OnReply>,
-    /// By the number of the node.
-    connections: RwLock<Vec<Arc<Connection>>>,
+    connections: Numbered,
     /// The version of the topology by which the unacknowledged calls are where they belong.
     sorted: AtomicU64,
-    closed: AtomicBool,
+    /// Held while a connection is added, which is closed at once then.
+    closed: Mutex<bool>,
+}
+
+/// Connections by the numbers of their nodes. To find one takes no mutex and counts no reference, since all stay where they
+/// are: a lock that is taken and released looks for its own three times (bench: many64).
+#[derive(Default)]
+struct Numbered {
+    these: [OnceLock<Arc<Connection>>; 16],
+    more: OnceLock<Box<Self>>,
+}
+
+impl Numbered {
+    fn place(&self, node: usize) -> &OnceLock<Arc<Connection>> {
+        match self.these.get(node) {
+            Some(place) => place,
+            None => (self.more.get_or_init(Box::default)).place(node - self.these.len()),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Connection>> {
+        let parts = std::iter::successors(Some(self), |its| its.more.get().map(Box::as_ref));
+        parts.flat_map(|its| its.these.iter().filter_map(OnceLock::get))
+    }
 }
 
 /// Takes what becomes of releases, and hands those on that belong to another node.
@@ -128,8 +149,8 @@ impl Nodes {
                 releases,
                 nodes: Weak::clone(nodes),
             }),
-            connections: RwLock::default(),
-            closed: AtomicBool::new(false),
+            connections: Numbered::default(),
+            closed: Mutex::default(),
         })
     }
 
@@ -186,39 +207,36 @@ impl Nodes {
     }
 
     /// The connection to a node, which may not stand.
-    fn connection(&self, node: usize) -> Arc<Connection> {
-        if let Some(known) = self.connections.read().get(node) {
-            return Arc::clone(known);
-        }
-        let mut connections = self.connections.write();
-        while connections.len() <= node {
-            let connection = Connection::new(
-                self.map.endpoint(connections.len()),
-                self.settings.connect_timeout,
-                self.settings.response_timeout,
-                Arc::clone(&self.settings.counters),
-                Arc::clone(&self.settings.housekeeper),
-                Arc::clone(&self.on_reply),
-            );
-            let to = Destination {
-                node: connections.len(),
-                sharded: self.map.is_sharded(),
-            };
-            let connection = connection.leading(self.role, to);
-            if self.closed.load(Ordering::SeqCst) {
-                connection.close();
-            }
-            connections.push(Arc::new(connection));
-        }
-        Arc::clone(&connections[node])
+    fn connection(&self, node: usize) -> &Arc<Connection> {
+        let place = self.connections.place(node);
+        place.get().unwrap_or_else(|| {
+            let closed = self.closed.lock();
+            place.get_or_init(|| Arc::new(self.new_connection(node, *closed)))
+        })
     }
 
-    fn all(&self) -> Vec<Arc<Connection>> {
-        self.connections.read().clone()
+    fn new_connection(&self, node: usize, closed: bool) -> Connection {
+        let connection = Connection::new(
+            self.map.endpoint(node),
+            self.settings.connect_timeout,
+            self.settings.response_timeout,
+            Arc::clone(&self.settings.counters),
+            Arc::clone(&self.settings.housekeeper),
+            Arc::clone(&self.on_reply),
+        );
+        let to = Destination {
+            node,
+            sharded: self.map.is_sharded(),
+        };
+        let connection = connection.leading(self.role, to);
+        if closed {
+            connection.close();
+        }
+        connection
     }
 
     /// The connection to the only server; of a cluster, that which gets the commands without a key.
-    pub(crate) fn first(&self) -> Arc<Connection> {
+    pub(crate) fn first(&self) -> &Arc<Connection> {
         self.connection(self.map.master_of(None).unwrap_or(0))
     }
 
@@ -289,8 +307,8 @@ impl Nodes {
         if self.sorted.swap(version, Ordering::AcqRel) == version {
             return;
         }
-        for connection in self.all() {
-            self.move_strays(&connection);
+        for connection in self.connections.all() {
+            self.move_strays(connection);
             if !self.map.is_master(connection.node()) {
                 connection.retire();
             }
@@ -313,12 +331,12 @@ impl Nodes {
         self.map.want();
         self.sort();
         let mut left = Left::Nothing;
-        for connection in self.all() {
-            left = left.max(work(&connection));
+        for connection in self.connections.all() {
+            left = left.max(work(connection));
             if !self.are_one() && connection.is_missed() {
                 // Its node may be a master no more.
                 self.map.doubt();
-                self.move_strays(&connection);
+                self.move_strays(connection);
             }
         }
         left
@@ -351,15 +369,15 @@ impl Nodes {
 
     /// See [`Connection::flush`].
     pub(crate) fn flush(&self, all: bool) {
-        for connection in self.all() {
+        for connection in self.connections.all() {
             connection.flush(all);
         }
     }
 
     /// Looks whether the connections stand that were used before. For a client that holds something.
     pub(crate) fn look_after(&self) {
-        for (node, connection) in self.all().into_iter().enumerate() {
-            if connection.was_used() && self.map.is_master(node) {
+        for connection in self.connections.all() {
+            if connection.was_used() && self.map.is_master(connection.node()) {
                 connection.look_after();
             }
         }
@@ -384,9 +402,8 @@ impl Nodes {
 
     /// See [`Connection::close`].
     pub(crate) fn close(&self) -> (u64, u64) {
-        self.closed.store(true, Ordering::SeqCst);
-        let closed = self.connections.write().clone();
-        let closed = closed.iter().map(|connection| connection.close());
+        *self.closed.lock() = true;
+        let closed = self.connections.all().map(|connection| connection.close());
         closed.fold((0, 0), |sum, its| (sum.0 + its.0, sum.1 + its.1))
     }
 }
@@ -394,7 +411,7 @@ impl Nodes {
 /// Where calls go.
 impl Nodes {
     /// The connection over which a call was sent last.
-    pub(crate) fn at(&self, call: &Call) -> Arc<Connection> {
+    pub(crate) fn at(&self, call: &Call) -> &Arc<Connection> {
         self.connection(call.node())
     }
 
@@ -404,7 +421,7 @@ impl Nodes {
         call: &Call,
         until: Instant,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Arc<Connection>, Fault> {
+    ) -> Result<&Arc<Connection>, Fault> {
         loop {
             let why = match self.destination(call) {
                 None => socket::timed_out("no master is known for the key's slot"),
@@ -522,7 +539,7 @@ impl Nodes {
     fn bring(&self, call: &Arc<Call>) {
         let at = self.at(call);
         if self.destination(call).is_some_and(|to| to != at.node()) {
-            self.move_strays(&at);
+            self.move_strays(at);
         }
         self.at(call).bring(call);
     }
@@ -630,6 +647,26 @@ mod tests {
     }
 
     #[test]
+    fn a_node_keeps_its_connection_however_many_there_are_and_a_closed_client_has_no_open_one() {
+        let nodes = nodes(&Arc::default());
+        for port in 1..=50 {
+            has_moved(&nodes, "a", port);
+        }
+        let numbers = [0, 40, 15, 16, 33];
+        let those = numbers.map(|node| Arc::clone(nodes.connection(node)));
+        for (node, its) in numbers.into_iter().zip(&those) {
+            assert_eq!(its.node(), node);
+            assert!(Arc::ptr_eq(its, nodes.connection(node)));
+        }
+        let all = nodes.connections.all().map(|its| its.node());
+        assert_eq!(all.collect::<Vec<_>>(), [0, 15, 16, 33, 40]);
+        let takes = |node| nodes.connection(node).take_over(&release("a"), false);
+        assert!(takes(40));
+        nodes.close();
+        assert!(!takes(40) && !takes(41));
+    }
+
+    #[test]
     fn a_release_is_delivered_without_a_look_at_other_connections() {
         let nodes = nodes(&Arc::default());
         let [a, b] = ["a", "b"].map(release);
@@ -660,7 +697,7 @@ mod tests {
         let call = release("a");
         let odd = says("MOVED somewhere");
         let to = nodes.at(&call);
-        assert!(nodes.refused(&to, 1, &call, &odd) == Retry::Never);
+        assert!(nodes.refused(to, 1, &call, &odd) == Retry::Never);
         let said = |fault: Fault| fault.into_error("testing", "a").to_string();
         let shown = said(nodes.refusal(odd.clone()));
         assert!(
@@ -668,7 +705,7 @@ mod tests {
             "{shown}"
         );
         let one = at("redis://127.0.0.1:1/", &Arc::default());
-        assert!(one.refused(&one.at(&call), 1, &call, &odd) == Retry::Never);
+        assert!(one.refused(one.at(&call), 1, &call, &odd) == Retry::Never);
         let shown = said(one.refusal(odd));
         assert!(shown.contains("redis+cluster"), "{shown}");
     }
