@@ -167,12 +167,17 @@ impl Nodes {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(&Arc<Connection>, u64), Fault> {
+        let known = self.destination(call).map(|node| self.connection(node));
+        let mut to = match known {
+            Some(known) => known,
+            None => self.up(call, until, stop)?,
+        };
         loop {
-            let to = self.up(call, until, stop)?;
             if let Some(generation) = to.submit(call) {
                 to.flush(false);
                 return Ok((to, generation));
             }
+            to = self.up(call, until, stop)?;
             to.wait_for_owed(until, stop)?;
             call.may_go();
         }
