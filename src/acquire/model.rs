@@ -372,7 +372,7 @@ impl Plain {
         let renews = |age: u8| {
             let (lease, sent_at) = lease_of(age);
             lease.duty(now, Mode::Exclusive) == Duty::Renew
-                && now >= lease.due_after(sent_at, Mode::Exclusive)
+                && time::nanos(now) >= lease.due_after(sent_at, Mode::Exclusive)
         };
         let ends = |age: u8| matches!(lease_of(age).0.duty(now, Mode::Exclusive), Duty::Lose(_));
         let ages = || 0..=LEASE + 1;

@@ -369,8 +369,8 @@ impl Hold {
             .and_then(|index| LossReason::ALL.get(usize::from(index)).copied())
     }
 
-    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
-    pub(crate) fn due_after(&self, sent_at: Instant) -> Instant {
+    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    pub(crate) fn due_after(&self, sent_at: Instant) -> u64 {
         self.lease.lock().due_after(sent_at, self.mode)
     }
 

@@ -30,6 +30,7 @@ use crate::net::channels::Listener;
 use crate::net::request::Request;
 use crate::protocol::owner::OwnerNumber;
 use crate::report::report;
+use crate::time;
 
 /// The places of one client in one queue.
 pub(crate) struct Places {
@@ -49,9 +50,9 @@ impl Places {
         })
     }
 
-    /// When the next sign of life is due after one that was shown at `shown_at`.
-    pub(crate) fn due_after(&self, shown_at: Instant) -> Instant {
-        shown_at + self.waiter_lease / 3
+    /// When the next sign of life is due after one that was shown at `shown_at`; of `time::nanos`.
+    pub(crate) fn due_after(&self, shown_at: Instant) -> u64 {
+        time::nanos(shown_at + self.waiter_lease / 3)
     }
 
     pub(super) fn attend(&self) -> Duty {
@@ -72,7 +73,7 @@ impl Places {
     }
 
     /// One was shown; returns when the next is due. Those whose places are lost ask for another.
-    pub(super) fn shown(&self, reply: Value, sent_at: Instant) -> Instant {
+    pub(super) fn shown(&self, reply: Value, sent_at: Instant) -> u64 {
         match redis::from_redis_value::<Vec<String>>(reply) {
             Ok(lost) if lost.is_empty() => {}
             Ok(lost) => {

@@ -14,6 +14,7 @@ use crate::hold::validity::Duty;
 use crate::net::request::Request;
 use crate::protocol::script;
 use crate::report::report;
+use crate::time;
 
 #[derive(Clone)]
 pub(crate) enum Renewal {
@@ -33,13 +34,13 @@ impl From<&Arc<Places>> for Renewal {
     }
 }
 
-/// What follows from the answer to a renewal.
+/// What follows from the answer to a renewal. Moments are `time::nanos`.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// It was renewed, and is due again then.
-    Renewed(Instant),
+    Renewed(u64),
     /// It is due again then.
-    Look(Instant),
+    Look(u64),
     Lost(LossReason),
     /// It was refused for now.
     Refused(RedisError),
@@ -110,16 +111,17 @@ impl Renewal {
         matches!(self, Self::Hold(hold) if hold.duty(now) == Duty::Renew)
     }
 
-    /// When it ends unless it is renewed. What ends first is renewed first.
-    pub(crate) fn ends(&self, now: Instant) -> Instant {
+    /// When it ends unless it is renewed, of `time::nanos`. What ends first is renewed first.
+    pub(crate) fn ends(&self, now: Instant) -> u64 {
         match self {
-            Self::Hold(hold) => hold.look_again(hold.valid_until()),
-            Self::Places(places) => now + places.waiter_lease,
+            Self::Hold(hold) => hold.look_again(u64::MAX),
+            Self::Places(places) => time::nanos(now + places.waiter_lease),
         }
     }
 
-    /// When it is due again, if no reply has come by `at`.
-    pub(crate) fn look_again(&self, at: Instant) -> Instant {
+    /// When it is due again, if no reply has come by `at`; of `time::nanos`.
+    pub(crate) fn look_again(&self, at: Instant) -> u64 {
+        let at = time::nanos(at);
         match self {
             Self::Hold(hold) => hold.look_again(at),
             Self::Places(_) => at,
@@ -167,7 +169,7 @@ impl Hold {
     }
 
     /// When it is due again, if no reply has come by `at`.
-    fn look_again(&self, at: Instant) -> Instant {
+    fn look_again(&self, at: u64) -> u64 {
         self.lease.lock().look_again(at)
     }
 
@@ -186,7 +188,7 @@ impl Hold {
         let shortened_to = script::shortened_to(&reply);
         let renewed = match self.renewal(reply) {
             Ok(Some(renewed)) => renewed,
-            Ok(None) => return Next::Look(Instant::now()),
+            Ok(None) => return Next::Look(time::nanos(Instant::now())),
             Err(unexpected) => {
                 report!(Warn, "renewing `{}`: {unexpected}", self.entry().name());
                 return Next::Lost(LossReason::TakenOver);

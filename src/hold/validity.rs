@@ -26,7 +26,8 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     Nothing,
-    Wait(Instant),
+    /// Until then, of `time::nanos`.
+    Wait(u64),
     Renew,
     Lose(LossReason),
 }
@@ -51,16 +52,13 @@ pub(crate) struct Lease {
     renewal_failed: bool,
 }
 
-/// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds, and 2 ms.
+/// Until when a lease of so many nanoseconds is certain that was requested at `sent_at`. A hundredth of it does not count, for
+/// clocks that run at different speeds, nor do 2 ms.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
-fn margin(lease: Duration) -> Duration {
-    lease / 100 + Duration::from_millis(2)
-}
-
-/// Until when a lease requested at `sent_at` is certain.
-fn end_of(sent_at: Instant, lease: Duration) -> u64 {
-    time::nanos(sent_at + lease.saturating_sub(margin(lease)))
+fn end_of(sent_at: Instant, lease: u64) -> u64 {
+    let margin = lease / 100 + 2_000_000;
+    time::nanos(sent_at).saturating_add(lease.saturating_sub(margin))
 }
 
 fn span(of: Duration) -> u64 {
@@ -141,7 +139,7 @@ impl Lease {
     /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
-        self.extend(sent_at, self.ttl());
+        self.confirmed_until(end_of(sent_at, self.ttl));
     }
 
     /// Whether it matters when a grant is noticed, and not only when the request was sent.
@@ -159,16 +157,17 @@ impl Lease {
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
     pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration) {
-        let until = end_of(sent_at, ttl);
-        if until > self.until {
-            self.set_until(until);
-        }
+        self.confirmed_until(end_of(sent_at, span(ttl)));
+    }
+
+    fn confirmed_until(&mut self, until: u64) {
+        self.set_until(until.max(self.until));
     }
 
     /// Redis has confirmed a renewal sent at `sent_at`. Ignored if the lease has become a fixed one since.
     pub(crate) fn was_renewed(&mut self, sent_at: Instant) {
         if self.is_renewed {
-            self.extend(sent_at, self.ttl());
+            self.confirmed_until(end_of(sent_at, self.ttl));
         }
     }
 
@@ -205,12 +204,12 @@ impl Lease {
         self.set_ttl(ttl);
         self.is_renewed = false;
         (self.max_hold, self.max_until) = (NEVER, NEVER);
-        self.until = self.until.min(end_of(asked_at, ttl));
+        self.until = self.until.min(end_of(asked_at, self.ttl));
     }
 
     /// Redis has confirmed a lease requested at `sent_at`; no other request under way makes it shorter than `ttl`.
     pub(crate) fn was_set(&mut self, sent_at: Instant, ttl: Duration) {
-        self.set_until(end_of(sent_at, ttl));
+        self.set_until(end_of(sent_at, span(ttl)));
     }
 
     /// A renewal is due, or failed. Unless one is confirmed in time, the hold is lost as unreachable.
@@ -227,24 +226,25 @@ impl Lease {
         Duration::from_micros(self.keep_lock_us.into())
     }
 
-    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`.
-    pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> Instant {
+    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> u64 {
         if self.has_parts {
-            return time::instant(self.max_until);
+            return self.max_until;
         }
-        let mut due = self.until.min(self.max_until);
+        let mut soon = NEVER;
         if self.is_renewed {
-            due = due.min(time::nanos(sent_at + self.ttl() / 3));
+            soon = self.ttl / 3;
         }
         if mode == Mode::Shared {
-            due = due.min(time::nanos(sent_at + self.keep_lock()));
+            soon = soon.min(u64::from(self.keep_lock_us) * 1000);
         }
-        time::instant(due)
+        let due = time::nanos(sent_at).saturating_add(soon);
+        due.min(self.until).min(self.max_until)
     }
 
-    /// When it is due again, if no reply has come by `at`.
-    pub(crate) fn look_again(&self, at: Instant) -> Instant {
-        time::instant(time::nanos(at).min(self.until).min(self.max_until))
+    /// When it is due again, if no reply has come by `at`; both of `time::nanos`.
+    pub(crate) fn look_again(&self, at: u64) -> u64 {
+        at.min(self.until).min(self.max_until)
     }
 
     pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {
@@ -261,11 +261,11 @@ impl Lease {
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {
-            Duty::Wait(time::instant(self.max_until))
+            Duty::Wait(self.max_until)
         } else if self.is_renewed || mode == Mode::Shared {
             Duty::Renew
         } else {
-            Duty::Wait(time::instant(self.until))
+            Duty::Wait(self.until)
         }
     }
 }
@@ -327,7 +327,8 @@ mod tests {
             let duty = |at| lease.duty(begin + ms(at), Mode::Exclusive);
             assert!(!matches!(duty(509), Duty::Lose(_)));
             assert_eq!(duty(510), Duty::Lose(LossReason::MaxHold));
-            assert_eq!(lease.look_again(begin + ms(9_000)), begin + ms(510));
+            let looks = lease.look_again(time::nanos(begin + ms(9_000)));
+            assert_eq!(looks, time::nanos(begin + ms(510)));
         }
     }
 
@@ -438,13 +439,13 @@ mod tests {
                         longest = longest.max(ttl);
                         lease.ask_for(now, ms(ttl));
                         prop_assert!(lease.until() <= before);
-                        prop_assert!(lease.until() <= end_of(now, ms(ttl)));
+                        prop_assert!(lease.until() <= end_of(now, span(ms(ttl))));
                     }
                     Step::WasSet { ttl } => {
                         longest = longest.max(ttl);
                         lease.may_last(ms(ttl));
                         lease.was_set(now, ms(ttl));
-                        prop_assert_eq!(lease.until(), end_of(now, ms(ttl)));
+                        prop_assert_eq!(lease.until(), end_of(now, span(ms(ttl))));
                     }
                     Step::Change { ttl, is_renewed } => {
                         longest = longest.max(ttl);
@@ -455,8 +456,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(lease.longest(), ms(longest));
-                prop_assert!(lease.until() <= end_of(now, ms(longest)));
-                prop_assert!(lease.due_after(now, Mode::Exclusive) <= time::instant(lease.until()));
+                prop_assert!(lease.until() <= end_of(now, span(ms(longest))));
+                prop_assert!(lease.due_after(now, Mode::Exclusive) <= lease.until());
                 match lease.duty(now, Mode::Exclusive) {
                     Duty::Lose(_) => prop_assert!(time::nanos(now) >= lease.until()),
                     _ => prop_assert!(time::nanos(now) < lease.until()),

@@ -100,9 +100,9 @@ impl Watchdog {
         })
     }
 
-    /// Schedules a hold, or places, for `due`, unless it is over.
-    pub(crate) fn arm(&self, its: impl Into<Renewal>, due: Instant) {
-        let (its, due) = (its.into(), time::nanos(due));
+    /// Schedules a hold, or places, for `due`, of `time::nanos`, unless it is over.
+    pub(crate) fn arm(&self, its: impl Into<Renewal>, due: u64) {
+        let its = its.into();
         let mut state = self.state.lock();
         if !its.is_held() {
             return state.schedule.disarm(&its);
@@ -113,7 +113,7 @@ impl Watchdog {
 
     /// Queues it for renewal, unless it is over, and schedules it for its end.
     fn queue(&self, its: &Renewal, now: Instant) {
-        let ends = time::nanos(its.ends(now));
+        let ends = its.ends(now);
         let mut state = self.state.lock();
         match its.is_held() {
             true => state.schedule.queue(its, ends),

@@ -29,7 +29,7 @@ use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
 use crate::sync::guarded::guarded;
-use crate::time::Deadline;
+use crate::time::{self, Deadline};
 
 /// How many permits can be taken at once, and how many ids one command names: more would keep Redis from everybody else
 /// for more than a few milliseconds.
@@ -789,7 +789,7 @@ impl ExpirablePermit {
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
         hold.change(|its| its.ask_for(now, lease));
-        session.watchdog.arm(hold, hold.valid_until());
+        session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         let Some(id) = PermitId::parse(&hold.owner()) else {
             return Err(Error::config("a permit without an id".into()));
         };
@@ -813,7 +813,7 @@ impl ExpirablePermit {
         if renewed == Renewed::Yes {
             let certain = doubtful.map_or(lease, |other| other.min(lease));
             hold.change(|its| its.was_set(answer.sent_at, certain));
-            session.watchdog.arm(hold, hold.valid_until());
+            session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         } else {
             // After its time it is gone because it expired, not because somebody removed it.
             let reason = if Instant::now() < was_valid_until {

@@ -27,6 +27,7 @@ use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::protocol::script;
 use crate::report::report;
+use crate::time;
 
 /// The most renewals, and about the most bytes, that are sent before their replies are read.
 const BATCH: (usize, usize) = (256, 48 * 1024);
@@ -53,7 +54,7 @@ pub(super) struct Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         for hold in self.holds.drain(..) {
-            self.watchdog.arm(hold, Instant::now());
+            self.watchdog.arm(hold, time::nanos(Instant::now()));
         }
     }
 }
