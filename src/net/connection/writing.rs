@@ -15,6 +15,18 @@ impl Connection {
     /// Returns the connection's number. Without one a deferred call is sent later, and any other is refused; so is an attempt
     /// that has to [wait](Self::wait_for_owed) first.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
+        Some(self.queue(call)?.generation)
+    }
+
+    /// The same, and [writes](Self::flush).
+    pub(crate) fn send(&self, call: &Arc<Call>) -> Option<u64> {
+        let state = self.queue(call)?;
+        let generation = state.generation;
+        self.write_queued(state, false);
+        Some(generation)
+    }
+
+    fn queue(&self, call: &Arc<Call>) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Closed) {
             return None;
@@ -24,7 +36,7 @@ impl Connection {
             return None;
         }
         self.counters.commands.add(1);
-        Some(state.generation)
+        Some(state)
     }
 
     /// Writes what is queued, unless another thread writes, or leads and will soon write for all. With `all`, nothing is left
@@ -53,7 +65,10 @@ impl Connection {
     }
 
     pub(super) fn write_out(&self, all: bool) -> Wrote {
-        let mut state = self.state.lock();
+        self.write_queued(self.state.lock(), all)
+    }
+
+    fn write_queued<'a>(&'a self, mut state: MutexGuard<'a, State>, all: bool) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;

@@ -173,8 +173,7 @@ impl Nodes {
             None => self.up(call, until, stop)?,
         };
         loop {
-            if let Some(generation) = to.submit(call) {
-                to.flush(false);
+            if let Some(generation) = to.send(call) {
                 return Ok((to, generation));
             }
             to = self.up(call, until, stop)?;
@@ -302,10 +301,9 @@ fn with_types(
             request: Request::command("asking what a key holds", &["TYPE", &key]),
             undo: None,
         });
-        if to.submit(&asking).is_none() {
+        if to.send(&asking).is_none() {
             break;
         }
-        to.flush(false);
         match to.wait(&asking, until, stop) {
             Ok((Value::SimpleString(kind), _)) if kind == "none" => {}
             Ok((Value::SimpleString(kind), _)) => {
