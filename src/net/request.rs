@@ -334,9 +334,7 @@ fn digit(n: usize) -> u8 {
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
-    push_head(out, b'$', bytes.len());
-    out.extend_from_slice(bytes);
-    out.extend_from_slice(b"\r\n");
+    push_joined(out, &[bytes]);
 }
 
 fn push_joined(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
