@@ -183,24 +183,39 @@ mod tests {
         )
     }
 
+    fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {
+        let request = Request::script("releasing", &RELEASE, &[name], &["o:1"]);
+        let info = DeferredInfo {
+            name: Arc::clone(name),
+            owner: Text::default(),
+            useful_until,
+            undo: true,
+            for_good: false,
+        };
+        Call::deferred(Deferred { request, info })
+    }
+
+    #[test]
+    fn nobody_waits_for_what_an_attempt_owes_once_another_node_has_to_answer_it() {
+        let (connection, now) = (connection(), Instant::now());
+        connection.state.lock().pipeline.connected(now);
+        let mut last = None;
+        for _ in 0..100 {
+            let call = last.insert(undo(&"name".into(), now + Duration::from_secs(60)));
+            assert!(connection.submit(call).is_some());
+        }
+        // Its node says that it belongs to another, which sends it at once.
+        last.expect("one").sent_to(1);
+        let waited = connection.wait_for_owed(now + Duration::from_secs(60), &|| false);
+        assert!(waited.is_ok(), "{waited:?}");
+    }
+
     #[test]
     fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
         let (connection, now) = (Arc::new(connection()), Instant::now());
         let name: Arc<str> = "name".into();
         for _ in 0..4 * AT_ONCE {
-            let request = Request::script("releasing", &RELEASE, &[&name], &["o:1"]);
-            let info = DeferredInfo {
-                name: Arc::clone(&name),
-                owner: Text::default(),
-                useful_until: now,
-                undo: true,
-                for_good: false,
-            };
-            assert!(
-                connection
-                    .submit(&Call::deferred(Deferred { request, info }))
-                    .is_none()
-            );
+            assert!(connection.submit(&undo(&name, now)).is_none());
         }
         for step in 0..5 {
             let is_last = connection.housekeep() == Left::Nothing;

@@ -43,6 +43,10 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &mine) {
                 return outcome;
             }
+            // Whoever reads for another node settles it without this mutex, so that who followed it here could miss that.
+            if call.node() != self.node {
+                return Err(WaitFault::Stopped);
+            }
             let (now, generation) = (Instant::now(), state.generation);
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
@@ -106,6 +110,8 @@ impl Connection {
         };
         match self.wait_for(&owed, false, until, stop) {
             Ok(_) | Err(WaitFault::Broken(_)) => Ok(()),
+            // This node has answered it, and another has to.
+            Err(WaitFault::Stopped) if owed.node() != self.node && !stop() => Ok(()),
             Err(WaitFault::TimedOut) => Err(self.no_answer()),
             Err(WaitFault::Stopped) => Err(Fault::Stopped),
             Err(WaitFault::Closed) => Err(Fault::Closed),

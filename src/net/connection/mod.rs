@@ -45,7 +45,8 @@ use crate::net::pipeline::{InFlight, Pipeline};
 use crate::net::socket::{self, Endpoint, Progress, Reader, Socket};
 use crate::stats::Counters;
 
-/// The longest a thread waits before it checks its deadline, its cancel token and the client's state.
+/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
+/// One that follows may wait half as long again.
 pub(crate) const SLICE: Duration = Duration::from_millis(64);
 
 /// How long to read when only checking whether a reply has come.
@@ -272,6 +273,7 @@ impl Connection {
 pub(crate) enum WaitFault {
     Broken(RedisError),
     TimedOut,
+    /// The caller has to stop, or the call was sent to another node.
     Stopped,
     Closed,
 }

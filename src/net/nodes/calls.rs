@@ -233,9 +233,8 @@ impl Nodes {
     ) -> Result<(Value, Instant), WaitFault> {
         loop {
             let to = self.at(call);
-            let left = || call.node() != to.node();
-            match to.wait(call, until, &|| left() || stop()) {
-                Err(WaitFault::Stopped) if left() && !stop() => {}
+            match to.wait(call, until, stop) {
+                Err(WaitFault::Stopped) if call.node() != to.node() && !stop() => {}
                 waited => return waited,
             }
         }
