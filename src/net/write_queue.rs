@@ -149,6 +149,22 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_is_used_again_unless_it_is_large() {
+        let mut queue = WriteQueue::default();
+        for (size, is_kept) in [(100, true), (SPARE + 1, false)] {
+            queue.bytes.resize(size, 7);
+            let written = queue.take();
+            queue.bytes.push(8);
+            queue.wrote(written, size);
+            assert_eq!(queue.bytes, [8], "what others have queued meanwhile");
+            assert_eq!(queue.spare.capacity() > 0, is_kept);
+            let rest = queue.take();
+            queue.wrote(rest, 1);
+            assert!(queue.is_empty() && queue.spare.is_empty());
+        }
+    }
+
+    #[test]
     fn a_turn_ends_however_much_others_queue() {
         let (socket, server) = pair();
         server.set_nonblocking(true).expect("it does not wait");
