@@ -87,7 +87,7 @@ impl Connection {
                 continue;
             }
             drop(state);
-            // Whoever leads has it look again in time, unless that is soon.
+            // Whoever leads wakes it to look again, but not in time for what is due soon.
             let is_soon = looks || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);

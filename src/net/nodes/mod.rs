@@ -81,7 +81,7 @@ pub(crate) struct Nodes {
     connections: Numbered,
     /// The version of the topology by which the unacknowledged calls are where they belong.
     sorted: AtomicU64,
-    /// Held while a connection is added, which is closed at once then.
+    /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
     closed: Mutex<bool>,
 }
 
