@@ -13,6 +13,7 @@ use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
 use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::yielding::Yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
@@ -215,7 +216,7 @@ impl<'a> Contender<'a> {
     /// See [`yielding`].
     pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
         let (lock, wait) = (self.lock, self.wait);
-        yielding::yield_to_others(self, lock, wait, until)
+        yielding::yield_to_others(self, lock, wait, until, &mut Yielding::default())
     }
 
     /// How many tokens to request: one, or enough to hand the lock over.
@@ -346,10 +347,13 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
         // that Redis keeps each waiter has its own channel, on which nothing is counted.
-        if self.listening.leave() && self.is_notified_with_others() {
+        let leaves = self.listening.leave();
+        let mut state = self.entry.lock();
+        // What an earlier hold has left behind may linger still.
+        let left = || (state.lock.last_release()).is_some_and(|last| last.is_heard_by_us);
+        if (leaves || left()) && self.is_notified_with_others() {
             hold.leaves_listening();
         }
-        let mut state = self.entry.lock();
         state.forget_place(self.listening.known_waiter());
         // With a queue in Redis several threads of a process are contenders. A grant to one of them may be the first sign that
         // an earlier hold of the process is over.
@@ -416,6 +420,10 @@ impl Strategy for Contender<'_> {
 
     fn yields_after(&mut self) -> Option<Arc<Call>> {
         self.yields_after.take()
+    }
+
+    fn alternates(&self) -> bool {
+        self.turn.is_none()
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {

@@ -159,6 +159,11 @@ pub(crate) trait Strategy {
         None
     }
 
+    /// Whether processes alternate that contend for it: one has it alone, and nothing else says who is next.
+    fn alternates(&self) -> bool {
+        false
+    }
+
     /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
@@ -187,6 +192,7 @@ pub(crate) fn acquire<S: Strategy>(
     let mut has_waited = strategy.listening().has_parked();
     let mut was_refused = false;
     let mut parks = Parks::default();
+    let mut yielding = yielding::Yielding::default();
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
@@ -201,7 +207,7 @@ pub(crate) fn acquire<S: Strategy>(
             return end(strategy, spec, wait, Outcome::in_vain(is_taken));
         }
         let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
-        if yielding::yield_to_others(strategy, spec, wait, budget.until)? {
+        if yielding::yield_to_others(strategy, spec, wait, budget.until, &mut yielding)? {
             has_waited = true;
             continue;
         }
