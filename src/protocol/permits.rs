@@ -42,7 +42,11 @@ fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
         "renewing a permit",
         &script::PERMIT_RENEW,
         &[&keys::permit_timeouts(of.key())],
-        &[&packed(renewal.owner), lease.as_bytes(), ends_at.as_bytes()],
+        &[
+            &*packed(renewal.owner),
+            lease.as_bytes(),
+            ends_at.as_bytes(),
+        ],
     )
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits:
         "acquiring permits",
         &script::SEMAPHORE_ACQUIRE,
         &keys.after(&[of.key()]),
-        &[&Digits::of(permits), keep_ms],
+        &[&*Digits::of(permits), keep_ms],
     )
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn release(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits:
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&Digits::of(permits), keep_ms, "0"],
+        &[&*Digits::of(permits), keep_ms, "0"],
     )
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn add(
         doing,
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&Digits::of(permits), keep_ms, "1"],
+        &[&*Digits::of(permits), keep_ms, "1"],
     )
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn set(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32
         "setting permits",
         &script::SEMAPHORE_SET,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&Digits::of(permits), keep_ms],
+        &[&*Digits::of(permits), keep_ms],
     )
 }
 
