@@ -49,35 +49,21 @@ pub(crate) enum Next {
 impl Scheduled for Renewal {
     fn number(&self) -> u64 {
         match self {
-            Self::Hold(hold) => hold.number(),
+            Self::Hold(hold) => hold.number.0,
             Self::Places(places) => places.number,
         }
     }
 
     fn times(&self) -> &Times {
         match self {
-            Self::Hold(hold) => hold.times(),
+            Self::Hold(hold) => &hold.times,
             Self::Places(places) => &places.times,
         }
     }
 
+    /// A hold that several nodes keep counts once.
     fn counts(&self) -> bool {
-        matches!(self, Self::Hold(hold) if hold.counts())
-    }
-}
-
-impl Scheduled for Hold {
-    fn number(&self) -> u64 {
-        self.number.0
-    }
-
-    fn times(&self) -> &Times {
-        &self.times
-    }
-
-    /// One that several nodes keep counts once.
-    fn counts(&self) -> bool {
-        !self.is_part()
+        matches!(self, Self::Hold(hold) if !hold.is_part())
     }
 }
 

@@ -12,11 +12,12 @@
 //!
 //! Every step costs the logarithm of the number of entries, however many are due, queued or under way.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering as Order;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What can be on a schedule.
-pub(crate) trait Scheduled {
+/// What can be on a schedule: a pointer to it.
+pub(crate) trait Scheduled: Clone {
     /// Unique among the entries; of two that are due at the same moment the lower number is first.
     fn number(&self) -> u64;
 
@@ -33,18 +34,45 @@ pub(crate) struct Times {
     due: AtomicU64,
 }
 
-/// Entries by when they are due, of `time::nanos`, and by their numbers; and those of them that are queued for renewal.
+/// Entries by when they are due, of `time::nanos`, and those of them that are queued for renewal.
 pub(crate) struct Schedule<T> {
-    due: BTreeMap<(u64, u64), T>,
-    renewals: BTreeMap<(u64, u64), T>,
+    due: BTreeSet<Item<T>>,
+    renewals: BTreeSet<Item<T>>,
     counted: usize,
 }
 
-impl<T: Scheduled + Clone> Schedule<T> {
+/// An entry and its moment; entries with the same moment are in the order of their numbers.
+struct Item<T> {
+    at: u64,
+    entry: T,
+}
+
+impl<T: Scheduled> Ord for Item<T> {
+    fn cmp(&self, other: &Self) -> Order {
+        let by_number = || self.entry.number().cmp(&other.entry.number());
+        self.at.cmp(&other.at).then_with(by_number)
+    }
+}
+
+impl<T: Scheduled> PartialOrd for Item<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T: Scheduled> PartialEq for Item<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T: Scheduled> Eq for Item<T> {}
+
+impl<T: Scheduled> Schedule<T> {
     pub(crate) fn new() -> Self {
         Self {
-            due: BTreeMap::new(),
-            renewals: BTreeMap::new(),
+            due: BTreeSet::new(),
+            renewals: BTreeSet::new(),
             counted: 0,
         }
     }
@@ -55,34 +83,34 @@ impl<T: Scheduled + Clone> Schedule<T> {
         let at = due.max(1);
         entry.times().due.store(at, Ordering::Relaxed);
         self.counted += usize::from(entry.counts());
-        self.due.insert((at, entry.number()), entry);
+        self.due.insert(Item { at, entry });
     }
 
     /// Queues `entry` for renewal, and schedules it for its end.
     pub(crate) fn queue(&mut self, entry: &T, ends: u64) {
         self.arm(entry.clone(), ends);
-        let key = (ends.max(1), entry.number());
-        self.renewals.insert(key, entry.clone());
+        let (at, entry) = (ends.max(1), entry.clone());
+        self.renewals.insert(Item { at, entry });
     }
 
     /// Removes `entry`, if it is armed.
-    pub(crate) fn disarm(&mut self, entry: &impl Scheduled) {
-        let at = entry.times().due.load(Ordering::Relaxed);
+    pub(crate) fn disarm(&mut self, entry: &T) {
+        let at = entry.times().due.swap(0, Ordering::Relaxed);
         if at == 0 {
             return;
         }
-        entry.times().due.store(0, Ordering::Relaxed);
+        let entry = entry.clone();
         self.counted -= usize::from(entry.counts());
-        let key = (at, entry.number());
-        self.due.remove(&key);
+        let item = Item { at, entry };
+        self.due.remove(&item);
         if !self.renewals.is_empty() {
-            self.renewals.remove(&key);
+            self.renewals.remove(&item);
         }
     }
 
     /// The entry that is due first, and when.
     pub(crate) fn first_due(&self) -> Option<(u64, &T)> {
-        let ((at, _), entry) = self.due.first_key_value()?;
+        let Item { at, entry } = self.due.first()?;
         Some((*at, entry))
     }
 
@@ -100,7 +128,7 @@ impl<T: Scheduled + Clone> Schedule<T> {
 
     /// Takes the queued entry that ends first, to renew it now; it stays armed.
     pub(crate) fn take_renewal(&mut self) -> Option<T> {
-        Some(self.renewals.pop_first()?.1)
+        Some(self.renewals.pop_first()?.entry)
     }
 
     /// How many entries that count are armed.

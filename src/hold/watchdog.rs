@@ -122,8 +122,8 @@ impl Watchdog {
     }
 
     /// Takes it off the schedule. It must be over, or the thread may put it back.
-    pub(crate) fn disarm(&self, hold: &Hold) {
-        self.state.lock().schedule.disarm(hold);
+    pub(crate) fn disarm(&self, its: impl Into<Renewal>) {
+        self.state.lock().schedule.disarm(&its.into());
     }
 
     /// Has the thread run the housekeeping shortly.
