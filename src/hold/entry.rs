@@ -232,10 +232,8 @@ impl<H: Holding> State for EntryState<H> {
 
 /// Wakes the threads for which a wakeup was stored. Call it with no mutex held.
 pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
-    let joined = wakeups.joined.iter().map(|(waiter, _)| waiter);
-    for waiter in joined.chain(&wakeups.contend) {
-        waiter.notify();
-    }
+    let joined = wakeups.joined.into_iter().map(|(waiter, _)| waiter);
+    notify(joined.chain(wakeups.contend));
 }
 
 /// Wakes threads for which a wakeup was stored. Call it with no mutex held.
