@@ -283,10 +283,8 @@ impl Pipeline {
             return Received::Stray;
         };
         let mut its = call.state.lock();
-        let soonest = its.sent_at.checked_add(in_flight.soonest);
-        if soonest.is_none_or(|soonest| now < soonest) {
-            in_flight.soonest = now.saturating_duration_since(its.sent_at);
-        }
+        let took = now.saturating_duration_since(its.sent_at);
+        in_flight.soonest = in_flight.soonest.min(took);
         let Some(value) = its.take_reply(value, call.request.acknowledgements.is_some()) else {
             drop(its);
             in_flight.awaiting.push_front(call);
