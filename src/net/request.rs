@@ -319,13 +319,12 @@ fn push_head(out: &mut Vec<u8>, kind: u8, n: usize) {
     match n {
         0..10 => out.extend_from_slice(&[kind, digit(n), b'\r', b'\n']),
         10..100 => out.extend_from_slice(&[kind, digit(n / 10), digit(n % 10), b'\r', b'\n']),
-        _ => push_long_head(out, kind, n),
+        _ => {
+            out.push(kind);
+            out.extend_from_slice(n.to_string().as_bytes());
+            out.extend_from_slice(b"\r\n");
+        }
     }
-}
-
-#[cold]
-fn push_long_head(out: &mut Vec<u8>, kind: u8, n: usize) {
-    out.extend_from_slice(format!("{}{n}\r\n", char::from(kind)).as_bytes());
 }
 
 /// The digit of a number below ten.

@@ -20,11 +20,7 @@ scripts!(packed);
 
 /// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
 pub(crate) fn lease_ms(lease: Duration) -> u64 {
-    let part = lease.subsec_micros().div_ceil(1000);
-    lease
-        .as_secs()
-        .saturating_mul(1000)
-        .saturating_add(part.into())
+    u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
 /// How many characters of an unexpected reply an error shows.
