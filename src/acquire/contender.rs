@@ -107,8 +107,8 @@ impl<'a> Contender<'a> {
         let turn = || Turn::new(wait, readers_first, Instant::now());
         Self {
             place: None,
-            turn: lock.kind.has_notes.then(turn),
-            spin: (!lock.kind.is_notified && lock.quorum.is_none()).then(Spin::default),
+            turn: lock.key.kind.has_notes.then(turn),
+            spin: (!lock.key.kind.is_notified && lock.quorum.is_none()).then(Spin::default),
             contest: Contest::default(),
             lock,
             entry,
@@ -134,7 +134,9 @@ impl<'a> Contender<'a> {
         match self.place {
             Some(_) if is_last() => Place::Last,
             Some(_) => Place::Has,
-            None if self.lock.kind.order == Order::Server && self.wait.asks_again() => Place::New,
+            None if self.lock.key.kind.order == Order::Server && self.wait.asks_again() => {
+                Place::New
+            }
             None => Place::None,
         }
     }
@@ -324,7 +326,7 @@ impl<'a> Contender<'a> {
     /// Whether releases are announced on one channel to all who wait, whom a release counts. One with a queue in Redis tells
     /// each place, and nobody counts those of several servers.
     fn is_notified_with_others(&self) -> bool {
-        let kind = self.lock.kind;
+        let kind = self.lock.key.kind;
         let is_queued = kind.order == Order::Server && self.wait.asks_again();
         kind.is_notified && !is_queued && self.lock.quorum.is_none()
     }
@@ -357,7 +359,7 @@ impl<'a> Contender<'a> {
         state.forget_place(self.listening.known_waiter());
         // With a queue in Redis several threads of a process are contenders. A grant to one of them may be the first sign that
         // an earlier hold of the process is over.
-        let displaced = match self.lock.kind.order {
+        let displaced = match self.lock.key.kind.order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
         };

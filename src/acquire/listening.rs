@@ -160,7 +160,7 @@ impl Listening {
         let first = || now.checked_add(after).filter(|_| !after.is_zero());
         let (began, due) = self.long_wait.get_or_insert_with(|| (now, first()));
         if due.is_some_and(|due| now >= due) {
-            let (waited, name, kind) = (now - *began, &spec.name, spec.kind);
+            let (waited, name, kind) = (now - *began, &spec.name, spec.key.kind);
             *due = now.checked_add(waited);
             let lease = left().map_or_else(String::new, |left| {
                 format!("; the lease of its holder lasts another {left:.1?}")

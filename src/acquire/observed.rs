@@ -60,7 +60,7 @@ impl LockSpec {
         let session = self.session();
         session.counters.refused.add(1);
         if let Some(began) = began {
-            let (name, kind, waited) = (&*self.name, self.kind.name, began.elapsed());
+            let (name, kind, waited) = (&*self.name, self.key.kind.name, began.elapsed());
             let event = Refused {
                 name,
                 kind,
@@ -72,7 +72,8 @@ impl LockSpec {
     }
 
     pub(crate) fn was_granted(&self, began: Instant, handed_over: bool) -> Box<Observed> {
-        let (observer, kind, since) = (&self.session().observer, self.kind.name, Instant::now());
+        let (observer, kind, since) =
+            (&self.session().observer, self.key.kind.name, Instant::now());
         let (name, waited) = (&*self.name, since - began);
         let event = Acquired {
             name,

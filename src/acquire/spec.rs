@@ -30,9 +30,8 @@ pub(crate) struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// As the user gave it.
     pub(crate) name: Arc<str>,
-    /// That of its entry, whose id is the name, or the name and the nodes.
+    /// That of its entry: its kind, and the name, or the name and the nodes.
     pub(crate) key: EntryKey,
-    pub(crate) kind: &'static Kind,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
     /// How long a server must have been up to be one of them.
@@ -60,7 +59,6 @@ impl LockSpec {
             shared: Arc::clone(shared),
             name: kind.shown(&id),
             key: EntryKey { kind, id },
-            kind,
             quorum: None,
             up_for: Duration::ZERO,
             mode: Mode::Exclusive,
@@ -308,7 +306,6 @@ impl LockSpec {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let settings = |handle: &Self| {
             (
-                handle.kind,
                 handle.is_reentrant,
                 handle.lease,
                 handle.max_hold,
@@ -324,7 +321,7 @@ impl LockSpec {
     /// stays on it. Checked before a wait, since the thread would wait for itself.
     pub(crate) fn has_it_otherwise(&self) -> Option<DeadlockReason> {
         // Most threads that wait hold nothing: no need to look for other names.
-        if !Counted::has_some() || !self.kind.has_plain_keys {
+        if !Counted::has_some() || !self.key.kind.has_plain_keys {
             return None;
         }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
@@ -335,7 +332,7 @@ impl LockSpec {
         };
         let others = KINDS
             .into_iter()
-            .filter(|kind| kind.has_plain_keys && (self.may_move || *kind != self.kind));
+            .filter(|kind| kind.has_plain_keys && (self.may_move || *kind != self.key.kind));
         let mut mine = others
             .filter_map(|kind| {
                 let id = Arc::clone(&self.name);
@@ -343,7 +340,7 @@ impl LockSpec {
             })
             .filter(is_mine);
         mine.next()
-            .map(|entry| match entry.protocol.kind() == self.kind {
+            .map(|entry| match entry.protocol.kind() == self.key.kind {
                 true => DeadlockReason::NotReentrant,
                 false => DeadlockReason::OtherKind,
             })

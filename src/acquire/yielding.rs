@@ -85,7 +85,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
             pause
         }
         (Some(_), Some(quorum)) => quorum.yield_for(PAUSE),
-        (Some(_), None) if !spec.kind.is_notified => Some(PAUSE),
+        (Some(_), None) if !spec.key.kind.is_notified => Some(PAUSE),
         (Some(release), None) => {
             let others = notified_others(session, &release, until, &stop);
             if strategy.alternates() {
