@@ -66,6 +66,10 @@ pub(crate) fn yield_to_others<S: Strategy>(
     until: Instant,
     yielding: &mut Yielding,
 ) -> Result<bool> {
+    let release = strategy.yields_after();
+    if release.is_none() && yielding.until.is_none() {
+        return Ok(false);
+    }
     let session = spec.session();
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
     // One that has what it wants has nothing to yield for.
@@ -75,14 +79,13 @@ pub(crate) fn yield_to_others<S: Strategy>(
             .is_some_and(|waiter| waiter.is_woken(|_| true))
     };
     let stop = || spec.must_stop(wait) || is_served();
-    let pause = match (strategy.yields_after(), &spec.quorum) {
+    let pause = match (release, &spec.quorum) {
         (None, _) => {
             let messages = strategy.listening().signals().messages;
-            let pause = yielding.pause(messages, Instant::now());
-            if pause.is_none() {
-                return Ok(false);
+            match yielding.pause(messages, Instant::now()) {
+                None => return Ok(false),
+                pause => pause,
             }
-            pause
         }
         (Some(_), Some(quorum)) => quorum.yield_for(PAUSE),
         (Some(_), None) if !spec.key.kind.is_notified => Some(PAUSE),
@@ -124,20 +127,24 @@ fn notified_others(
     let Ok((value, _)) = session.connection.wait(release, until, stop) else {
         return 0;
     };
-    match script::released(&value) {
-        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => 1,
-        Ok(Released::Yes { listeners }) => {
-            u32::try_from(listeners - i64::from(release.is_heard_by_us)).unwrap_or(0)
-        }
-        _ => 0,
-    }
+    others(session, release, &value).unwrap_or(0)
 }
 
 /// Whether the release is known to have notified no other process.
 pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
-    let ours = i64::from(release.is_heard_by_us);
-    let nobody = |reply: &Value| matches!(script::released(reply), Ok(Released::Yes { listeners }) if listeners <= ours);
-    session.connection.counts_listeners() && release.has_reply(nobody)
+    release.has_reply(|reply| others(session, release, reply) == Some(0))
+}
+
+/// How many other processes a release has notified by its reply, one if they are not counted; `None` if it released nothing.
+fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
+    match script::released(reply) {
+        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => Some(1),
+        Ok(Released::Yes { listeners }) => {
+            let others = (listeners - i64::from(release.is_heard_by_us)).max(0);
+            Some(u32::try_from(others).unwrap_or(u32::MAX))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
