@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::{Connection, Phase, State, TURN, Wrote, wake_leader};
+use super::{Connection, Phase, State, TURN, Wrote, next_leader, wake_leader};
 use crate::net::call::Call;
 use crate::net::write_queue::write_turn;
 
@@ -147,7 +147,7 @@ impl Connection {
             return None;
         }
         up.reader = Some(reader);
-        wake_leader(in_flight.following().next().cloned());
+        wake_leader(next_leader(up, in_flight));
         Some(state)
     }
 }
