@@ -139,7 +139,7 @@ impl Lease {
     /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
-        self.confirmed_until(end_of(sent_at, self.ttl));
+        self.confirm(sent_at, self.ttl);
     }
 
     /// Whether it matters when a grant is noticed, and not only when the request was sent.
@@ -157,17 +157,17 @@ impl Lease {
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
     pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration) {
-        self.confirmed_until(end_of(sent_at, span(ttl)));
+        self.confirm(sent_at, span(ttl));
     }
 
-    fn confirmed_until(&mut self, until: u64) {
-        self.set_until(until.max(self.until));
+    fn confirm(&mut self, sent_at: Instant, ttl: u64) {
+        self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
     /// Redis has confirmed a renewal sent at `sent_at`. Ignored if the lease has become a fixed one since.
     pub(crate) fn was_renewed(&mut self, sent_at: Instant) {
         if self.is_renewed {
-            self.confirmed_until(end_of(sent_at, self.ttl));
+            self.confirm(sent_at, self.ttl);
         }
     }
 
