@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config};
 
 use crate::support::scripts::channel;
-use crate::support::{Server, ms, timed, unique};
+use crate::support::{Server, eventually, ms, timed, unique};
 
 // Without it the process would win again and again: its next request comes before the others have woken.
 timed!(whoever_has_notified_others_of_its_release_pauses_before_it_asks_again);
@@ -34,6 +34,35 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
         assert_eq!(times, 1, "however many wait");
         assert!(took >= ms(1), "{took:?}");
     }
+}
+
+// It has listened itself, and that lingers while it takes the lock again and again.
+timed!(who_has_waited_is_not_taken_for_another_that_waits);
+fn who_has_waited_is_not_taken_for_another_that_waits() {
+    let server = Server::start();
+    let name = unique("alone");
+    let config = Config::new(server.url()).tenure(ms(20));
+    let ours = Client::open(config).unwrap();
+    let other = Client::open(server.url()).unwrap();
+    let lock = ours.reentrant_lock(&name);
+    let held = other.reentrant_lock(&name).lock().unwrap();
+    let others = thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            lock.lock().unwrap().unlock().unwrap();
+            let begun = Instant::now();
+            while begun.elapsed() < ms(30) {
+                lock.lock().unwrap().unlock().unwrap();
+            }
+            ours.stats().held_back
+        });
+        eventually("it listens", || {
+            let (_, listeners): (String, u64) = server.ask(&["PUBSUB", "NUMSUB", &channel(&name)]);
+            listeners == 1
+        });
+        drop(held);
+        waits.join().unwrap()
+    });
+    assert_eq!(others, 0);
 }
 
 /// Of how many turns on one lock by several clients that always want it each of the others had one before the client's next,
