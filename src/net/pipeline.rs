@@ -52,15 +52,6 @@ const REST: Duration = Duration::from_millis(50);
 /// How many replies are due before attempts wait for what others owe. With fewer than that the server is about to answer.
 const BUSY: usize = 64;
 
-/// With fewer replies due every thread writes its own bytes: those of three threads, each with a release and an acquire (bench:
-/// many3, half its rate). With more, the next reply comes soon, and the leader writes for all when it has read that.
-const FEW: usize = 7;
-
-/// If the server is farther away than this for each reply that is due, every thread writes its own bytes: the replies to those
-/// that were woken together come together as well, and what is left to the leader waits for them, another round trip (bench:
-/// scale, network).
-const PACE: Duration = Duration::from_micros(6);
-
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
@@ -100,8 +91,6 @@ pub(super) struct InFlight {
     awaiting: VecDeque<Arc<Call>>,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
-    /// How soon the soonest reply so far has come.
-    soonest: Duration,
     /// When a thread last read and found nothing: all that had come by then has been read.
     pub(super) quiet_at: Instant,
     /// The connection was idle before what is written now, for so long that the server may have closed it.
@@ -163,7 +152,6 @@ impl Pipeline {
             unwritten: WriteQueue::default(),
             awaiting: VecDeque::new(),
             last_heard: now,
-            soonest: Duration::MAX,
             quiet_at: now,
             doubtful: false,
             is_in_doubt: false,
@@ -283,8 +271,6 @@ impl Pipeline {
             return Received::Stray;
         };
         let mut its = call.state.lock();
-        let took = now.saturating_duration_since(its.sent_at);
-        in_flight.soonest = in_flight.soonest.min(took);
         let Some(value) = its.take_reply(value, call.request.acknowledgements.is_some()) else {
             drop(its);
             in_flight.awaiting.push_front(call);
@@ -542,17 +528,10 @@ impl InFlight {
         awaiting.filter(|call| call.state.lock().following > 0)
     }
 
-    /// Whether a thread writes although another leads: the server is far away, few replies are due, or half of the commands are
-    /// unwritten, so that the server may have nothing to do before the leader writes. More writes cost more than they bring
-    /// (bench: many8, many64).
+    /// Whether a thread writes although another leads: a third of the commands are unwritten, so that the server may have nothing
+    /// to do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
     pub(super) fn is_worth_a_write(&self) -> bool {
-        self.due() < FEW || self.is_far() || 2 * self.unwritten.calls >= self.due()
-    }
-
-    /// Whether replies that come one after another would be few and far between.
-    fn is_far(&self) -> bool {
-        let due = u32::try_from(self.due()).unwrap_or(u32::MAX);
-        self.soonest > PACE.saturating_mul(due)
+        self.unwritten.calls >= self.due() / 3
     }
 
     pub(super) fn has_bytes(&self) -> bool {
@@ -697,11 +676,10 @@ mod redirections {
     }
 
     #[test]
-    fn a_thread_leaves_its_bytes_to_the_leader_unless_few_replies_are_due_or_half_are_unwritten() {
+    fn a_thread_leaves_its_bytes_to_the_leader_unless_a_third_of_the_commands_are_unwritten() {
         let now = Instant::now();
         let mut pipeline = to(0);
         pipeline.connected(now);
-        pipeline.in_flight().expect("a connection").soonest = Duration::ZERO;
         let mut writes = Vec::new();
         for due in 1..=20 {
             assert!(pipeline.submit(&release(now), now));
@@ -714,25 +692,7 @@ mod redirections {
                 writes.push(due);
             }
         }
-        // As many again as are due each time.
-        assert_eq!(writes, [1, 2, 3, 4, 5, 6, 12]);
-    }
-
-    #[test]
-    fn a_thread_writes_its_own_bytes_to_a_server_that_is_far_away_for_so_few_replies() {
-        let now = Instant::now();
-        let mut pipeline = to(0);
-        pipeline.connected(now);
-        assert!(pipeline.submit(&release(now), now));
-        pipeline.reply(says(":1"), now + 20 * PACE, &Forwarding);
-        for due in 1..=25 {
-            assert!(pipeline.submit(&release(now), now));
-            let in_flight = pipeline.in_flight().expect("a connection");
-            assert_eq!(in_flight.is_worth_a_write(), due < 20, "{due}");
-            let bytes = in_flight.unwritten.take();
-            let all = bytes.len();
-            in_flight.unwritten.wrote(bytes, all);
-        }
+        assert_eq!(writes, [1, 2, 3, 4, 5, 7, 10, 14, 20]);
     }
 
     #[test]

@@ -178,6 +178,7 @@ impl Connection {
             writer: connection.writer,
             writing: false,
             reader: Some(connection.reader),
+            appointed: None,
             all_looked_at: connection.since,
             greeted_in: connection.since.elapsed(),
             log_in_at: self.endpoint.log_in_again_at(connection.since),

@@ -87,7 +87,10 @@ impl Connection {
         // A reply that became due just now is read by the thread that waits for it.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
-        let reader = up.reader.take_if(|_| !fresh || more);
+        let reader = match fresh && !more {
+            true => None,
+            false => up.take_reader(),
+        };
         drop(state);
         let Some(reader) = reader else {
             self.flush(true);

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Connection, GLANCE, Phase, SLICE, State, WaitFault, Wrote, next_leader, wake_leader};
+use super::{Connection, GLANCE, Phase, SLICE, State, Up, WaitFault, Wrote, wake};
 use crate::net::call::{Call, CallPhase, CallState, Fault};
-use crate::net::pipeline::Received;
+use crate::net::pipeline::{InFlight, Received};
 use crate::net::socket::{self, Reader};
 use crate::report;
 
@@ -16,6 +16,31 @@ const AT_ONCE: usize = 256;
 
 /// How late a read may end that has seen all that came meanwhile. If it ends later, the process may have been suspended.
 const LATE: Duration = Duration::from_millis(10);
+
+impl Up {
+    /// Takes the reader, unless a thread leads.
+    pub(super) fn take_reader(&mut self) -> Option<Reader> {
+        self.appointed = None;
+        self.reader.take()
+    }
+
+    /// Whether a thread leads, or is about to.
+    pub(super) fn is_led(&self) -> bool {
+        self.reader.is_none() || self.appointed.is_some()
+    }
+
+    /// Whether the thread that waits for `call` may lead, if nobody does.
+    fn may_lead(&self, call: &Arc<Call>) -> bool {
+        (self.appointed.as_ref()).is_none_or(|appointed| Arc::ptr_eq(appointed, call))
+    }
+
+    /// Appoints the first thread that follows, if nobody leads. It has to be woken.
+    pub(super) fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
+        self.reader.as_ref()?;
+        self.appointed = in_flight.following().next().cloned();
+        self.appointed.clone()
+    }
+}
 
 impl Connection {
     /// Waits for the reply to a submitted call, leading or following.
@@ -55,10 +80,13 @@ impl Connection {
             let looks = now >= until && in_flight.quiet_at < until && !has_looked && !stop();
             if !looks && (now >= until || stop()) {
                 drop(mine);
-                // This thread may have been appointed leader in the meantime.
-                let next = next_leader(up, in_flight);
+                // This thread may have been appointed in the meantime.
+                let next = match up.may_lead(call) {
+                    true => up.appoint(in_flight),
+                    false => None,
+                };
                 drop(state);
-                wake_leader(next);
+                wake(next);
                 return Err(match now >= until {
                     true => WaitFault::TimedOut,
                     false => WaitFault::Stopped,
@@ -80,7 +108,9 @@ impl Connection {
                 false => until.min(now + GLANCE),
             };
             has_looked |= looks;
-            if let Some(reader) = up.reader.take() {
+            if up.may_lead(call)
+                && let Some(reader) = up.take_reader()
+            {
                 drop(mine);
                 drop(state);
                 self.lead(reader, generation, Some(call), now, slice_ends);
@@ -154,7 +184,7 @@ impl Connection {
                             let in_time = now < until + LATE;
                             in_flight.quiet_at = if in_time { now } else { read_at };
                         }
-                        return self.step_down(reader, generation, now);
+                        return self.step_down(reader, generation, now, served);
                     }
                     read_at = now;
                     continue;
@@ -169,7 +199,9 @@ impl Connection {
             match handed.then {
                 // The leader stops in time, however many replies come for others.
                 Then::ReadOn if now < until => {}
-                Then::ReadOn | Then::StepDown => return self.step_down(reader, generation, now),
+                Then::ReadOn | Then::StepDown => {
+                    return self.step_down(reader, generation, now, served);
+                }
                 Then::Fail(err) => return self.fail(generation, &err, false),
                 Then::Gone => return,
             }
@@ -240,26 +272,24 @@ impl Connection {
 
     /// Puts the reader back, writes what is left, and wakes the next leader. From time to time it wakes all who follow, since
     /// they wait without a limit: each of them looks whether it has to stop.
-    fn step_down(&self, reader: Reader, generation: u64, now: Instant) {
+    fn step_down(&self, reader: Reader, generation: u64, now: Instant, mut served: Served) {
         let mut state = self.state.lock();
         let Some((up, in_flight)) = state.up(generation) else {
             return;
         };
         up.reader = Some(reader);
-        let most = match now < up.all_looked_at + SLICE / 2 {
-            true => 1,
-            false => {
-                up.all_looked_at = now;
-                usize::MAX
-            }
-        };
-        let next: Vec<_> = in_flight.following().take(most).cloned().collect();
+        let next = up.appoint(in_flight);
+        if now >= up.all_looked_at + SLICE / 2 {
+            up.all_looked_at = now;
+            served.0.extend(in_flight.following().skip(1).cloned());
+        }
         let unwritten = in_flight.has_bytes();
         drop(state);
         if unwritten {
             self.flush(true);
         }
-        next.iter().for_each(|call| call.wake());
+        served.wake();
+        wake(next);
     }
 
     pub(super) fn fail_silent(&self, generation: u64) {

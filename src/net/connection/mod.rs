@@ -6,10 +6,14 @@
 //! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
 //! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has come; then it puts the reader back and wakes another waiting thread. The others *follow*: they wait
-//! without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each looks whether
-//! it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where nobody
-//! leads, or [where that is worth it](InFlight::is_worth_a_write).
+//! call until its own has come; then it puts the reader back and appoints another waiting thread. The others *follow*: they
+//! wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each looks
+//! whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where
+//! nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
+//!
+//! Threads that have their replies are woken first and the next leader last, so that it finds their next commands queued and
+//! writes them together. Nobody else may lead before it, or the thread that steps down would lead again at its next command,
+//! and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -19,7 +23,9 @@
 //!     ├──────────────────────────┘               │
 //!     └──────────────────────────────────────────┘        close, from anywhere ──► closed
 //!
-//!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► free, and another thread is woken
+//!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► appointed, or free if nobody follows
+//!                                                      ▲                              │
+//!                                                      └──────── that thread ─────────┘   or passed on, if its time is up
 //! ```
 //!
 //! Nobody blocks on a full socket: what it does not take at once, the leader writes between two reads.
@@ -78,6 +84,8 @@ struct Up {
     writing: bool,
     /// `None` while a thread leads.
     reader: Option<Reader>,
+    /// Whose thread leads next, and has been woken for that. Its reply is due, since nobody reads meanwhile.
+    appointed: Option<Arc<Call>>,
     /// When all who follow were last woken to look for themselves.
     all_looked_at: Instant,
     /// How long its greeting took: a round trip at least.
@@ -278,15 +286,9 @@ pub(crate) enum WaitFault {
     Closed,
 }
 
-/// The first call whose thread can become the leader, if there is none.
-fn next_leader(up: &Up, in_flight: &InFlight) -> Option<Arc<Call>> {
-    up.reader.as_ref()?;
-    in_flight.following().next().cloned()
-}
-
-/// Wakes the thread of a call to become the leader.
-fn wake_leader(call: Option<Arc<Call>>) {
-    if let Some(call) = call {
+/// Wakes the thread that was [appointed](Up::appoint), if any was.
+fn wake(appointed: Option<Arc<Call>>) {
+    if let Some(call) = appointed {
         call.wake();
     }
 }

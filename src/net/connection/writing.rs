@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::{Connection, Phase, State, TURN, Wrote, next_leader, wake_leader};
+use super::{Connection, Phase, State, TURN, Wrote, wake};
 use crate::net::call::Call;
 use crate::net::write_queue::write_turn;
 
@@ -73,7 +73,7 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        let is_led = up.reader.is_none() && !in_flight.is_worth_a_write();
+        let is_led = up.is_led() && !in_flight.is_worth_a_write();
         if up.writing
             || !in_flight.has_bytes()
             || !all && (is_led || in_flight.unwritten.is_behind())
@@ -130,7 +130,7 @@ impl Connection {
             return Some(state);
         }
         // The leader finds out by reading.
-        let Some(reader) = up.reader.take() else {
+        let Some(reader) = up.take_reader() else {
             return Some(state);
         };
         up.writing = true;
@@ -147,7 +147,7 @@ impl Connection {
             return None;
         }
         up.reader = Some(reader);
-        wake_leader(next_leader(up, in_flight));
+        wake(up.appoint(in_flight));
         Some(state)
     }
 }
