@@ -5,11 +5,11 @@
 //! without waiting. A reader thread for each connection would cost a thread switch per server, and one condition variable
 //! for all replies would need such threads.
 //!
-//! Those servers come first whose answers were among the first the last time. One that owes an answer for too long is not asked
-//! at all.
+//! The nearest come first, and last those that were waited for in vain the last time, of them the one first for which that was
+//! the longest ago. One that owes an answer for too long is not asked at all.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -50,8 +50,8 @@ pub(crate) fn node_timeout(lease: Duration) -> Duration {
 pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     pub(crate) entry: Arc<Entry>,
-    /// The last time the others were enough before it had answered.
-    is_slow: AtomicBool,
+    /// When it was waited for in vain for a moment, in `time::nanos`; zero if the last time was not in vain.
+    slow_at: AtomicU64,
 }
 
 impl Node {
@@ -59,7 +59,7 @@ impl Node {
         Self {
             session,
             entry,
-            is_slow: AtomicBool::new(false),
+            slow_at: AtomicU64::new(0),
         }
     }
 
@@ -71,18 +71,12 @@ impl Node {
         stop: &dyn Fn() -> bool,
     ) -> Option<Result<(Value, Instant), WaitFault>> {
         let by = until.min(Instant::now() + PAUSE.0);
-        match self.session.connection.wait(call, by, stop) {
-            Err(WaitFault::TimedOut | WaitFault::Stopped) => None,
-            waited => {
-                self.is_slow.store(false, Ordering::Relaxed);
-                Some(waited)
-            }
-        }
-    }
-
-    /// The others were enough.
-    pub(crate) fn was_slow(&self) {
-        self.is_slow.store(true, Ordering::Relaxed);
+        let (waited, slow_at) = match self.session.connection.wait(call, by, stop) {
+            Err(WaitFault::TimedOut | WaitFault::Stopped) => (None, time::nanos(by)),
+            waited => (Some(waited), 0),
+        };
+        self.slow_at.store(slow_at, Ordering::Relaxed);
+        waited
     }
 }
 
@@ -102,10 +96,14 @@ impl Nodes {
         }
     }
 
-    /// In which order to wait for them.
+    /// In which order to wait for them (bench: distance, uneven).
     pub(crate) fn order(&self) -> Vec<usize> {
         let mut order: Vec<_> = (0..self.list.len()).collect();
-        order.sort_by_key(|node| self.list[*node].is_slow.load(Ordering::Relaxed));
+        order.sort_by_cached_key(|node| {
+            let node = &self.list[*node];
+            let greeted_in = node.session.connection.first().greeted_in();
+            (node.slow_at.load(Ordering::Relaxed), greeted_in)
+        });
         order
     }
 

@@ -123,15 +123,6 @@ impl Nodes {
 
     /// Waits until the round is over.
     pub(crate) fn wait(&self, round: &mut Round, request: &RoundRequest<'_>, until: Instant) {
-        self.look_at_each(round, request, until);
-        for (node, reply) in self.list.iter().zip(&round.replies) {
-            if matches!(reply, NodeReply::Pending) {
-                node.was_slow();
-            }
-        }
-    }
-
-    fn look_at_each(&self, round: &mut Round, request: &RoundRequest<'_>, until: Instant) {
         let (order, mut turns) = (self.order(), 0);
         while self.next(round, request) != Step::Finish {
             // Each has its turn once, even if the time is up: its reply may have come, and nobody has read it.

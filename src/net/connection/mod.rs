@@ -232,6 +232,14 @@ impl Connection {
         }
     }
 
+    /// How long its greeting took, a round trip at least; the longest time without a connection.
+    pub(crate) fn greeted_in(&self) -> Duration {
+        match &self.state.lock().phase {
+            Phase::Up(up) => up.greeted_in,
+            _ => Duration::MAX,
+        }
+    }
+
     /// Why there is no reply although the time for it is up.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");
