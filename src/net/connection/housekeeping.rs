@@ -141,7 +141,7 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
 
@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// To a server that is away.
-    fn connection() -> Connection {
+    pub(in crate::net::connection) fn connection() -> Connection {
         let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);

@@ -391,3 +391,71 @@ mod tests {
         assert_eq!(in_time(GLANCE, began, until), GLANCE);
     }
 }
+
+#[cfg(all(test, unix))]
+mod appointments {
+    use super::*;
+
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use crossbeam_channel::bounded;
+
+    use super::super::housekeeping::tests::connection;
+    use crate::net::request::Request;
+    use crate::net::socket::{Duplex, Socket};
+
+    const GENEROUS: Duration = Duration::from_secs(60);
+
+    /// One on which this thread leads, and nobody does the housekeeping; and the server's end of it.
+    fn led() -> (Connection, Reader, UnixStream) {
+        let (connection, (ours, server)) = (connection(), UnixStream::pair().expect("a pair"));
+        server.set_read_timeout(Some(GENEROUS)).expect("a limit");
+        let mut state = connection.state.lock();
+        connection.start(&mut state, Duplex::over(Socket::Unix(ours)));
+        let (up, _) = state.up(1).expect("it is up");
+        let reader = up.take_reader().expect("nobody leads");
+        drop(state);
+        (connection, reader, server)
+    }
+
+    fn send(connection: &Connection) -> Arc<Call> {
+        let call = Call::question(Request::command("asking", &["PING"]));
+        assert!(connection.send(&call).is_some());
+        call
+    }
+
+    fn are_followed(calls: &[Arc<Call>]) {
+        for call in calls {
+            while call.state.lock().following == 0 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_is_to_lead_and_has_to_stop_has_another_lead() {
+        let (connection, reader, mut server) = led();
+        let calls = [(); 2].map(|()| send(&connection));
+        let (stops, until) = (AtomicBool::new(false), Instant::now() + GENEROUS);
+        let (done, is_done) = bounded(1);
+        let (connection, stops, call) = (&connection, &stops, &calls[0]);
+        thread::scope(|scope| {
+            let stop = || stops.load(Ordering::SeqCst);
+            let first = scope.spawn(move || connection.wait(call, until, &stop));
+            scope.spawn(|| done.send(connection.wait(&calls[1], until, &|| false)));
+            are_followed(&calls);
+            stops.store(true, Ordering::SeqCst);
+            connection.step_down(reader, 1, Instant::now(), Served(Vec::new()));
+            let stopped = first.join().expect("it does not panic");
+            assert!(matches!(stopped, Err(WaitFault::Stopped)), "{stopped:?}");
+            let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
+            let answered = is_done.recv_timeout(GENEROUS);
+            connection.close();
+            answers.expect("it is open");
+            assert!(matches!(answered, Ok(Ok(_))), "{answered:?}");
+        });
+    }
+}

@@ -1,13 +1,12 @@
 //! The first commands on a connection: logging in, selecting the database, saying who this is.
 
 use std::io;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::dial::Dial;
-use super::{Duplex, Endpoint, Reader, Socket, WRITE_SLICE, unasked};
+use super::{Duplex, Endpoint, Socket, WRITE_SLICE, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
 use crate::error::{excerpt, is_crowded, is_transient, printable, reworded};
@@ -49,12 +48,7 @@ pub(super) fn greet(
     stream: Socket,
 ) -> RedisResult<Duplex> {
     stream.plain().set_write_timeout(Some(WRITE_SLICE))?;
-    let writer = Arc::new(stream);
-    let mut connection = Duplex {
-        reader: Reader::new(Arc::clone(&writer)),
-        writer,
-        since: Instant::now(),
-    };
+    let mut connection = Duplex::over(stream);
     let mut due = steps(endpoint, dial.role, login);
     let mut has_heard = connection.writer.is_encrypted();
     loop {

@@ -429,6 +429,18 @@ pub(crate) struct Duplex {
     pub(crate) since: Instant,
 }
 
+impl Duplex {
+    /// Both halves of a new socket.
+    pub(in crate::net) fn over(stream: Socket) -> Self {
+        let writer = Arc::new(stream);
+        Self {
+            reader: Reader::new(Arc::clone(&writer)),
+            writer,
+            since: Instant::now(),
+        }
+    }
+}
+
 /// For a thread that has the connection to itself.
 impl Duplex {
     /// Asks what nobody else knows of.
