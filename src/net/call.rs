@@ -156,6 +156,8 @@ pub(crate) struct CallState {
     pub(crate) sendings: u32,
     /// How many threads [follow](Call::follow) it, and may be made leader.
     pub(crate) following: u32,
+    /// At which node the last of them does. Those of another leave once they wake up.
+    pub(crate) followed_at: usize,
     /// It has waited for what attempts that were given up owe.
     pub(crate) has_waited: bool,
     /// Its sequence number among the unacknowledged calls, kept across lost connections; 0 until it has one.
@@ -225,6 +227,7 @@ impl Call {
                 by_text: false,
                 sendings: 0,
                 following: 0,
+                followed_at: 0,
                 has_waited: false,
                 seq: 0,
                 in_portion: false,
@@ -246,6 +249,7 @@ impl Call {
         most: Option<Duration>,
     ) -> MutexGuard<'a, CallState> {
         its.following += 1;
+        its.followed_at = self.node();
         let mut its = match most {
             None => (self.changed.wait(its)).unwrap_or_else(PoisonError::into_inner),
             Some(most) => {

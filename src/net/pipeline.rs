@@ -524,8 +524,10 @@ impl InFlight {
 
     /// The calls whose threads wait to be woken, the first one first.
     pub(super) fn following(&self) -> impl Iterator<Item = &Arc<Call>> {
-        let awaiting = self.awaiting.iter();
-        awaiting.filter(|call| call.state.lock().following > 0)
+        self.awaiting.iter().filter(|call| {
+            let its = call.state.lock();
+            its.following > 0 && its.followed_at == self.to.node
+        })
     }
 
     /// Whether a thread writes although another leads: a third of the commands are unwritten, so that the server may have nothing

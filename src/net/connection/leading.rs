@@ -86,6 +86,8 @@ impl Connection {
                     false => None,
                 };
                 drop(state);
+                // What was left to this thread, if nobody follows.
+                self.flush(false);
                 wake(next);
                 return Err(match now >= until {
                     true => WaitFault::TimedOut,
@@ -108,7 +110,7 @@ impl Connection {
                 false => until.min(now + GLANCE),
             };
             has_looked |= looks;
-            if up.may_lead(call)
+            if (looks || up.may_lead(call))
                 && let Some(reader) = up.take_reader()
             {
                 drop(mine);
@@ -396,7 +398,7 @@ mod tests {
 mod appointments {
     use super::*;
 
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
@@ -404,6 +406,7 @@ mod appointments {
     use crossbeam_channel::bounded;
 
     use super::super::housekeeping::tests::connection;
+    use crate::net::pipeline::Destination;
     use crate::net::request::Request;
     use crate::net::socket::{Duplex, Socket};
 
@@ -451,6 +454,94 @@ mod appointments {
             connection.step_down(reader, 1, Instant::now(), Served(Vec::new()));
             let stopped = first.join().expect("it does not panic");
             assert!(matches!(stopped, Err(WaitFault::Stopped)), "{stopped:?}");
+            let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
+            let answered = is_done.recv_timeout(GENEROUS);
+            connection.close();
+            answers.expect("it is open");
+            assert!(matches!(answered, Ok(Ok(_))), "{answered:?}");
+        });
+    }
+
+    #[test]
+    fn what_was_left_to_a_thread_that_stops_instead_of_leading_is_written() {
+        const PING: usize = b"*1\r\n$4\r\nPING\r\n".len();
+        let (connection, reader, mut server) = led();
+        let calls = [(); 6].map(|()| send(&connection));
+        connection.flush(true);
+        server.read_exact(&mut [0; 6 * PING]).expect("all of them");
+        let (stops, until) = (AtomicBool::new(false), Instant::now() + GENEROUS);
+        let (connection, stops, call) = (&connection, &stops, &calls[0]);
+        thread::scope(|scope| {
+            let stop = || stops.load(Ordering::SeqCst);
+            let waits = scope.spawn(move || connection.wait(call, until, &stop));
+            are_followed(&calls[..1]);
+            let mut state = connection.state.lock();
+            let (up, in_flight) = state.up(1).expect("it is up");
+            up.reader = Some(reader);
+            assert!(up.appoint(in_flight).is_some());
+            drop(state);
+            // Before that thread has woken up.
+            send(connection);
+            stops.store(true, Ordering::SeqCst);
+            call.wake();
+            let stopped = waits.join().expect("it does not panic");
+            assert!(matches!(stopped, Err(WaitFault::Stopped)), "{stopped:?}");
+        });
+        server.read_exact(&mut [0; PING]).expect("it is written");
+    }
+
+    #[test]
+    fn a_reply_that_has_come_counts_although_another_thread_is_to_read_it() {
+        let (connection, reader, mut server) = led();
+        let calls = [(); 2].map(|()| send(&connection));
+        let until = Instant::now() + GENEROUS;
+        let (connection, first) = (&connection, &calls[0]);
+        thread::scope(|scope| {
+            let waits = scope.spawn(move || connection.wait(first, until, &|| false));
+            are_followed(&calls[..1]);
+            let mut state = connection.state.lock();
+            let (up, in_flight) = state.up(1).expect("it is up");
+            up.reader = Some(reader);
+            assert!(up.appoint(in_flight).is_some());
+            drop(state);
+            // Before that thread has woken up.
+            let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
+            let answered = connection.wait(&calls[1], Instant::now(), &|| false);
+            first.wake();
+            assert!(waits.join().is_ok_and(|answered| answered.is_ok()));
+            answers.expect("it is open");
+            assert!(answered.is_ok(), "{answered:?}");
+        });
+    }
+
+    #[test]
+    fn who_waits_for_another_node_is_not_to_lead_here() {
+        let (elsewhere, _reader, _server) = led();
+        let (connection, reader, mut server) = led();
+        let to = Destination {
+            node: 1,
+            sharded: false,
+        };
+        let (elsewhere, moved) = (&elsewhere, &send(&elsewhere));
+        let until = Instant::now() + GENEROUS;
+        let (done, is_done) = bounded(1);
+        let mut connection = connection.leading("test", to);
+        connection
+            .state
+            .get_mut()
+            .pipeline
+            .connected(Instant::now());
+        let connection = &connection;
+        thread::scope(|scope| {
+            let left = scope.spawn(move || elsewhere.wait(moved, until, &|| false));
+            are_followed(std::slice::from_ref(moved));
+            assert!(connection.send(moved).is_some());
+            connection.step_down(reader, 1, Instant::now(), Served(Vec::new()));
+            moved.wake();
+            let left = left.join().expect("it does not panic");
+            assert!(matches!(left, Err(WaitFault::Stopped)), "{left:?}");
+            let call = send(connection);
+            scope.spawn(move || done.send(connection.wait(&call, until, &|| false)));
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
             let answered = is_done.recv_timeout(GENEROUS);
             connection.close();
