@@ -9,7 +9,9 @@ use redlatch::{Client, Config, Error};
 
 use crate::support::quorum;
 use crate::support::quorum::{all_keep, masters, nothing_is_left, open_with, red};
-use crate::support::{LONG, Mode, Proxy, STRANGER, Server, Target, eventually, ms, timed, unique};
+use crate::support::{
+    LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, timed, unique,
+};
 
 /// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
 const LEASE: Duration = ms(60_000);
@@ -163,6 +165,29 @@ fn a_grant_that_comes_after_the_round_counts_all_the_same() {
     assert!(guard.is_valid() && guard.lost().is_empty());
     proxies[0].pass();
     guard.unlock().unwrap();
+    nothing_is_left(&servers);
+}
+
+// Whichever master is first in the list, or was the third to answer once.
+timed!(two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near);
+fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
+    const ROUND_TRIP: Duration = ms(10);
+    let servers = masters(5);
+    let (clients, proxies) = open_through(&servers, &[0, 1, 2, 3, 4], |config| config);
+    let lock = red(&clients, &unique("near"));
+    for proxy in [&proxies[0], &proxies[2]] {
+        proxy.set(Target::Link, Mode::DelayBoth(ROUND_TRIP / 2));
+    }
+    // Until it is known.
+    let mut took: Vec<_> = (0..30)
+        .map(|_| {
+            let began = Instant::now();
+            drop(lock.lock().unwrap());
+            began.elapsed()
+        })
+        .collect();
+    took[10..].sort_unstable();
+    assert!(took[20] < loosely(ROUND_TRIP / 2), "{took:?}");
     nothing_is_left(&servers);
 }
 
