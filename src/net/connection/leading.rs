@@ -18,7 +18,7 @@ const AT_ONCE: usize = 256;
 const LATE: Duration = Duration::from_millis(10);
 
 impl Up {
-    /// Takes the reader, unless a thread leads.
+    /// Takes the reader, unless a thread leads. Whoever was appointed no longer is.
     pub(super) fn take_reader(&mut self) -> Option<Reader> {
         self.appointed = None;
         self.reader.take()
@@ -283,7 +283,7 @@ impl Connection {
         let next = up.appoint(in_flight);
         if now >= up.all_looked_at + SLICE / 2 {
             up.all_looked_at = now;
-            served.0.extend(in_flight.following().skip(1).cloned());
+            served.0.extend(in_flight.following().cloned());
         }
         let unwritten = in_flight.has_bytes();
         drop(state);

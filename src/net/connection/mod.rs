@@ -84,7 +84,7 @@ struct Up {
     writing: bool,
     /// `None` while a thread leads.
     reader: Option<Reader>,
-    /// Whose thread leads next, and has been woken for that. Its reply is due, since nobody reads meanwhile.
+    /// Whose thread leads next, and is woken for that. Its reply is due, since nobody reads meanwhile.
     appointed: Option<Arc<Call>>,
     /// When all who follow were last woken to look for themselves.
     all_looked_at: Instant,

@@ -39,14 +39,14 @@ impl Connection {
         Some(state)
     }
 
-    /// Writes what is queued, unless another thread writes, or leads and will soon write for all. With `all`, nothing is left
-    /// to the leader.
+    /// Writes what is queued, unless another thread writes, or leads or is about to and will soon write for all. With `all`,
+    /// nothing is left to the leader.
     pub(crate) fn flush(&self, all: bool) {
         self.write_out(all);
     }
 
     /// Writes queued releases, over a new connection if the server has closed the old one. Done at once, since the process
-    /// may be about to end.
+    /// may be about to end, unless another thread leads and writes them by its next reply.
     pub(crate) fn deliver(self: &Arc<Self>) {
         if self.write_out(false) != Wrote::Down {
             return;
