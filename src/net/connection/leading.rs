@@ -85,9 +85,8 @@ impl Connection {
                     true => up.appoint(in_flight),
                     false => None,
                 };
-                drop(state);
-                // What was left to this thread, if nobody follows.
-                self.flush(false);
+                // If nobody follows, nobody else writes what was left to this thread.
+                self.write_queued(state, false);
                 wake(next);
                 return Err(match now >= until {
                     true => WaitFault::TimedOut,

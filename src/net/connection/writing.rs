@@ -68,7 +68,7 @@ impl Connection {
         self.write_queued(self.state.lock(), all)
     }
 
-    fn write_queued<'a>(&'a self, mut state: MutexGuard<'a, State>, all: bool) -> Wrote {
+    pub(super) fn write_queued<'a>(&'a self, mut state: MutexGuard<'a, State>, all: bool) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
