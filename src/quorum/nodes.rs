@@ -5,8 +5,8 @@
 //! without waiting. A reader thread for each connection would cost a thread switch per server, and one condition variable
 //! for all replies would need such threads.
 //!
-//! The nearest come first, and last those that were waited for in vain the last time, of them the one first for which that was
-//! the longest ago. One that owes an answer for too long is not asked at all.
+//! The nearest come first, by how soon they have greeted. Those that were waited for in vain lately come last, the longest ago
+//! first. One that owes an answer for too long is not asked at all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,8 @@ use crate::time;
 /// How long to wait for one node: this part of the lease, within these limits.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
-/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed.
+/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed. One that was
+/// slow has another chance after the longest of it.
 const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
@@ -50,7 +51,7 @@ pub(crate) fn node_timeout(lease: Duration) -> Duration {
 pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     pub(crate) entry: Arc<Entry>,
-    /// When it was waited for in vain for a moment, in `time::nanos`; zero if the last time was not in vain.
+    /// Until when it was last waited for in vain, in `time::nanos`.
     slow_at: AtomicU64,
 }
 
@@ -71,12 +72,26 @@ impl Node {
         stop: &dyn Fn() -> bool,
     ) -> Option<Result<(Value, Instant), WaitFault>> {
         let by = until.min(Instant::now() + PAUSE.0);
-        let (waited, slow_at) = match self.session.connection.wait(call, by, stop) {
-            Err(WaitFault::TimedOut | WaitFault::Stopped) => (None, time::nanos(by)),
-            waited => (Some(waited), 0),
-        };
-        self.slow_at.store(slow_at, Ordering::Relaxed);
-        waited
+        match self.session.connection.wait(call, by, stop) {
+            Err(WaitFault::TimedOut) => {
+                if by < until {
+                    self.slow_at.store(time::nanos(by), Ordering::Relaxed);
+                }
+                None
+            }
+            Err(WaitFault::Stopped) => None,
+            waited => Some(waited),
+        }
+    }
+
+    /// When it was slow, if that was lately; zero otherwise. As long as the others are enough nobody looks at it, and would
+    /// find out that it has recovered.
+    fn slow_lately(&self, now: u64) -> u64 {
+        let at = self.slow_at.load(Ordering::Relaxed);
+        match Duration::from_nanos(now.saturating_sub(at)) < NODE_TIMEOUT.2 {
+            true => at,
+            false => 0,
+        }
     }
 }
 
@@ -99,10 +114,11 @@ impl Nodes {
     /// In which order to wait for them (bench: distance, uneven).
     pub(crate) fn order(&self) -> Vec<usize> {
         let mut order: Vec<_> = (0..self.list.len()).collect();
+        let now = time::nanos(Instant::now());
         order.sort_by_cached_key(|node| {
             let node = &self.list[*node];
             let greeted_in = node.session.connection.first().greeted_in();
-            (node.slow_at.load(Ordering::Relaxed), greeted_in)
+            (node.slow_lately(now), greeted_in)
         });
         order
     }

@@ -180,7 +180,7 @@ impl Connection {
             reader: Some(connection.reader),
             appointed: None,
             all_looked_at: connection.since,
-            greeted_in: connection.since.elapsed(),
+            greeted_in: connection.greeted_in,
             log_in_at: self.endpoint.log_in_again_at(connection.since),
         }));
         state.pipeline.connected(Instant::now());

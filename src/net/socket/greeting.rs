@@ -1,7 +1,7 @@
 //! The first commands on a connection: logging in, selecting the database, saying who this is.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
@@ -52,6 +52,7 @@ pub(super) fn greet(
     let mut due = steps(endpoint, dial.role, login);
     let mut has_heard = connection.writer.is_encrypted();
     loop {
+        let asked_at = Instant::now();
         send(&mut connection, &due)?;
         let mut again = Vec::new();
         for step in due {
@@ -69,6 +70,7 @@ pub(super) fn greet(
             }
         }
         if again.is_empty() {
+            connection.greeted_in = asked_at.elapsed();
             break;
         }
         // The server is not ready, and another connection would not help.

@@ -427,6 +427,8 @@ pub(crate) struct Duplex {
     pub(crate) reader: Reader,
     /// When it logged in.
     pub(crate) since: Instant,
+    /// How long it took to answer, not counting the time until it could: a round trip at least.
+    pub(crate) greeted_in: Duration,
 }
 
 impl Duplex {
@@ -437,6 +439,7 @@ impl Duplex {
             reader: Reader::new(Arc::clone(&writer)),
             writer,
             since: Instant::now(),
+            greeted_in: Duration::ZERO,
         }
     }
 }
