@@ -186,7 +186,7 @@ pub(super) mod tests {
         )
     }
 
-    fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {
+    pub(in crate::net::connection) fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {
         let request = Request::script("releasing", &RELEASE, &[name], &["o:1"]);
         let info = DeferredInfo {
             name: Arc::clone(name),

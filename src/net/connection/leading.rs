@@ -152,6 +152,23 @@ impl Connection {
     /// Reads replies and hands them to their calls, from `now` on until that of `call` has come, or `until`.
     pub(super) fn lead(
         &self,
+        reader: Reader,
+        generation: u64,
+        call: Option<&Arc<Call>>,
+        now: Instant,
+        until: Instant,
+    ) {
+        let mut leader = Leader {
+            connection: self,
+            generation,
+            is_done: false,
+        };
+        self.read_for_all(reader, generation, call, now, until);
+        leader.is_done = true;
+    }
+
+    fn read_for_all(
+        &self,
         mut reader: Reader,
         generation: u64,
         call: Option<&Arc<Call>>,
@@ -354,6 +371,22 @@ fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
     }
 }
 
+/// A thread that leads. Nothing should panic meanwhile; if something does, those that follow must still end.
+struct Leader<'a> {
+    connection: &'a Connection,
+    generation: u64,
+    is_done: bool,
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let why = std::io::Error::other("the thread that read the replies has panicked");
+            self.connection.fail(self.generation, &why.into(), false);
+        }
+    }
+}
+
 /// Calls that have their replies and whose threads have to be woken. Dropping it wakes them.
 struct Served(Vec<Arc<Call>>);
 
@@ -404,12 +437,23 @@ mod appointments {
 
     use crossbeam_channel::bounded;
 
-    use super::super::housekeeping::tests::connection;
+    use super::super::housekeeping::tests::{connection, undo};
+    use crate::net::call::{DeferredInfo, OnReply};
     use crate::net::pipeline::Destination;
     use crate::net::request::Request;
     use crate::net::socket::{Duplex, Socket};
 
     const GENEROUS: Duration = Duration::from_secs(60);
+
+    struct Panics;
+
+    impl OnReply for Panics {
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {
+            panic!("as it should not");
+        }
+
+        fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
+    }
 
     /// One on which this thread leads, and nobody does the housekeeping; and the server's end of it.
     fn led() -> (Connection, Reader, UnixStream) {
@@ -458,6 +502,32 @@ mod appointments {
             connection.close();
             answers.expect("it is open");
             assert!(matches!(answered, Ok(Ok(_))), "{answered:?}");
+        });
+    }
+
+    #[test]
+    fn whoever_follows_a_leader_that_panics_does_not_wait_for_ever() {
+        let (mut connection, reader, mut server) = led();
+        connection.on_reply = Arc::new(Panics);
+        let (connection, until) = (&connection, Instant::now() + GENEROUS);
+        let name = "n".into();
+        assert!(connection.send(&undo(&name, until)).is_some());
+        let follows = send(connection);
+        let (done, is_done) = bounded(1);
+        thread::scope(|scope| {
+            let leads =
+                scope.spawn(move || connection.lead(reader, 1, None, Instant::now(), until));
+            let call = &follows;
+            scope.spawn(move || done.send(connection.wait(call, until, &|| false)));
+            are_followed(std::slice::from_ref(call));
+            let answer = server.write_all(b":1\r\n");
+            let broken = is_done.recv_timeout(GENEROUS);
+            connection.close();
+            assert!(answer.is_ok() && leads.join().is_err());
+            assert!(
+                matches!(broken, Ok(Err(WaitFault::Broken(_)))),
+                "{broken:?}"
+            );
         });
     }
 
