@@ -216,18 +216,23 @@ impl Cluster {
         self.living().next().expect("a node that lives")
     }
 
-    /// The numbers of the nodes that are master and replica of a key, as far as the first node that lives knows.
+    /// The numbers of the nodes that are master and replica of a key, as far as the first node that lives knows. In the middle
+    /// of a failover that may be none.
     pub(crate) fn nodes_of(&self, key: &str) -> (usize, Option<usize>) {
         let slot = self.slot(key);
-        let ranges = ranges(self.any());
-        let range = ranges.iter().find(|its| (its.0..=its.1).contains(&slot));
-        let (_, _, master, replicas) = range.expect("a master");
+        let mut owners = None;
+        eventually("the slot has a master", || {
+            let mut ranges = ranges(self.any()).into_iter();
+            owners = ranges.find(|its| (its.0..=its.1).contains(&slot));
+            owners.is_some()
+        });
+        let (_, _, master, replicas) = owners.expect("it has one now");
         let number = |port: &u16| {
             let mut nodes = self.nodes.iter();
             nodes.position(|node| port_of(node) == *port)
         };
         let replica = replicas.iter().find_map(number);
-        (number(master).expect("one of ours"), replica)
+        (number(&master).expect("one of ours"), replica)
     }
 
     pub(crate) fn master_of(&self, key: &str) -> &Server {
