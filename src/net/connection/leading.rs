@@ -301,11 +301,7 @@ impl Connection {
             up.all_looked_at = now;
             served.0.extend(in_flight.following().cloned());
         }
-        let unwritten = in_flight.has_bytes();
-        drop(state);
-        if unwritten {
-            self.flush(true);
-        }
+        self.write_queued(state, true);
         served.wake();
         wake(next);
     }
@@ -473,6 +469,14 @@ mod appointments {
         call
     }
 
+    /// Appoints the thread that follows, which has not woken up yet.
+    fn appoint(connection: &Connection, reader: Reader) {
+        let mut state = connection.state.lock();
+        let (up, in_flight) = state.up(1).expect("it is up");
+        up.reader = Some(reader);
+        assert!(up.appoint(in_flight).is_some());
+    }
+
     fn are_followed(calls: &[Arc<Call>]) {
         for call in calls {
             while call.state.lock().following == 0 {
@@ -544,12 +548,7 @@ mod appointments {
             let stop = || stops.load(Ordering::SeqCst);
             let waits = scope.spawn(move || connection.wait(call, until, &stop));
             are_followed(&calls[..1]);
-            let mut state = connection.state.lock();
-            let (up, in_flight) = state.up(1).expect("it is up");
-            up.reader = Some(reader);
-            assert!(up.appoint(in_flight).is_some());
-            drop(state);
-            // Before that thread has woken up.
+            appoint(connection, reader);
             send(connection);
             stops.store(true, Ordering::SeqCst);
             call.wake();
@@ -568,12 +567,7 @@ mod appointments {
         thread::scope(|scope| {
             let waits = scope.spawn(move || connection.wait(first, until, &|| false));
             are_followed(&calls[..1]);
-            let mut state = connection.state.lock();
-            let (up, in_flight) = state.up(1).expect("it is up");
-            up.reader = Some(reader);
-            assert!(up.appoint(in_flight).is_some());
-            drop(state);
-            // Before that thread has woken up.
+            appoint(connection, reader);
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
             let answered = connection.wait(&calls[1], Instant::now(), &|| false);
             first.wake();

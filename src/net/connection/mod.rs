@@ -278,8 +278,7 @@ impl Connection {
     pub(crate) fn bring(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
         if state.pipeline.bring(call, Instant::now()) {
-            drop(state);
-            self.flush(false);
+            self.write_queued(state, false);
         }
     }
 }
