@@ -36,6 +36,10 @@ use crate::sync::spin_lock::SpinLock;
 /// it has as many sockets for each master that it needs, and a thread for each one for messages.) When the last handle
 /// is dropped (clones, locks and guards all count), it is closed as by [`Client::close`], within two seconds.
 ///
+/// A **name** is any text that is not empty and has at most 64 KiB, the [key prefix](Config::key_prefix) included. In a
+/// cluster, name and Redisson's channel for it have to be in one slot, which names with odd braces miss, such as `a}b`.
+/// Other names are [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
+///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
 /// that needs locks opens a client of its own, and must be forked before any thread of the parent has used one:

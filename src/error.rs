@@ -1,9 +1,11 @@
 //! What can go wrong, named by what the caller can do next.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Display as _, Write as _};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+
+use crate::shown::Shown;
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -121,7 +123,8 @@ pub enum Error {
         /// The lock's name, as given to the client.
         name: String,
     },
-    /// The name cannot be the name of a lock; nothing was sent.
+    /// The name cannot be the name of a lock: it is empty, longer than 64 KiB with the key prefix, or in a cluster its braces
+    /// put its channel into another slot. Nothing was sent.
     #[non_exhaustive]
     InvalidName {
         /// Which rule it breaks.
@@ -249,7 +252,7 @@ impl Error {
 
     fn write_redis(
         &self,
-        f: &mut fmt::Formatter<'_>,
+        f: &mut String,
         doing: &str,
         name: Option<&str>,
         server: Option<&str>,
@@ -277,7 +280,7 @@ impl Error {
     }
 
     /// The text; without the lock's name below an error that has it.
-    fn write(&self, f: &mut fmt::Formatter<'_>, is_named: bool) -> fmt::Result {
+    fn write(&self, f: &mut String, is_named: bool) -> fmt::Result {
         match self {
             Self::Redis {
                 doing,
@@ -346,9 +349,12 @@ impl Error {
 
 impl fmt::Display for Error {
     /// What was tried, for which lock, at which server, why it failed, and what to do about it: all there is to know, so that
-    /// it can be printed alone.
+    /// the text can be printed alone. The text is one line: it shows control characters, for example of a lock's name, as
+    /// escapes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(f, true)
+        let mut text = String::new();
+        self.write(&mut text, true)?;
+        Shown(&text).fmt(f)
     }
 }
 
@@ -703,6 +709,31 @@ mod tests {
             Error::Closed.at(&"7").to_string(),
             Error::Closed.to_string()
         );
+    }
+
+    #[test]
+    fn a_name_in_a_text_stays_on_its_line_and_commands_no_terminal() {
+        let name = || "a\x1b[2J\nb".to_owned();
+        let failure = || Error::redis("acquiring the lock", std::io::Error::other(name()));
+        let reason = LossReason::Expired;
+        for err in [
+            failure().about(&name()),
+            Error::Lost {
+                name: name(),
+                reason,
+            },
+            Error::Members {
+                failures: vec![(name(), failure())],
+            },
+            Error::WrongType {
+                name: name(),
+                found: Some(name()),
+            },
+        ] {
+            let text = err.to_string();
+            assert!(text.contains(r"a\u{1b}[2J\nb"), "{text}");
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
     }
 
     #[test]

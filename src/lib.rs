@@ -113,6 +113,7 @@ mod report;
 #[cfg(test)]
 mod search;
 mod session;
+mod shown;
 mod stats;
 mod sync;
 mod time;

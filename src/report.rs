@@ -9,6 +9,8 @@ use std::panic::AssertUnwindSafe;
 
 use log::Level;
 
+use crate::shown::Shown;
+
 struct Record {
     level: Level,
     target: &'static str,
@@ -36,7 +38,7 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
     if level > log::STATIC_MAX_LEVEL || level > log::max_level() || IS_LOGGING.get() {
         return;
     }
-    let text = text.to_string();
+    let text = Shown(&text.to_string()).to_string();
     let record = Record {
         level,
         target,

@@ -13,6 +13,7 @@ use crate::operations::processes::{self, Process, Processes};
 use crate::operations::{ask_master_of, text};
 use crate::protocol::{inspect, reentrant};
 use crate::session::shared::SharedSession;
+use crate::shown::Shown;
 use crate::sync::red_lock::RedLock;
 
 /// What there is under a name, as Redis shows it.
@@ -387,7 +388,7 @@ fn shown(span: Duration) -> String {
 
 impl fmt::Display for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.kind)?;
+        write!(f, "{}: {}", Shown(&self.name), self.kind)?;
         match self.kind {
             LockKind::Free => {}
             LockKind::Other => write!(f, ", its key holds something else")?,
@@ -411,7 +412,7 @@ impl fmt::Display for LockInfo {
             process,
         } in &self.holders
         {
-            write!(f, "\n  {mode} by {owner}")?;
+            write!(f, "\n  {mode} by {}", Shown(owner))?;
             if *count != 1 {
                 write!(f, ", {count} times")?;
             }
@@ -425,7 +426,7 @@ impl fmt::Display for LockInfo {
             write!(f, "\n  … {} in all", self.held)?;
         }
         for (place, waiter) in (1..).zip(&self.queue) {
-            write!(f, "\n  waiting {place}. {}", waiter.owner)?;
+            write!(f, "\n  waiting {place}. {}", Shown(&waiter.owner))?;
             where_it_is(f, waiter.process.as_ref())?;
         }
         if self.waiting > self.queue.len() as u64 {

@@ -13,6 +13,7 @@ use crate::net::apart::Apart;
 use crate::net::request::Request;
 use crate::protocol::inspect;
 use crate::session::shared::SharedSession;
+use crate::shown::Shown;
 
 /// About how many keys are looked through in one step.
 const STEP: &str = "500";
@@ -35,7 +36,13 @@ pub struct LockSummary {
 
 impl fmt::Display for LockSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}, {} held", self.name, self.kind, self.held)?;
+        write!(
+            f,
+            "{}: {}, {} held",
+            Shown(&self.name),
+            self.kind,
+            self.held
+        )?;
         match self.lease_left {
             Some(left) => write!(f, ", {:.1} s left", left.as_secs_f64()),
             None => f.write_str(", without an end"),

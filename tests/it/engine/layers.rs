@@ -21,7 +21,8 @@ const LAYERS: [&[&str]; 12] = [
     &["local"],
     &["net"],
     &[
-        "callback", "config", "error", "observer", "process", "report", "search", "stats", "time",
+        "callback", "config", "error", "observer", "process", "report", "search", "shown", "stats",
+        "time",
     ],
 ];
 
