@@ -1,4 +1,5 @@
-//! The watchdog: one thread that renews all holds of a client, over connections of its own.
+//! The watchdog: one thread that renews all holds of a client, over connections of its own, or those for commands while its
+//! own cannot be made.
 //!
 //! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends, or
 //! its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that are
@@ -77,6 +78,9 @@ pub(crate) struct Watchdog {
 struct WatchdogState {
     schedule: Schedule<Renewal>,
     housekeep_at: Option<u64>,
+    /// Whether the connection for renewals was asked for. Until then each hold has housekeeping run soon, which does that if
+    /// anything is held then: most holds of a short-lived process need none.
+    is_prepared: bool,
     /// Housekeeping runs this often even if nobody asks for it.
     housekeep_every: Option<Duration>,
     /// Until when the thread sleeps; zero while it is awake.
@@ -91,6 +95,7 @@ impl Watchdog {
             state: Mutex::new(WatchdogState {
                 schedule: Schedule::new(),
                 housekeep_at: every.map(|every| time::nanos(Instant::now() + every)),
+                is_prepared: false,
                 housekeep_every: every,
                 wakes_at: 0,
                 stopped: false,
@@ -108,7 +113,11 @@ impl Watchdog {
             return state.schedule.disarm(&its);
         }
         state.schedule.arm(its, due);
+        let is_prepared = state.is_prepared;
         self.wake_at(state, due);
+        if !is_prepared {
+            self.housekeep_soon();
+        }
     }
 
     /// Queues it for renewal, unless it is over, and schedules it for its end.
@@ -210,6 +219,14 @@ impl Watchdog {
         Some((time::instant(due), state.schedule.take_due()?))
     }
 
+    /// Whether anything is held, and needs the connection for renewals.
+    fn prepares(&self) -> bool {
+        let mut state = self.state.lock();
+        let holds = state.schedule.first_due().is_some();
+        state.is_prepared |= holds;
+        holds
+    }
+
     /// How many renewals are queued.
     fn queued(&self) -> usize {
         self.state.lock().schedule.queued()
@@ -239,6 +256,8 @@ pub(crate) struct Task {
     pub(crate) counters: Arc<Counters>,
     /// The connections for renewals.
     pub(crate) nodes: Arc<Nodes>,
+    /// The connections for commands, over which renewals go while their own cannot be made.
+    pub(crate) commands: Arc<Nodes>,
     pub(crate) lease: Duration,
 }
 
@@ -249,8 +268,8 @@ struct WatchdogThread {
     in_hand: Option<Renewal>,
     /// Renewals that were sent.
     under_way: renewing::UnderWay,
-    /// The masters to which there is no connection now: the others do not wait for it again. `None` is that of slots that
-    /// nobody has.
+    /// The masters to which there is no connection for renewals now: the others do not wait for it again. `None` is that of
+    /// slots that nobody has.
     away: Vec<Option<usize>>,
 }
 
@@ -295,6 +314,9 @@ impl WatchdogThread {
             task.client.look_after_connection();
         }
         if housekeep {
+            if task.watchdog.prepares() {
+                task.nodes.keep_up_with(&task.commands);
+            }
             let ends = Instant::now() + HOUSEKEEP_AFTER;
             let left = loop {
                 let left = task.client.housekeep().max(task.nodes.housekeep());

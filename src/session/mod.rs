@@ -225,6 +225,7 @@ impl Session {
                 counters: Arc::clone(&session.counters),
                 // If a connection does not answer, there must be time for another within the lease.
                 nodes: session.connection.for_role("watchdog", session.lease / 4),
+                commands: Arc::clone(&session.connection),
                 lease: session.lease,
                 client: session,
             });

@@ -4,6 +4,9 @@
 //! A master that is away, or slow, delays the renewals of its own holds, not those of others. They are sent to the new
 //! master once there is one.
 //!
+//! A client that can acquire one lock can renew the others: if the connection for renewals cannot be made (too many clients, a
+//! new password, no file descriptor), they go over the connection for commands.
+//!
 //! ```text
 //!    queued ──sent──► under way ──answered──► armed, or lost
 //!      ▲                 │ ▲
@@ -22,7 +25,7 @@ use super::{SLICE, Watchdog, WatchdogThread};
 use crate::error::{is_redirection, is_unknown_script, may_pass};
 use crate::hold::renewal::{Next, Renewal};
 use crate::net::call::Call;
-use crate::net::nodes::Retry;
+use crate::net::nodes::{Nodes, Retry};
 use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::protocol::script;
@@ -49,6 +52,8 @@ pub(super) struct Sent {
     /// When its batch was.
     begun: Instant,
     redirected: u8,
+    /// The connections over one of which it was sent.
+    over: Arc<Nodes>,
 }
 
 impl Drop for Sent {
@@ -119,32 +124,46 @@ impl WatchdogThread {
             holds,
             begun,
             redirected: 0,
+            over: Arc::clone(&self.task.nodes),
         });
     }
 
-    /// Queues a request for its master, if there is a connection and nothing sent before is unanswered there.
-    fn submit(&mut self, its: Sent) {
-        let nodes = &self.task.nodes;
-        let master = nodes.destination(&its.call);
+    /// Queues a request for its master, if nothing sent before is unanswered there: over the connection for renewals, or over
+    /// that for commands if the other is not there after a moment.
+    fn submit(&mut self, mut its: Sent) {
+        let task = Arc::clone(&self.task);
+        let master = task.nodes.destination(&its.call);
         let is_behind = |other: &Sent| Some(other.call.node()) == master && other.begun < its.begun;
-        if self.away.contains(&master) || self.under_way.iter().any(is_behind) {
+        if self.under_way.iter().any(is_behind) {
             return self.postpone(its);
         }
-        while nodes.submit(&its.call).is_none() {
+        let queue = |its: &Sent| its.over.submit(&its.call).is_some();
+        its.over = Arc::clone(&task.nodes);
+        let mut is_queued = queue(&its);
+        if !is_queued && !self.away.contains(&master) {
             let until = Instant::now() + SLICE;
-            if nodes.up(&its.call, until, &|| false).is_err() || Instant::now() >= until {
+            is_queued = its.over.up(&its.call, until, &|| false).is_ok() && queue(&its);
+            if !is_queued {
                 self.away.push(master);
-                return self.postpone(its);
             }
         }
-        self.under_way.push_back(its);
+        if !is_queued {
+            its.over = Arc::clone(&task.commands);
+            is_queued = queue(&its);
+        }
+        match is_queued {
+            true => self.under_way.push_back(its),
+            false => self.postpone(its),
+        }
     }
 
     /// Waits until then for the answers to what was sent since `begun`. What has none is behind, and is looked at again with
     /// the next batch, but not waited for.
     fn settle_all(&mut self, begun: Instant, until: Instant) {
         loop {
-            self.task.nodes.flush(true);
+            for its in &self.under_way {
+                its.over.at(&its.call).flush(true);
+            }
             self.read(begun, until);
             for _ in 0..self.under_way.len() {
                 if let Some(its) = self.under_way.pop_front() {
@@ -167,16 +186,15 @@ impl WatchdogThread {
         // The last of each node: whoever waits for that reads the answers to the others.
         let mut nodes = Vec::new();
         for its in self.under_way.iter().rev() {
-            let node = its.call.node();
-            if !nodes.contains(&node) {
-                nodes.push(node);
+            let to = its.over.at(&its.call);
+            if !nodes.iter().any(|node| Arc::ptr_eq(node, to)) {
+                nodes.push(Arc::clone(to));
                 let now = Instant::now();
                 let slice = match its.begun >= begun {
                     true => until.min(now + SLICE),
                     false => now,
                 };
-                // What came of it, each call knows itself.
-                self.task.nodes.wait(&its.call, slice, &|| false).ok();
+                to.wait_a_slice(&its.call, slice);
             }
         }
     }
@@ -187,7 +205,7 @@ impl WatchdogThread {
             None => self.under_way.push_back(its),
             Some(Err(err)) => {
                 report!(Debug, "renewing {} locks: {err}", its.holds.len());
-                self.task.nodes.lost();
+                its.over.lost();
                 self.postpone(its);
             }
             Some(Ok(answer)) => match answer.value {
@@ -202,9 +220,9 @@ impl WatchdogThread {
         if is_unknown_script(&err) && !its.call.by_text_from_now() {
             return self.submit(its);
         }
-        let from = self.task.nodes.at(&its.call);
+        let from = its.over.at(&its.call);
         let generation = from.generation().unwrap_or_default();
-        let retry = self.task.nodes.refused(from, generation, &its.call, &err);
+        let retry = its.over.refused(from, generation, &its.call, &err);
         if retry == Retry::Elsewhere && its.redirected < REDIRECTIONS {
             its.redirected += 1;
             return self.submit(its);

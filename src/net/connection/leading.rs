@@ -53,6 +53,12 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
+    /// Waits like that for a slice of the time that the caller has: its end is no reason to give the connection up early, which
+    /// others may use. The call keeps its outcome.
+    pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
+        self.wait_for(call, false, until, &|| false).ok();
+    }
+
     /// The same for a call that may not be the caller's own: then its silence says nothing about the caller's time.
     fn wait_for(
         &self,

@@ -195,6 +195,15 @@ impl Nodes {
         Self::new(Arc::clone(&self.map), role, settings, releases)
     }
 
+    /// Has a connection made to each master that `others` are connected to, if there is none.
+    pub(crate) fn keep_up_with(&self, others: &Self) {
+        for other in others.connections.all() {
+            if other.was_used() && self.map.is_master(other.node()) {
+                self.connection(other.node()).want();
+            }
+        }
+    }
+
     /// Whether there is one server, which has every slot for ever.
     pub(crate) fn are_one(&self) -> bool {
         self.map.is_one()

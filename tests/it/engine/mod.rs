@@ -10,6 +10,7 @@ mod logger;
 mod logs;
 mod loss;
 mod renewals;
+mod renewing_link;
 mod rights;
 mod waiting;
 mod yielding;
