@@ -137,10 +137,13 @@ impl Watchdog {
 
     /// Has the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
-        if self.housekeeping_asked.swap(true, Ordering::AcqRel) {
-            return;
+        if !self.housekeeping_asked.swap(true, Ordering::AcqRel) {
+            self.housekeep_after(HOUSEKEEP_AFTER);
         }
-        let at = time::nanos(Instant::now() + HOUSEKEEP_AFTER);
+    }
+
+    fn housekeep_after(&self, pause: Duration) {
+        let at = time::nanos(Instant::now() + pause);
         let mut state = self.state.lock();
         state.housekeep_at = Some(state.housekeep_at.map_or(at, |before| before.min(at)));
         self.wake_at(state, at);
@@ -237,6 +240,10 @@ impl Housekeeper for Watchdog {
     fn housekeep_soon(&self) {
         Self::housekeep_soon(self);
     }
+
+    fn housekeep_now(&self) {
+        self.housekeep_after(Duration::ZERO);
+    }
 }
 
 impl WatchdogState {
@@ -324,8 +331,11 @@ impl WatchdogThread {
                     break left;
                 }
             };
-            if left != Left::Nothing {
-                task.watchdog.housekeep_soon();
+            match left {
+                Left::Nothing => {}
+                Left::Later => task.watchdog.housekeep_soon(),
+                Left::Soon => task.watchdog.housekeep_after(2 * SLICE),
+                Left::More => task.watchdog.housekeep_after(Duration::ZERO),
             }
             self.renew();
         }

@@ -181,7 +181,7 @@ impl Pipeline {
             _ => {}
         }
         match &mut self.in_flight {
-            Some(in_flight) if !(in_flight.unwritten.is_behind() && call.deferred.is_some()) => {
+            Some(in_flight) if !(in_flight.unwritten.is_full() && call.deferred.is_some()) => {
                 if !self.unacknowledged.is_empty() {
                     for earlier in self.unacknowledged.take_about(&call.request, SAME_NAME) {
                         in_flight.enqueue(&earlier, now);
@@ -216,12 +216,12 @@ impl Pipeline {
         let Some(in_flight) = &mut self.in_flight else {
             return;
         };
-        let behind = in_flight.unwritten.is_behind();
-        if in_flight.portion > 0 || behind || self.unacknowledged.is_empty() || rests {
+        let full = in_flight.unwritten.is_full();
+        if in_flight.portion > 0 || full || self.unacknowledged.is_empty() || rests {
             return;
         }
-        let full = in_flight.unwritten.bytes.len() + PORTION;
-        while in_flight.unwritten.bytes.len() < full
+        let enough = in_flight.unwritten.bytes.len() + PORTION;
+        while in_flight.unwritten.bytes.len() < enough
             && let Some(call) = self.unacknowledged.take_first()
         {
             in_flight.enqueue(&call, now);
@@ -1319,7 +1319,7 @@ mod model {
                     .collect::<Vec<_>>()
                     .hash(h);
                 let unwritten = &in_flight.unwritten;
-                (&unwritten.bytes, unwritten.is_behind(), unwritten.is_torn()).hash(h);
+                (&unwritten.bytes, unwritten.is_full(), unwritten.is_torn()).hash(h);
                 (in_flight.portion, in_flight.leaving.is_some()).hash(h);
             }
             hasher.finish()

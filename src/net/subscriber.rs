@@ -165,7 +165,7 @@ impl Subscriber {
     /// Writes what is queued, unless another thread does or will.
     fn flush(&self, mut state: MutexGuard<'_, State>) {
         let unwritten = state.channels.unwritten();
-        if unwritten.is_some_and(|unwritten| !unwritten.is_behind()) {
+        if unwritten.is_some_and(|unwritten| !unwritten.is_full()) {
             self.write(&mut state);
         }
     }

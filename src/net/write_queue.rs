@@ -1,7 +1,21 @@
 //! Bytes that wait to be written to a socket which many threads share.
 //!
-//! One thread writes at a time, for all: what others queue meanwhile it writes as well, but not for ever, since it has
-//! something else to do. What is left then, or does not fit into the socket, is left *behind* for the thread that reads.
+//! ```text
+//!              queued            taken             all written
+//!    empty ───────────► waiting ───────► writing ───────────────► empty
+//!                         ▲ ▲              │ │
+//!                         │ └─more queued──┘ │ the socket took a part
+//!                         │                  ▼
+//!                         └──took the rest─ full
+//! ```
+//!
+//! - **Waiting**: every thread that queues writes, for all, unless another writes or [leads](super::connection). A writer
+//!   stops after [`TURNS`] writes, since it has other work. The next thread that queues, or the leader, writes the rest; if
+//!   nobody leads, housekeeping is woken at once, since no other thread may come.
+//! - **Writing**: bytes queued by others are written by the same thread.
+//! - **Full**: the server does not read. Only the leader, before each short read, and housekeeping, which is woken at once and
+//!   returns every few milliseconds, try again. Releases are not queued here but kept, to be sent in portions; housekeeping is
+//!   woken for them once the socket takes bytes again.
 
 use std::io;
 
@@ -24,8 +38,8 @@ pub(super) struct WriteQueue {
     pub(super) calls: usize,
     /// Part of the first command in `bytes` has been written.
     torn: bool,
-    /// Whoever reads writes the rest.
-    behind: bool,
+    /// The socket did not take all of the last write.
+    full: bool,
 }
 
 impl WriteQueue {
@@ -33,9 +47,9 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether only the thread that reads may write now.
-    pub(super) fn is_behind(&self) -> bool {
-        self.behind
+    /// Whether the socket has taken a part, so that only the leader and housekeeping try again.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
     }
 
     /// Whether part of a command has been written, so that nothing but the rest may follow.
@@ -52,8 +66,8 @@ impl WriteQueue {
 
     /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
     pub(super) fn wrote(&mut self, mut bytes: Vec<u8>, written: usize) {
-        self.behind = written < bytes.len();
-        if self.behind {
+        self.full = written < bytes.len();
+        if self.full {
             self.torn |= written > 0;
             bytes.drain(..written);
             bytes.append(&mut self.bytes);
@@ -92,8 +106,7 @@ pub(super) fn write_turn<S>(
             return Ok(None);
         };
         its.wrote(bytes, written);
-        its.behind |= turn >= TURNS && !its.is_empty();
-        if its.behind {
+        if its.full || turn >= TURNS {
             break;
         }
     }
@@ -127,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_is_left_to_whoever_reads() {
+    fn a_socket_is_full_until_it_has_taken_the_rest() {
         let (socket, mut server) = pair();
         let queue = Mutex::new(WriteQueue::default());
         queue.lock().bytes = vec![7; MUCH];
         let mut written = turn(&queue, &socket);
-        assert!(queue.lock().is_behind() && queue.lock().is_torn());
+        assert!(queue.lock().is_full() && queue.lock().is_torn());
         assert!(written > 0 && queue.lock().bytes.len() == MUCH - written);
         let reads = thread::spawn(move || {
             let mut all = vec![0; MUCH + 1];
@@ -142,7 +155,7 @@ mod tests {
         while !queue.lock().is_empty() {
             written += turn(&queue, &socket);
         }
-        assert!(!queue.lock().is_behind() && !queue.lock().is_torn());
+        assert!(!queue.lock().is_full() && !queue.lock().is_torn());
         assert_eq!(written, MUCH + 1);
         let all = reads.join().expect("it reads").expect("all of it");
         assert!(all[MUCH] == 8 && all[..MUCH].iter().all(|byte| *byte == 7));
@@ -177,6 +190,7 @@ mod tests {
         });
         let wrote = wrote.expect("it is open").expect("it stands");
         assert!(wrote >= TURNS, "it writes while others queue");
-        assert!(queue.lock().is_behind() && !queue.lock().is_torn());
+        let queue = queue.into_inner();
+        assert!(!queue.is_empty() && !queue.is_full() && !queue.is_torn());
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Connection, GLANCE, Left, Phase};
+use super::{Connection, GLANCE, Left, Phase, Wrote};
 use crate::net::call::Call;
 use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
@@ -87,14 +87,17 @@ impl Connection {
         // A reply that became due just now is read by the thread that waits for it.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
-        let reader = match fresh && !more {
+        let reader = match fresh && !more && !in_flight.unwritten.is_full() {
             true => None,
             false => up.take_reader(),
         };
         drop(state);
         let Some(reader) = reader else {
-            self.flush(true);
-            return gave_up.max(Left::Later);
+            let is_full = self.write_out(true) == Wrote::Full;
+            return gave_up.max(match more || is_full {
+                true => Left::Soon,
+                false => Left::Later,
+            });
         };
         self.lead(reader, generation, None, now, now + GLANCE);
         // After reading: now it is certain that nothing had come.
@@ -105,6 +108,7 @@ impl Connection {
         // Each portion waits for the replies to the one before.
         match self.state.lock().up(generation) {
             Some((_, in_flight)) if more || in_flight.last_heard > heard_at => Left::More,
+            Some((_, in_flight)) if in_flight.unwritten.is_full() => Left::Soon,
             _ => gave_up.max(Left::Later),
         }
     }
@@ -162,6 +166,8 @@ pub(super) mod tests {
 
     impl Housekeeper for Nobody {
         fn housekeep_soon(&self) {}
+
+        fn housekeep_now(&self) {}
     }
 
     impl OnReply for Nobody {

@@ -189,19 +189,19 @@ impl Connection {
         // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
         let mut served = Served(Vec::new());
         loop {
-            let mut wrote = Wrote::Yes;
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
-                wrote = self.write_out(true);
+                match self.write_out(true) {
+                    // A silent server may read again at any time, so this thread has to look soon whether it does.
+                    Wrote::Full => GLANCE,
+                    Wrote::Yes | Wrote::Down => Duration::MAX,
+                }
             });
             let first = match read {
                 Ok(Some(value)) => value,
                 Ok(None) => {
                     let now = Instant::now();
                     slice = until.saturating_duration_since(now);
-                    if wrote == Wrote::Behind {
-                        slice = slice.min(GLANCE);
-                    }
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
                             // Interrupted, it has not seen what came before the thread went on.
@@ -429,7 +429,7 @@ mod tests {
 }
 
 #[cfg(all(test, unix))]
-mod appointments {
+pub(super) mod appointments {
     use super::*;
 
     use std::io::{Read as _, Write as _};
@@ -445,7 +445,7 @@ mod appointments {
     use crate::net::request::Request;
     use crate::net::socket::{Duplex, Socket};
 
-    const GENEROUS: Duration = Duration::from_secs(60);
+    pub(in crate::net::connection) const GENEROUS: Duration = Duration::from_secs(60);
 
     struct Panics;
 
@@ -458,8 +458,9 @@ mod appointments {
     }
 
     /// One on which this thread leads, and nobody does the housekeeping; and the server's end of it.
-    fn led() -> (Connection, Reader, UnixStream) {
+    pub(in crate::net::connection) fn led() -> (Connection, Reader, UnixStream) {
         let (connection, (ours, server)) = (connection(), UnixStream::pair().expect("a pair"));
+        ours.set_write_timeout(Some(GLANCE)).expect("a limit");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         let mut state = connection.state.lock();
         connection.start(&mut state, Duplex::over(Socket::Unix(ours)));

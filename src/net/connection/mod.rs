@@ -108,8 +108,8 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrote {
     Yes,
-    /// The socket is full; the leader writes the rest.
-    Behind,
+    /// The socket is full; the leader and housekeeping try again.
+    Full,
     /// There is no connection.
     Down,
 }
@@ -131,6 +131,8 @@ pub(crate) enum Left {
     Nothing,
     /// Something, which has to wait for a while.
     Later,
+    /// Something that a server which reads and answers gets within a few milliseconds.
+    Soon,
     /// Something that can be done at once.
     More,
 }
@@ -149,6 +151,9 @@ impl Left {
 pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon. Cheap, and called with mutexes held.
     fn housekeep_soon(&self);
+
+    /// Housekeeping is needed at once: bytes are unwritten, and no other thread is going to write them.
+    fn housekeep_now(&self);
 }
 
 /// The shared connection for the commands of all locks of a client.

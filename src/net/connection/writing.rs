@@ -40,7 +40,7 @@ impl Connection {
     }
 
     /// Writes what is queued, unless another thread writes, or leads or is about to and will soon write for all. With `all`,
-    /// nothing is left to the leader.
+    /// nothing is left to the leader. The states and who writes in each: [`write_queue`](crate::net::write_queue).
     pub(crate) fn flush(&self, all: bool) {
         self.write_out(all);
     }
@@ -74,9 +74,7 @@ impl Connection {
             return Wrote::Down;
         };
         let is_led = up.is_led() && !in_flight.is_worth_a_write();
-        if up.writing
-            || !in_flight.has_bytes()
-            || !all && (is_led || in_flight.unwritten.is_behind())
+        if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {
             return Wrote::Yes;
         }
@@ -92,7 +90,7 @@ impl Connection {
         if std::mem::replace(&mut up.writing, true) {
             return Wrote::Yes;
         }
-        let (writer, was_behind) = (Arc::clone(&up.writer), in_flight.unwritten.is_behind());
+        let (writer, was_full) = (Arc::clone(&up.writer), in_flight.unwritten.is_full());
         let wrote = write_turn(&mut state, &writer, |state| {
             Some(&mut state.up(generation)?.1.unwritten)
         });
@@ -108,12 +106,20 @@ impl Connection {
             return Wrote::Down;
         };
         up.writing = false;
-        if was_behind && written > 0 {
+        if was_full && written > 0 {
             // A full socket takes bytes again, so the server is reading: that counts as a sign of life.
             in_flight.last_heard = Instant::now();
         }
-        match in_flight.unwritten.is_behind() {
-            true => Wrote::Behind,
+        let is_full = in_flight.unwritten.is_full();
+        // This thread has written enough, and the threads whose bytes are left may not come again.
+        let is_left = in_flight.has_bytes() && !is_full && !up.is_led();
+        // Releases that were kept while the socket was full are sent by housekeeping.
+        let was_kept = was_full && !is_full && state.pipeline.has_unacknowledged();
+        if is_left || was_kept || is_full && !was_full {
+            self.housekeeper.housekeep_now();
+        }
+        match is_full {
+            true => Wrote::Full,
             false => Wrote::Yes,
         }
     }
@@ -149,5 +155,154 @@ impl Connection {
         up.reader = Some(reader);
         wake(up.appoint(in_flight));
         Some(state)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::super::housekeeping::tests::undo;
+    use super::super::leading::appointments::{GENEROUS, led};
+    use crate::net::connection::{Housekeeper, Left};
+    use crate::net::request::Request;
+
+    /// More than a socket takes.
+    const MUCH: usize = 16 * 1024 * 1024;
+
+    /// How often housekeeping was woken at once.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Housekeeper for Woken {
+        fn housekeep_soon(&self) {}
+
+        fn housekeep_now(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Woken {
+        fn take(&self) -> usize {
+            self.0.swap(0, Ordering::SeqCst)
+        }
+    }
+
+    /// A connection on which no thread leads.
+    fn unled() -> (Arc<Connection>, UnixStream, Arc<Woken>) {
+        let (mut connection, reader, server) = led();
+        let woken = Arc::new(Woken::default());
+        connection.housekeeper = Arc::clone(&woken) as _;
+        connection.max_silence = GENEROUS;
+        connection.state.get_mut().up(1).expect("it is up").0.reader = Some(reader);
+        (Arc::new(connection), server, woken)
+    }
+
+    fn ping() -> Arc<Call> {
+        Call::question(Request::command("asking", &["PING"]))
+    }
+
+    /// A command that is more than the socket takes.
+    fn large() -> Arc<Call> {
+        Call::question(Request::command("asking", &["ECHO", &"x".repeat(MUCH)]))
+    }
+
+    fn unwritten(connection: &Connection) -> usize {
+        let mut state = connection.state.lock();
+        state.up(1).expect("it is up").1.unwritten.bytes.len()
+    }
+
+    #[test]
+    fn housekeeping_is_woken_for_bytes_that_no_thread_goes_on_to_write() {
+        let (connection, mut server, woken) = unled();
+        let connection = &connection;
+        let (mut left, mut was_woken) = (0, false);
+        thread::scope(|scope| {
+            scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
+            for _ in 0..500 {
+                thread::scope(|scope| {
+                    let send = || {
+                        for _ in 0..200 {
+                            connection.send(&ping());
+                        }
+                    };
+                    for _ in 0..3 {
+                        scope.spawn(send);
+                    }
+                });
+                (left, was_woken) = (unwritten(connection), woken.take() > 0);
+                if left > 0 {
+                    break;
+                }
+            }
+            connection.close();
+        });
+        // On one core there may be nothing left in any round.
+        assert!(left == 0 || was_woken, "{left} bytes are left to nobody");
+    }
+
+    #[test]
+    fn housekeeping_writes_once_a_full_socket_takes_bytes_again() {
+        let (connection, mut server, woken) = unled();
+        assert!(connection.send(&large()).is_some());
+        assert_eq!(woken.take(), 1, "no other thread writes the rest");
+        assert_eq!(connection.housekeep(), Left::Soon);
+        let useful_until = Instant::now() + GENEROUS;
+        let kept = undo(&"name".into(), useful_until);
+        assert!(connection.send(&kept).is_none() && woken.take() == 0);
+        let connection = &connection;
+        thread::scope(|scope| {
+            scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
+            while unwritten(connection) > 0 && Instant::now() < useful_until {
+                assert!(connection.housekeep() >= Left::Soon);
+            }
+            // Whichever thread has written the rest: the release is not fed by it.
+            let was_woken = woken.take() > 0;
+            connection.housekeep();
+            let is_kept = connection.state.lock().pipeline.has_unacknowledged();
+            let left = unwritten(connection);
+            connection.close();
+            assert!(
+                was_woken && !is_kept && left == 0,
+                "{was_woken} {is_kept} {left}"
+            );
+        });
+    }
+
+    #[test]
+    fn a_leader_that_fills_the_socket_looks_soon_whether_a_silent_server_reads_again() {
+        let (connection, mut server, _) = unled();
+        assert!(connection.submit(&large()).is_some());
+        let all = unwritten(&connection);
+        let reader = connection
+            .state
+            .lock()
+            .up(1)
+            .and_then(|(up, _)| up.take_reader());
+        let (reader, connection) = (reader.expect("nobody leads"), &connection);
+        thread::scope(|scope| {
+            let now = Instant::now();
+            scope.spawn(move || connection.lead(reader, 1, None, now, now + 2 * GENEROUS));
+            let is_full = || {
+                connection
+                    .state
+                    .lock()
+                    .up(1)
+                    .is_none_or(|its| its.1.unwritten.is_full())
+            };
+            while !is_full() {
+                thread::yield_now();
+            }
+            // It reads, and answers nothing.
+            let read = server.read_exact(&mut vec![0; all]);
+            connection.close();
+            drop(server);
+            assert!(read.is_ok(), "{read:?}");
+        });
     }
 }

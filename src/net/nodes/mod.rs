@@ -403,7 +403,7 @@ impl Nodes {
             match self.work(Connection::drain_some) {
                 Left::Nothing => return true,
                 _ if Instant::now() >= until => return false,
-                Left::Later => std::thread::sleep(GLANCE),
+                Left::Later | Left::Soon => std::thread::sleep(GLANCE),
                 Left::More => {}
             }
         }
@@ -587,6 +587,8 @@ mod tests {
 
     impl Housekeeper for Nobody {
         fn housekeep_soon(&self) {}
+
+        fn housekeep_now(&self) {}
     }
 
     /// One whose nodes are away.

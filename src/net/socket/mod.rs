@@ -355,24 +355,21 @@ impl Reader {
     ///
     /// Reading an incomplete reply is continued by the next call. After an error the connection is of no use.
     pub(crate) fn read(&mut self, slice: Duration) -> RedisResult<Option<Value>> {
-        self.read_from(Instant::now(), slice, &mut || {})
+        self.read_from(Instant::now(), slice, &mut || Duration::MAX)
     }
 
-    /// The same from `now` on. `before_read` runs before the thread may block.
+    /// The same from `now` on. `before_read` runs before the thread may block, and returns the longest that it may.
     pub(crate) fn read_from(
         &mut self,
         now: Instant,
         slice: Duration,
-        before_read: &mut dyn FnMut(),
+        before_read: &mut dyn FnMut() -> Duration,
     ) -> RedisResult<Option<Value>> {
         let slice = slice.max(Duration::from_millis(1));
-        // The socket's timeout is changed only if it is far off, since that costs a system call.
-        if self.timeout > slice || self.timeout * 8 < slice {
-            self.stream.plain().set_read_timeout(Some(slice))?;
-            self.timeout = slice;
-        }
         let mut source = Sliced {
             stream: &self.stream,
+            timeout: &mut self.timeout,
+            slice,
             until: now + slice,
             has_read: false,
             before_read,
@@ -400,18 +397,26 @@ fn plain(value: Value) -> Value {
 /// Reads until its slice is over, however slowly the bytes come.
 struct Sliced<'a> {
     stream: &'a Socket,
+    /// That of the socket.
+    timeout: &'a mut Duration,
+    slice: Duration,
     until: Instant,
     has_read: bool,
-    before_read: &'a mut dyn FnMut(),
+    before_read: &'a mut dyn FnMut() -> Duration,
 }
 
 impl Read for Sliced<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
-            (self.before_read)();
+            let slice = (self.before_read)().min(self.slice);
             // Reads the clock only if one read was not enough.
             if std::mem::replace(&mut self.has_read, true) && Instant::now() >= self.until {
                 return Err(io::ErrorKind::WouldBlock.into());
+            }
+            // The socket's timeout is changed only if it is far off, since that costs a system call.
+            if *self.timeout > slice || *self.timeout * 8 < slice {
+                self.stream.plain().set_read_timeout(Some(slice))?;
+                *self.timeout = slice;
             }
             match self.stream.read(buf) {
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
