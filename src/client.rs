@@ -32,7 +32,8 @@ use crate::sync::spin_lock::SpinLock;
 /// A connection to one Redis, and the locks in it.
 ///
 /// Clones are the same client, and a process normally has one. However many locks it holds, it uses one socket for
-/// commands, one for renewals and, once a lock is contended, one for messages, and at most two threads. (To a cluster
+/// commands, one for renewals and, once a lock is contended, one for messages, and at most two threads. [Guarded
+/// commands](crate::MutexGuard::query) have a socket of their own, made when the first is used. (To a cluster
 /// it has as many sockets for each master that it needs, and a thread for each one for messages.) When the last handle
 /// is dropped (clones, locks and guards all count), it is closed as by [`Client::close`], within two seconds.
 ///

@@ -181,7 +181,7 @@ counters! {
     releases_of_lost,
     /// Releases that Redis refused or never acknowledged; the lease ends such holds.
     releases_failed,
-    /// Times the connection for commands was made again.
+    /// Times a connection for commands, or for guarded commands, was made again.
     reconnects,
     /// Times the connection for messages was made again.
     resubscriptions,

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, lasting};
 use crate::hold::Hold;
 use crate::net::call::{Attempt, Fault};
 use crate::net::request::{Request, Script};
+use crate::net::socket::TOO_LARGE;
 use crate::protocol::guarded::{Guarded, RUNNING, not_held};
 use crate::session::Session;
 
@@ -26,14 +27,13 @@ impl Session {
     /// Runs it if the hold is in force, once, and reads the reply.
     pub(crate) fn run<T: FromRedisValue>(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<T> {
         let reply = self.run_guarded(hold, work)?;
-        // It has run, whatever the caller makes of the reply.
-        T::from_redis_value(reply).map_err(|err| {
-            self.error(
-                "reading the reply to a guarded command",
-                hold.entry().name(),
-                err,
-            )
-        })
+        T::from_redis_value(reply).map_err(|err| self.unread(hold, err.to_string()))
+    }
+
+    /// The reply to a command cannot be read. The command has run, so trying again would repeat it.
+    fn unread(&self, hold: &Hold, why: String) -> Error {
+        let doing = "reading the reply to a guarded command";
+        self.error(doing, hold.entry().name(), lasting(why))
     }
 
     fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<Value> {
@@ -41,15 +41,18 @@ impl Session {
         if let Some(reason) = hold.loss() {
             return Err(hold.lost(reason));
         }
-        let request = self.guarded(hold, work)?;
+        let request = self.guarded_request(hold, work)?;
         let until = Instant::now() + self.response_timeout;
         let stop = || self.is_closed();
         let mut attempt = || Attempt {
             request: request.clone(),
             undo: None,
         };
-        let refusal = match self.connection.call(until, &stop, None, &mut attempt) {
+        let refusal = match self.guarded.call(until, &stop, None, &mut attempt) {
             Ok(answer) => return Ok(answer.value),
+            Err(Fault::Refused(refusal)) if refusal.code() == Some(TOO_LARGE) => {
+                return Err(self.unread(hold, refusal.detail().unwrap_or_default().to_owned()));
+            }
             Err(Fault::Refused(refusal)) => refusal,
             Err(fault) => {
                 if matches!(fault, Fault::Unknown(_)) {
@@ -68,7 +71,7 @@ impl Session {
         Err(hold.lost(hold.loss().unwrap_or(reason)))
     }
 
-    fn guarded(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {
+    fn guarded_request(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {
         let guarded = Guarded {
             protocol: &hold.entry().protocol,
             mode: hold.mode,

@@ -26,7 +26,7 @@ use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Again, Hold, NotRenewed, Registry, lost_before};
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Answer, Attempt, Call, Fault};
+use crate::net::call::{Answer, Attempt, Call, Fault, OnReply};
 use crate::net::connection::Left;
 use crate::net::nodes::{self, Map, Nodes};
 use crate::net::request::Acknowledgements;
@@ -65,6 +65,8 @@ pub(crate) struct Session {
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
     pub(crate) connection: Arc<Nodes>,
+    /// For guarded commands, so that no lock waits behind what they write and read. Connects when the first is sent.
+    pub(crate) guarded: Arc<Nodes>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) subscriber: Arc<Subscribers>,
     pub(crate) counters: Arc<Counters>,
@@ -119,8 +121,13 @@ impl Session {
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
         };
-        let releases = Arc::new(Releases::new(Arc::clone(&counters)));
-        let connection = Nodes::new(Arc::clone(&map), socket::COMMANDS, settings, releases);
+        let releases: Arc<dyn OnReply> = Arc::new(Releases::new(Arc::clone(&counters)));
+        let to_masters = |role| {
+            let (settings, releases) = (settings.clone(), Arc::clone(&releases));
+            Nodes::new(Arc::clone(&map), role, settings, releases)
+        };
+        let connection = to_masters(socket::COMMANDS);
+        let guarded = to_masters(socket::GUARDED);
         if !config.lazy {
             connection
                 .open(Instant::now() + connect)
@@ -146,6 +153,7 @@ impl Session {
             owners,
             permits: LivePermits::default(),
             connection,
+            guarded,
             watchdog,
             subscriber,
             counters,
@@ -445,6 +453,7 @@ impl Session {
         }
         self.connection.flush(true);
         let released = self.connection.drain(until);
+        self.guarded.close();
         let (releases, undos) = self.connection.close();
         if !released || releases > 0 {
             let why = format!(
@@ -472,13 +481,15 @@ impl Housekeeping for Session {
 
     fn look_after_connection(&self) {
         self.connection.look_after();
+        self.guarded.look_after();
     }
 
     fn housekeep(&self) -> Left {
         let now = Instant::now();
         let idle = Left::later(self.registry.sweep(now));
         let waiting = Left::later(self.reminders.remind(&self.closing, now));
-        self.connection.housekeep().max(idle).max(waiting)
+        let written = self.connection.housekeep().max(self.guarded.housekeep());
+        written.max(idle).max(waiting)
     }
 }
 

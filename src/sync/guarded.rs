@@ -73,8 +73,13 @@ macro_rules! guarded {
             ///
             /// The keys of the command are taken as they are, without the client's key prefix. In a cluster they have to be
             /// in the slot of the lock's key, as `{stock:42}:left` is in that of `stock:42`. What Redis does not allow in
-            /// scripts is refused, commands that block do not wait, integers beyond 2^53 come back rounded, and replies
-            /// may take up to 1 MiB. The user needs the rights for the command, and to read and write its keys.
+            /// scripts is refused, commands that block do not wait, and integers beyond 2^53 come back rounded.
+            /// The user needs the rights for the command, and to read and write its keys.
+            ///
+            /// Guarded commands of all guards share a connection that locks do not use, so a lock waits for none of them. A
+            /// reply may have up to 1 MiB, and arrays in it may be nested 8 levels deep; a longer or deeper one is an error.
+            /// One with more than 64 MiB also ends the connection, and other guarded commands that were on their way may
+            /// have run.
             ///
             /// Blocks for one round trip, at most for the response timeout. A lost reply is not asked for again: it is
             /// [`Error::Redis`](crate::Error::Redis), and [`may_have_run`](crate::Error::may_have_run) says so.
@@ -88,8 +93,8 @@ macro_rules! guarded {
             /// # Errors
             ///
             /// - [`Error::Lost`](crate::Error::Lost): the hold is over, and nothing was executed. The guard is notified.
-            /// - [`Error::Redis`](crate::Error::Redis): Redis refused, did not answer, or the reply is no `T`. In this last
-            ///   case the command has run; see [`may_have_run`](crate::Error::may_have_run) about lost replies.
+            /// - [`Error::Redis`](crate::Error::Redis): Redis refused, did not answer, or the reply is no `T` or too large. In
+            ///   this last case the command has run; see [`may_have_run`](crate::Error::may_have_run) about lost replies.
             /// - [`Error::InvalidCommand`](crate::Error::InvalidCommand), before anything is sent: a key in another slot
             ///   of a cluster, no name, more than 7,900 arguments, or a `cursor_arg`.
             /// - [`Error::Closed`](crate::Error::Closed) once the client is closed.

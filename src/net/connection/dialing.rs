@@ -169,7 +169,10 @@ impl Connection {
         self.housekeeper.housekeep_soon();
     }
 
-    pub(super) fn start(&self, state: &mut State, connection: socket::Duplex) {
+    pub(super) fn start(&self, state: &mut State, mut connection: socket::Duplex) {
+        if self.role == socket::GUARDED {
+            connection.reader.skip_too_large();
+        }
         state.generation += 1;
         if state.generation > 1 {
             self.counters.reconnects.add(1);

@@ -93,7 +93,7 @@ impl Connection {
         };
         drop(state);
         let Some(reader) = reader else {
-            let is_full = self.write_out(true) == Wrote::Full;
+            let is_full = matches!(self.write_out(true), Wrote::Part | Wrote::Full);
             return gave_up.max(match more || is_full {
                 true => Left::Soon,
                 false => Left::Later,

@@ -191,9 +191,14 @@ impl Connection {
         loop {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
-                match self.write_out(true) {
+                let mut wrote = self.write_out(true);
+                // A server that has taken part of a long command is reading, and takes more as soon as there is space.
+                while wrote == Wrote::Part && Instant::now() < until {
+                    wrote = self.write_out(true);
+                }
+                match wrote {
                     // A silent server may read again at any time, so this thread has to look soon whether it does.
-                    Wrote::Full => GLANCE,
+                    Wrote::Part | Wrote::Full => GLANCE,
                     Wrote::Yes | Wrote::Down => Duration::MAX,
                 }
             });
@@ -314,12 +319,15 @@ impl Connection {
 
     pub(super) fn fail_silent(&self, generation: u64) {
         let mut state = self.state.lock();
-        if let Some((_, in_flight)) = state.up(generation) {
+        let mut why = "redis was silent with a reply due";
+        if let Some((up, in_flight)) = state.up(generation) {
+            if up.reader.as_ref().is_some_and(Reader::is_skipping) {
+                why = "a reply that is too large did not end in time, so its connection was closed";
+            }
             state.doubted_until = in_flight.last_heard + self.max_silence;
         }
         drop(state);
-        let why = socket::timed_out("redis was silent with a reply due");
-        self.fail(generation, &why, true);
+        self.fail(generation, &socket::timed_out(why), true);
     }
 
     pub(super) fn is_silent(&self, generation: u64) -> bool {
@@ -563,6 +571,39 @@ pub(super) mod appointments {
             assert!(matches!(stopped, Err(WaitFault::Stopped)), "{stopped:?}");
         });
         server.read_exact(&mut [0; PING]).expect("it is written");
+    }
+
+    #[test]
+    fn the_rest_of_a_long_command_is_written_as_soon_as_the_server_reads() {
+        /// More than a socket takes.
+        const MUCH: usize = 8 * 1024 * 1024;
+        let (connection, reader, mut server) = led();
+        let long = Call::question(Request::command("asking", &["ECHO", &"x".repeat(MUCH)]));
+        assert!(connection.send(&long).is_some());
+        let (connection, now) = (&connection, Instant::now());
+        let (done, is_done) = bounded(1);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // The deadline of this thread is far away, and so is the end of a read that waits for a reply.
+                connection.lead(reader, 1, Some(&long), now, now + GENEROUS);
+                done.send(long.outcome().is_some())
+            });
+            let is_behind = || {
+                let mut state = connection.state.lock();
+                state
+                    .up(1)
+                    .is_some_and(|(up, in_flight)| !up.writing && in_flight.unwritten.is_behind())
+            };
+            while !is_behind() {
+                thread::yield_now();
+            }
+            let read = server.read_exact(&mut vec![0; MUCH]);
+            let answers = server.write_all(b"+OK\r\n");
+            let answered = is_done.recv_timeout(GENEROUS / 2);
+            connection.close();
+            assert!(read.is_ok() && answers.is_ok());
+            assert_eq!(answered, Ok(true));
+        });
     }
 
     #[test]

@@ -108,6 +108,8 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrote {
     Yes,
+    /// The socket has taken a part; the leader and housekeeping write the rest.
+    Part,
     /// The socket is full; the leader and housekeeping try again.
     Full,
     /// There is no connection.

@@ -119,6 +119,7 @@ impl Connection {
             self.housekeeper.housekeep_now();
         }
         match is_full {
+            true if written > 0 => Wrote::Part,
             true => Wrote::Full,
             false => Wrote::Yes,
         }

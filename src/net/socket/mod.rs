@@ -32,7 +32,7 @@ pub(in crate::net) use self::connecting::connect_to;
 pub(crate) use self::dial::Progress;
 pub(crate) use self::dialling::{Dialling, start};
 use self::following::Following;
-pub(crate) use self::reply::LARGEST_MAP;
+pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
 use crate::config::replicas::ReplicaAck;
@@ -44,6 +44,12 @@ use crate::report::report;
 
 /// The name of connections for commands.
 pub(crate) const COMMANDS: &str = "link";
+
+/// The name of connections for guarded commands, whose replies may be of any size.
+pub(crate) const GUARDED: &str = "guarded";
+
+/// The shortest time for which a read may wait.
+const LEAST: Duration = Duration::from_millis(1);
 
 /// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
 const WRITE_SLICE: Duration = Duration::from_millis(1);
@@ -346,9 +352,19 @@ impl Reader {
         self.replies.has_unread()
     }
 
-    /// Sets how much memory a reply may take.
+    /// Sets how many bytes a reply may have.
     pub(crate) fn limit(&mut self, limit: usize) {
         self.replies.limit(limit);
+    }
+
+    /// Has replies beyond a limit skipped, each of which becomes an error with the code [`TOO_LARGE`].
+    pub(crate) fn skip_too_large(&mut self) {
+        self.replies.skip_too_large();
+    }
+
+    /// Whether a reply is being skipped.
+    pub(crate) fn is_skipping(&self) -> bool {
+        self.replies.is_skipping()
     }
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
@@ -365,7 +381,7 @@ impl Reader {
         slice: Duration,
         before_read: &mut dyn FnMut() -> Duration,
     ) -> RedisResult<Option<Value>> {
-        let slice = slice.max(Duration::from_millis(1));
+        let slice = slice.max(LEAST);
         let mut source = Sliced {
             stream: &self.stream,
             timeout: &mut self.timeout,

@@ -13,17 +13,30 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::error::printable;
 
-/// How much memory a reply may take, but for the slots of a cluster: its bytes, and a [`Value`] for each element.
+/// How many bytes a reply may have, but for the slots of a cluster. In memory it may take up to 19 times as much, since the
+/// shortest element has three bytes.
 ///
-/// The largest that is due names a thousand replicas (`ROLE`), or a channel of 64 KiB: a third of this.
+/// The largest reply of our own requests names a thousand replicas (`ROLE`), or a channel of 64 KiB.
 pub(crate) const LARGEST: usize = 1024 * 1024;
 
 /// The same for the answer to `CLUSTER SLOTS`. With every slot a range of its own, two replicas for each, and announced
-/// names, that takes 40 MiB.
-pub(crate) const LARGEST_MAP: usize = 64 * 1024 * 1024;
+/// names, that has 8 MiB.
+pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 
-/// How deeply arrays may be nested. The deepest that is due has four levels (`CLUSTER SLOTS`).
+/// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
+const MOST_SKIPPED: usize = 64 * 1024 * 1024;
+
+/// The code of the error that takes the place of a reply that was skipped.
+pub(crate) const TOO_LARGE: &str = "TOOLARGE";
+
+/// How deeply arrays may be nested. The deepest of our own requests has four levels (`CLUSTER SLOTS`).
 const DEEPEST: usize = 8;
+
+/// The fewest bytes that an element of an array has: `+`, and the end of the line.
+const SHORTEST: usize = 3;
+
+/// The longest line that holds a number: its kind, a sign, and as many digits as 64 bits may take.
+const NUMBER: usize = 32;
 
 /// How many bytes are read at once at first.
 const CHUNK: usize = 8 * 1024;
@@ -41,9 +54,12 @@ pub(super) struct Parser {
     searched: usize,
     /// The arrays that are not complete, each an element of the one before.
     open: Vec<Open>,
-    /// How much memory the reply takes so far, with all that its arrays have announced.
+    /// How many bytes of the reply were taken.
     taken: usize,
     limit: usize,
+    /// A reply beyond a limit is skipped, and an error takes its place. Otherwise the connection has failed.
+    skips: bool,
+    skipping: Option<Skipping>,
 }
 
 struct Open {
@@ -57,6 +73,31 @@ enum Token {
     Array(usize),
 }
 
+/// The rest of a reply that is skipped.
+struct Skipping {
+    /// Which limit it exceeds.
+    why: String,
+    /// How many tokens are still to come: the end of the reply needs no record of its arrays.
+    tokens: usize,
+    /// How many bytes of a string are still to come.
+    bytes: usize,
+    /// The beginning of a line of text has been skipped.
+    in_line: bool,
+}
+
+/// Why a token is not taken.
+enum Refused {
+    /// The reply exceeds a limit.
+    TooLarge(String),
+    Broken(RedisError),
+}
+
+impl From<RedisError> for Refused {
+    fn from(err: RedisError) -> Self {
+        Self::Broken(err)
+    }
+}
+
 impl Default for Parser {
     fn default() -> Self {
         Self {
@@ -67,14 +108,25 @@ impl Default for Parser {
             open: Vec::new(),
             taken: 0,
             limit: LARGEST,
+            skips: false,
+            skipping: None,
         }
     }
 }
 
 impl Parser {
-    /// Sets how much memory a reply may take from now on.
+    /// Sets how many bytes a reply may have from now on.
     pub(super) fn limit(&mut self, limit: usize) {
         self.limit = limit;
+    }
+
+    /// Has replies beyond a limit skipped: each becomes an error with the code [`TOO_LARGE`].
+    pub(super) fn skip_too_large(&mut self) {
+        self.skips = true;
+    }
+
+    pub(super) fn is_skipping(&self) -> bool {
+        self.skipping.is_some()
     }
 
     /// Whether bytes were read that belong to no reply yet.
@@ -123,17 +175,41 @@ impl Parser {
     ///
     /// Those of [`next`](Self::next), but for those of its source.
     pub(super) fn take(&mut self) -> RedisResult<Option<Value>> {
-        while let Some(token) = self.token()? {
+        if self.skipping.is_none() {
+            match self.take_whole() {
+                Ok(value) => return Ok(value),
+                Err(Refused::Broken(err)) => return Err(err),
+                Err(Refused::TooLarge(why)) if !self.skips => return Err(too_large(why)),
+                Err(Refused::TooLarge(why)) => {
+                    let others = self.open.drain(..).map(|open| open.left - 1);
+                    self.skipping = Some(Skipping {
+                        why,
+                        tokens: 1 + others.sum::<usize>(),
+                        bytes: 0,
+                        in_line: false,
+                    });
+                    self.searched = 0;
+                    self.buffer.resize(self.buffer.len().max(SPARE), 0);
+                }
+            }
+        }
+        self.skip()
+    }
+
+    fn take_whole(&mut self) -> Result<Option<Value>, Refused> {
+        while let Some((token, len)) = self.token()? {
+            if let Token::Array(1..) = token
+                && self.open.len() == DEEPEST
+            {
+                return Err(Refused::TooLarge(format!(
+                    "a reply is nested deeper than {DEEPEST} levels, the most that is read"
+                )));
+            }
+            self.consume(len);
             let mut value = match token {
                 Token::Value(value) => value,
                 Token::Array(0) => Value::Array(Vec::new()),
                 Token::Array(left) => {
-                    if self.open.len() == DEEPEST {
-                        return Err(too_large(format!(
-                            "a reply is nested deeper than {DEEPEST} levels, the most that is read"
-                        )));
-                    }
-                    self.charge(left.saturating_mul(size_of::<Value>()))?;
                     let elements = Vec::with_capacity(left.min(16));
                     self.open.push(Open { elements, left });
                     continue;
@@ -142,11 +218,7 @@ impl Parser {
             // It may complete the array that it is in, and that the next one.
             loop {
                 let Some(open) = self.open.last_mut() else {
-                    self.taken = 0;
-                    if self.start == self.end && self.buffer.len() > SPARE {
-                        self.buffer = Vec::new();
-                        (self.start, self.end) = (0, 0);
-                    }
+                    self.end_reply();
                     return Ok(Some(value));
                 };
                 open.elements.push(value);
@@ -161,14 +233,82 @@ impl Parser {
         Ok(None)
     }
 
-    /// The next token, if all of it has been read.
-    fn token(&mut self) -> RedisResult<Option<Token>> {
+    /// Skips what has come of a reply that exceeds a limit; the error that takes its place, if that was all of it.
+    fn skip(&mut self) -> RedisResult<Option<Value>> {
+        let Some(mut skipping) = self.skipping.take() else {
+            return Ok(None);
+        };
+        if self.skip_tokens(&mut skipping)? {
+            self.end_reply();
+            let error = format!("{TOO_LARGE} {}", skipping.why);
+            return error_of(error.as_bytes()).map(Some);
+        }
+        self.skipping = Some(skipping);
+        Ok(None)
+    }
+
+    /// Skips the tokens that have come; whether that was the last.
+    fn skip_tokens(&mut self, skipping: &mut Skipping) -> RedisResult<bool> {
+        loop {
+            let some = skipping.bytes.min(self.end - self.start);
+            self.consume(some);
+            skipping.bytes -= some;
+            let announced = skipping.tokens.saturating_mul(SHORTEST);
+            let announced = announced.saturating_add(skipping.bytes);
+            if self.taken.saturating_add(announced) > MOST_SKIPPED {
+                return Err(too_large(format!(
+                    "{}, and the rest of it is too long to be skipped, so its connection was closed",
+                    skipping.why
+                )));
+            }
+            if skipping.bytes > 0 {
+                return Ok(false);
+            }
+            if skipping.tokens == 0 {
+                return Ok(true);
+            }
+            let bytes = &self.buffer[self.start..self.end];
+            let Some(&kind) = bytes.first() else {
+                return Ok(false);
+            };
+            let is_text = skipping.in_line || b"+-".contains(&kind);
+            let Some(end) = bytes.windows(2).position(|two| two == b"\r\n") else {
+                if !is_text && bytes.len() > NUMBER {
+                    return Err(no_reply("a number is expected".into()));
+                }
+                if is_text {
+                    // The last byte may be half of the line's end.
+                    self.consume(bytes.len() - 1);
+                    skipping.in_line = true;
+                }
+                return Ok(false);
+            };
+            skipping.tokens -= 1;
+            match kind {
+                _ if is_text => {}
+                b':' => {}
+                b'$' | b'*' => match (kind, size(number(&bytes[1..end])?)) {
+                    (b'*', Some(elements)) => {
+                        skipping.tokens = skipping.tokens.saturating_add(elements);
+                    }
+                    (_, Some(size)) => skipping.bytes = size.saturating_add(2),
+                    (_, None) => {}
+                },
+                other => return Err(unknown_kind(other)),
+            }
+            skipping.in_line = false;
+            self.consume(end + 2);
+        }
+    }
+
+    /// The next token and its length, if all of it has been read.
+    fn token(&mut self) -> Result<Option<(Token, usize)>, Refused> {
         let bytes = &self.buffer[self.start..self.end];
         let Some(&kind) = bytes.first() else {
             return Ok(None);
         };
         if !b"+-:$*".contains(&kind) {
-            return Err(no_reply(format!("it begins with {:?}", char::from(kind))));
+            return Err(unknown_kind(kind).into());
         }
         let from = self.searched.max(1);
         let found = bytes[from..].windows(2).position(|two| two == b"\r\n");
@@ -180,48 +320,59 @@ impl Parser {
         };
         let line = &bytes[1..end];
         let mut len = end + 2;
+        self.check(len)?;
         let token = match kind {
             b'+' if line == b"OK" => Token::Value(Value::Okay),
             b'+' => Token::Value(Value::SimpleString(text_of(line).into_owned())),
-            b'-' => Token::Value(error(line)?),
+            b'-' => Token::Value(error_of(line)?),
             b':' => Token::Value(Value::Int(number(line)?)),
             _ => match (kind, size(number(line)?)) {
-                (b'*', Some(elements)) => Token::Array(elements),
+                (b'*', Some(elements)) => {
+                    // Not yet, but they have to fit.
+                    self.check(elements.saturating_mul(SHORTEST).saturating_add(len))?;
+                    Token::Array(elements)
+                }
                 (_, Some(size)) => {
-                    // Not yet, but it has to fit.
-                    self.check(len.saturating_add(size))?;
+                    self.check(len.saturating_add(size).saturating_add(2))?;
                     let Some(text) = bytes.get(len..len + size + 2) else {
                         return Ok(None);
                     };
                     let Some(text) = text.strip_suffix(b"\r\n") else {
-                        return Err(no_reply("a string is longer than announced".into()));
+                        return Err(no_reply("a string is longer than announced".into()).into());
                     };
                     len += size + 2;
                     Token::Value(Value::BulkString(text.to_vec()))
                 }
                 (_, None) if line == b"-1" => Token::Value(Value::Nil),
-                (_, None) => return Err(no_reply("a size is negative".into())),
+                (_, None) => return Err(no_reply("a size is negative".into()).into()),
             },
         };
-        self.charge(len)?;
+        Ok(Some((token, len)))
+    }
+
+    /// So many bytes of the reply have been dealt with.
+    fn consume(&mut self, len: usize) {
         self.start += len;
+        self.taken += len;
         self.searched = 0;
-        Ok(Some(token))
     }
 
-    fn charge(&mut self, bytes: usize) -> RedisResult<()> {
-        self.check(bytes)?;
-        self.taken += bytes;
-        Ok(())
+    /// All of a reply has been dealt with.
+    fn end_reply(&mut self) {
+        self.taken = 0;
+        if self.start == self.end && self.buffer.len() > SPARE {
+            self.buffer = Vec::new();
+            (self.start, self.end) = (0, 0);
+        }
     }
 
-    /// Whether the reply may take so many bytes more.
-    fn check(&self, bytes: usize) -> RedisResult<()> {
+    /// Whether the reply may have so many bytes more.
+    fn check(&self, bytes: usize) -> Result<(), Refused> {
         if bytes <= self.limit.saturating_sub(self.taken) {
             return Ok(());
         }
-        Err(too_large(format!(
-            "a reply takes more than {} KiB of memory, the most that is read",
+        Err(Refused::TooLarge(format!(
+            "a reply has more than {} KiB, the most that is read",
             self.limit / 1024
         )))
     }
@@ -245,13 +396,17 @@ fn text_of(line: &[u8]) -> Cow<'_, str> {
     printable(String::from_utf8_lossy(line))
 }
 
-fn error(line: &[u8]) -> RedisResult<Value> {
+fn error_of(line: &[u8]) -> RedisResult<Value> {
     // Only the parser of the client crate makes errors. What it makes nothing of must not pass for another answer.
     let text = format!("-{}\r\n", text_of(line));
     match redis::parse_redis_value(text.as_bytes()) {
         Ok(error @ Value::ServerError(_)) => Ok(error),
         _ => Err(no_reply("it is an error without a text".into())),
     }
+}
+
+fn unknown_kind(kind: u8) -> RedisError {
+    no_reply(format!("it begins with {:?}", char::from(kind)))
 }
 
 /// What came is not RESP2.
@@ -348,6 +503,10 @@ mod tests {
         said.contains("the most that is read")
     }
 
+    fn is_skipped(reply: &Value) -> bool {
+        matches!(reply, Value::ServerError(err) if err.code() == TOO_LARGE)
+    }
+
     proptest! {
         #![proptest_config(strange::cases(256))]
 
@@ -362,6 +521,26 @@ mod tests {
             }
             let (read, err) = read_all(&mut Parser::default(), &bytes, &sizes);
             prop_assert_eq!(read, replies);
+            prop_assert!(is_at_the_end(&err), "{}", err);
+        }
+
+        #[test]
+        fn a_reply_beyond_a_limit_is_skipped_however_it_is_cut(
+            replies in prop::collection::vec(strange::resp2(), 1..6),
+            sizes in prop::collection::vec(1..40_usize, 1..6),
+            limit in 1..100_usize,
+        ) {
+            let (mut bytes, mut due) = (Vec::new(), Vec::new());
+            for reply in &replies {
+                let begin = bytes.len();
+                strange::encode(reply, &mut bytes);
+                due.push(Some(reply).filter(|_| bytes.len() - begin <= limit));
+            }
+            let mut parser = Parser { limit, ..Parser::default() };
+            parser.skip_too_large();
+            let (read, err) = read_all(&mut parser, &bytes, &sizes);
+            let read: Vec<_> = read.iter().map(|reply| Some(reply).filter(|reply| !is_skipped(reply))).collect();
+            prop_assert_eq!(read, due);
             prop_assert!(is_at_the_end(&err), "{}", err);
         }
 
@@ -433,15 +612,15 @@ mod tests {
     #[test]
     fn what_is_larger_than_any_reply_is_refused_as_soon_as_it_is_announced() {
         let nested = "*1\r\n".repeat(DEEPEST + 1);
-        let many = format!("*{}\r\n", LARGEST / size_of::<Value>() + 1);
-        let two = format!("*2\r\n*{0}\r\n", LARGEST / size_of::<Value>() - 1);
+        let many = format!("*{}\r\n", LARGEST / SHORTEST);
+        let two = format!("*2\r\n*{}\r\n", LARGEST / SHORTEST - 3);
         for bytes in [
             "$999999999999\r\n",
             "*999999999999\r\n",
             &format!("${}\r\n", i64::MAX),
             &format!("*{}\r\n", i64::MAX),
             &format!("${LARGEST}\r\n"),
-            &format!("*2\r\n${}\r\n", LARGEST - 20),
+            &format!("*2\r\n${}\r\n", LARGEST - 15),
             &many,
             &two,
             &nested,
@@ -461,7 +640,17 @@ mod tests {
         let size = LARGEST - 20;
         let large = format!("${size}\r\n{}\r\n", "x".repeat(size));
         let long = format!("+{}\r\n", "x".repeat(LARGEST - 3));
-        for bytes in [&deep, &large, &long, &large.repeat(3), &deep.repeat(1000)] {
+        let elements = LARGEST / 5 - 2;
+        let many = format!("*{elements}\r\n{}", ":17\r\n".repeat(elements));
+        assert!(size_of::<Value>() <= 19 * SHORTEST);
+        for bytes in [
+            &deep,
+            &large,
+            &long,
+            &many,
+            &large.repeat(3),
+            &deep.repeat(1000),
+        ] {
             let (replies, err) = read(bytes.as_bytes());
             assert!(is_at_the_end(&err), "{err}");
             assert!([1, 3, 1000].contains(&replies.len()), "{}", replies.len());
@@ -479,6 +668,50 @@ mod tests {
             &[],
         );
         assert!(is_beyond_a_limit(&err), "{err}");
+    }
+
+    #[test]
+    fn what_is_too_large_or_too_deep_is_skipped_up_to_a_limit() {
+        let size = 3 * LARGEST;
+        let large = format!("${size}\r\n{}\r\n", "x".repeat(size));
+        let line = format!("-{}\r\n", "x".repeat(size));
+        let deep = [&"*2\r\n:1\r\n".repeat(2 * DEEPEST), "+OK\r\n"].concat();
+        let many = format!("*{0}\r\n{1}", LARGEST / 2, ":1\r\n".repeat(LARGEST / 2));
+        let empty = format!("*2\r\n*0\r\n{}*-1\r\n", "*1\r\n".repeat(DEEPEST));
+        let mut parser = Parser::default();
+        parser.skip_too_large();
+        for bytes in [&large, &line, &deep, &many, &empty] {
+            let (replies, err) = read_all(&mut parser, [bytes, ":7\r\n"].concat().as_bytes(), &[]);
+            assert!(
+                matches!(&replies[..], [error, Value::Int(7)] if is_skipped(error)),
+                "{}",
+                replies.len()
+            );
+            assert!(is_at_the_end(&err) && !parser.is_skipping());
+            assert!(
+                parser.buffer.capacity() <= SPARE,
+                "only what is kept takes memory"
+            );
+        }
+        for bytes in [
+            &*format!("${MOST_SKIPPED}\r\n"),
+            &format!("*{MOST_SKIPPED}\r\n"),
+            &format!("*{}\r\n", i64::MAX),
+            &format!(
+                "*2\r\n${0}\r\n{1}\r\n${MOST_SKIPPED}\r\n",
+                2 * LARGEST,
+                "x".repeat(2 * LARGEST)
+            ),
+        ] {
+            let mut parser = Parser::default();
+            parser.skip_too_large();
+            let (replies, err) = read_all(&mut parser, bytes.as_bytes(), &[]);
+            assert!(replies.is_empty() && is_beyond_a_limit(&err), "{err}");
+            assert!(
+                err.to_string().contains("its connection was closed"),
+                "{err}"
+            );
+        }
     }
 
     #[test]

@@ -629,7 +629,7 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
             "no end of ranges",
             Box::new(|_| b"*999999999\r\n".to_vec()) as Slots,
             ":0\r\n",
-            ": 127.0.0.1:PORT: a reply takes more",
+            ": 127.0.0.1:PORT: a reply has more",
         ),
         (
             "deep",

@@ -120,9 +120,44 @@ fn they_follow_a_slot_that_moves() {
     let guard = client.mutex(&name).lock().unwrap();
     let count = key(&name, "count");
     assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
-    cluster.migrate(&name, || {});
-    assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 2);
+    let fresh = key(&name, "fresh");
+    cluster.migrate(&name, || {
+        // The lock is here, and the other key is nowhere yet, so the node says that it is to be tried again.
+        let script = GuardedScript::new("return redis.call('incr', KEYS[1])");
+        let both = guard.invoke::<i64>(&script, &fresh, None::<&str>);
+        assert!(both.is_err_and(|err| !matches!(err, Error::Lost { .. })));
+        assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 2);
+    });
+    assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 3);
     guard.unlock().unwrap();
+}
+
+timed!(a_reply_that_is_too_large_harms_nobody_in_a_cluster);
+fn a_reply_that_is_too_large_harms_nobody_in_a_cluster() {
+    let cluster = Cluster::start();
+    let client = cluster.open();
+    let guards = [0, 1].map(|master| {
+        let name = cluster.name_at(master, "large");
+        client.mutex(name).lock().unwrap()
+    });
+    let long = guards.each_ref().map(|guard| key(guard.name(), "long"));
+    for (guard, long) in guards.iter().zip(&long) {
+        guard
+            .query::<()>(cmd("SETRANGE").arg(long).arg(3 << 20).arg("x"))
+            .unwrap();
+        let err = guard.query::<Value>(cmd("GET").arg(long)).unwrap_err();
+        assert!(err.to_string().contains("the most that is read"), "{err}");
+    }
+    let moved = cluster.migrate(guards[0].name(), || {});
+    for (guard, long) in guards.iter().zip(&long) {
+        let len: i64 = guard.query(cmd("STRLEN").arg(long)).unwrap();
+        assert_eq!(len, (3 << 20) + 1);
+    }
+    assert_eq!(client.stats().reconnects, 0);
+    assert_eq!(cluster.nodes[moved].clients_named("guarded").len(), 1);
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
 }
 
 timed!(a_redirection_that_a_script_returns_is_not_followed);

@@ -1,5 +1,7 @@
 //! Guarded commands on a bad day: one that has no answer is not sent again, and none runs after its hold.
 
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
@@ -143,7 +145,7 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
         ends.recv().unwrap();
     });
     crew.all_parked();
-    net.proxy.stall_present_requests(Target::Link);
+    net.proxy.stall_present_requests(Target::Guarded);
     let err = guard
         .query::<i64>(cmd("INCR").arg(&count))
         .expect_err("nobody answers");
@@ -164,6 +166,179 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
         .unlock()
         .unwrap();
     assert_eq!(net.server.get_int(&count), 0, "it ran under the next hold");
+}
+
+/// Other threads that lock and write by guards of their own, until `until` has returned.
+fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&AtomicU64)) {
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let link = || server.clients_named("link").first().map(|link| link.id);
+    let before = link();
+    let done: Vec<u64> = thread::scope(|scope| {
+        let works = |_| {
+            scope.spawn(|| {
+                let mutex = client.mutex(unique("others"));
+                let (mut done, count) = (0, key(mutex.name(), "count"));
+                while !stop.load(Ordering::Relaxed) {
+                    let guard = mutex.lock().unwrap();
+                    done += 1;
+                    assert_eq!(guard.query::<u64>(cmd("INCR").arg(&count)).unwrap(), done);
+                    guard.unlock().unwrap();
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+                done
+            })
+        };
+        let others: Vec<_> = (0..4).map(works).collect();
+        // The others must end, too, if this panics.
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| until(&rounds)));
+        stop.store(true, Ordering::Relaxed);
+        let done = others.into_iter().map(|other| other.join().unwrap());
+        let done = done.collect();
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        done
+    });
+    assert!(done.iter().all(|done| *done > 0), "{done:?}");
+    assert_eq!(before, link(), "the connection of the locks was lost");
+}
+
+timed!(a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone);
+fn a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone() {
+    let server = Server::start();
+    let client = Client::open(settings(&server)).unwrap();
+    let guard = client.mutex(unique("large")).lock().unwrap();
+    assert_eq!(server.clients_named("guarded").len(), 0);
+    let long = key(guard.name(), "long");
+    guard
+        .query::<()>(cmd("SETRANGE").arg(&long).arg(3 << 20).arg("x"))
+        .unwrap();
+    let script = GuardedScript::new(
+        "local t, n = {}, tonumber(ARGV[1])
+         for i = 1, n do t[i] = i end
+         for i = 1, ARGV[2] do t = {t} end
+         return t",
+    );
+    let fails = |result: redlatch::Result<redis::Value>| {
+        let err = result.expect_err("it is too much");
+        assert!(err.to_string().contains("the most that is read"), "{err}");
+        // It has run, and everybody knows.
+        assert!(!err.may_have_run() && !err.is_retryable(), "{err}");
+    };
+    while_others_work(&server, &client, |rounds| {
+        for _ in 0..5 {
+            fails(guard.query(cmd("GET").arg(&long)));
+            fails(guard.invoke(&script, None::<&str>, (200_000, 0)));
+            fails(guard.invoke(&script, None::<&str>, (1, 8)));
+            let before = rounds.load(Ordering::Relaxed);
+            eventually("others go on", || {
+                rounds.load(Ordering::Relaxed) > before + 4
+            });
+        }
+        // The limit is about bytes, not about what becomes of them in memory.
+        let many: Vec<i64> = guard.invoke(&script, None::<&str>, (100_000, 0)).unwrap();
+        assert_eq!(many.last(), Some(&100_000));
+        guard
+            .invoke::<redis::Value>(&script, None::<&str>, (1, 7))
+            .unwrap();
+    });
+    assert_eq!(client.stats().reconnects, 0);
+    assert_eq!(server.clients_named("guarded").len(), 1);
+    guard.unlock().unwrap();
+    drop(client);
+    eventually("it is closed", || server.clients_named("").is_empty());
+}
+
+timed!(a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so);
+fn a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so() {
+    let server = Server::start();
+    let client = Client::open(settings(&server)).unwrap();
+    let [large, small] = ["large", "small"].map(|name| client.mutex(unique(name)).lock().unwrap());
+    let (long, count) = (key(large.name(), "long"), key(small.name(), "count"));
+    large
+        .query::<()>(cmd("SETRANGE").arg(&long).arg(80 << 20).arg("x"))
+        .unwrap();
+    let link = server.clients_named("link")[0].id;
+    let client = &client;
+    let said = |err: &Error| err.to_string().contains("its connection was closed");
+    thread::scope(|scope| {
+        server.freeze();
+        let sent = client.stats().commands;
+        let gets = scope.spawn(|| large.query::<redis::Value>(cmd("GET").arg(&long)));
+        eventually("it is sent", || client.stats().commands > sent);
+        let behind = scope.spawn(|| small.query::<i64>(cmd("INCR").arg(&count)));
+        eventually("it is sent", || client.stats().commands > sent + 1);
+        server.thaw();
+        let err = gets.join().unwrap().unwrap_err();
+        assert!(err.may_have_run() && said(&err), "{err}");
+        // Its reply was behind, so nobody knows; or it was not even sent, and was sent again.
+        match behind.join().unwrap() {
+            Ok(counted) => assert_eq!(counted, 1),
+            Err(err) => assert!(err.may_have_run() && said(&err), "{err}"),
+        }
+    });
+    let counted = server.get_int(&count);
+    assert_eq!(
+        small.query::<i64>(cmd("INCR").arg(&count)).unwrap(),
+        counted + 1
+    );
+    assert_eq!(server.clients_named("link")[0].id, link);
+}
+
+timed!(a_guarded_connection_that_is_killed_costs_no_lock_anything);
+fn a_guarded_connection_that_is_killed_costs_no_lock_anything() {
+    let server = Server::start();
+    let client = Client::open(settings(&server)).unwrap();
+    let (locks, guard) = (
+        client.mutex(unique("locks")),
+        client.mutex(unique("killed")).lock().unwrap(),
+    );
+    let count = key(guard.name(), "count");
+    guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
+    let link = server.clients_named("link")[0].id;
+    let (stop, mut done, mut unknown) = (AtomicBool::new(false), 0, 0);
+    thread::scope(|scope| {
+        let kills = scope.spawn(|| {
+            let mut killed = 0;
+            while killed < 20 {
+                killed += server.kill_clients_named("guarded");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        while !stop.load(Ordering::Relaxed) {
+            match guard.query::<i64>(cmd("INCR").arg(&count)) {
+                Ok(_) => done += 1,
+                Err(err) if err.may_have_run() => unknown += 1,
+                Err(err) => panic!("{err}"),
+            }
+            locks.lock().unwrap().unlock().unwrap();
+        }
+        kills.join().unwrap();
+    });
+    let counted = server.get_int(&count);
+    assert!(
+        (done..=done + unknown).contains(&counted),
+        "{counted} of {done} and {unknown}"
+    );
+    assert_eq!(server.clients_named("link")[0].id, link);
+    guard.unlock().unwrap();
+}
+
+timed!(a_command_that_is_late_finds_its_hold_released_and_does_nothing);
+fn a_command_that_is_late_finds_its_hold_released_and_does_nothing() {
+    let net = plain();
+    let mutex = net.client.mutex(&net.name);
+    let count = key(&net.name, "count");
+    let guard = mutex.lock().unwrap();
+    guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
+    net.proxy.stall_present_requests(Target::Guarded);
+    let err = guard.query::<i64>(cmd("INCR").arg(&count)).unwrap_err();
+    assert!(err.may_have_run(), "{err}");
+    // The release is not held up, and overtakes it.
+    guard.unlock().unwrap();
+    let theirs = net.other.mutex(&net.name).lock().unwrap();
+    net.proxy.pass();
+    eventually("it has arrived", || net.proxy.held() == 0);
+    theirs.query::<i64>(cmd("INCR").arg(&count)).unwrap();
+    assert_eq!(net.server.get_int(&count), 1, "it ran after its hold");
 }
 
 timed!(a_connection_that_was_closed_while_idle_loses_no_command);

@@ -124,6 +124,26 @@ fn a_working_client_leaves_the_old_master_although_that_is_still_one() {
     });
 }
 
+timed!(guarded_commands_go_to_the_new_master_with_their_hold);
+fn guarded_commands_go_to_the_new_master_with_their_hold() {
+    let deployment = Deployment::start();
+    let client = Client::open(deployment.config()).unwrap();
+    let name = unique("guarded");
+    let (guard, key) = (client.mutex(&name).lock().unwrap(), format!("{{{name}}}:n"));
+    guard.query::<i64>(redis::cmd("INCR").arg(&key)).unwrap();
+    deployment.copied(&[&name]);
+    let new = &deployment.servers[deployment.promote()];
+    ask::<i64>(new, &["DEL", &key]);
+    in_time("writing at the new master", BACK, || {
+        eventually("it is there", || {
+            let written = guard.query::<i64>(redis::cmd("INCR").arg(&key));
+            assert!(!matches!(written, Err(Error::Lost { .. })), "{written:?}");
+            ask(new, &["EXISTS", &key])
+        });
+    });
+    guard.unlock().unwrap();
+}
+
 timed!(after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left_alone);
 fn after_a_master_is_killed_its_successor_is_found_and_the_returning_one_is_left_alone() {
     its_successor_is_found(Deployment::start());

@@ -35,11 +35,17 @@ pub(crate) enum Target {
     Watchdog,
     /// `subscriber`: pub/sub.
     Subscriber,
+    /// `guarded`: guarded commands.
+    Guarded,
 }
 
 impl Target {
-    const NAMES: [(&'static [u8], usize); 3] =
-        [(b":link", 1), (b":watchdog", 2), (b":subscriber", 3)];
+    const NAMES: [(&'static [u8], usize); 4] = [
+        (b":link", 1),
+        (b":watchdog", 2),
+        (b":subscriber", 3),
+        (b":guarded", 4),
+    ];
 
     /// The modes of the connection whose name is among these bytes, once all of it is.
     fn slot_in(bytes: &[u8]) -> Option<usize> {
@@ -55,10 +61,11 @@ impl Target {
     /// The modes it stands for; 0 is that of connections without a known name.
     fn slots(self) -> std::ops::Range<usize> {
         match self {
-            Self::All => 0..4,
+            Self::All => 0..5,
             Self::Link => 1..2,
             Self::Watchdog => 2..3,
             Self::Subscriber => 3..4,
+            Self::Guarded => 4..5,
         }
     }
 }
@@ -116,14 +123,14 @@ struct Shared {
     /// Where the server lists its connections with their names, if what passes through is encrypted.
     list_at: Option<SocketAddr>,
     closing: AtomicBool,
-    modes: Mutex<[Mode; 4]>,
+    modes: Mutex<[Mode; 5]>,
     traps: Mutex<Vec<Trap>>,
     rewriting: Mutex<Option<(Target, Arc<Rewrite>)>>,
     conns: Mutex<Vec<Arc<Conn>>>,
     /// Stalled for themselves, whatever the mode.
     stalled: Mutex<Vec<Arc<Conn>>>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
-    opened: [AtomicUsize; 4],
+    opened: [AtomicUsize; 5],
     dropped: AtomicU64,
     held: AtomicU64,
 }
@@ -176,7 +183,7 @@ impl Proxy {
             server,
             list_at,
             closing: AtomicBool::new(false),
-            modes: Mutex::new([Mode::Pass; 4]),
+            modes: Mutex::new([Mode::Pass; 5]),
             traps: Mutex::default(),
             rewriting: Mutex::default(),
             conns: Mutex::default(),
