@@ -332,7 +332,7 @@ fn readers(server: &Server, table: &mut Table) {
                     &format!("{}:writer", rig::rw_channel(NAME)),
                     &format!("{{{NAME}}}:{owner}:rwlock_timeout:1"),
                 ],
-                &[&owner, "?", "0", "1000", &owner, "30000", ""],
+                &[&owner, "?", "0", "1000", "30000", ""],
             );
             move || {
                 let taken = ask(&mut connection, &acquire);

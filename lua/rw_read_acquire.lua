@@ -4,13 +4,12 @@
 -- KEYS[2]  note         see the prelude: of readers
 -- KEYS[3]  other        of writers
 -- KEYS[4]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
--- ARGV[1]  waiter       see the prelude
+-- ARGV[1]  owner        see the prelude: "<client uuid>:<number>", a number that never had a hold
 -- ARGV[2]  behind       see the prelude
 -- ARGV[3]  note_ms      see the prelude
 -- ARGV[4]  again_ms     see the prelude
--- ARGV[5]  owner        "<client uuid>:<number>", a number never used before
--- ARGV[6]  lease_ms     integer > 0; how long the hold lives unless renewed
--- ARGV[7]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
+-- ARGV[5]  lease_ms     integer > 0; how long the hold lives unless renewed
+-- ARGV[6]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
 --
 -- Returns  {1, n, ''}   taken, with a count of one; the lock would have ended in n ms before (-1: never, -2: free)
 --          {0, n, b}    not taken; ask again in n ms (-1: not known), behind b: a writer's lease runs out then, or a note
@@ -18,7 +17,7 @@
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
 --          be given one is not taken; a hash that is not a read-write lock, and a hold of another type, answered
 --          with a WRONGTYPE error; run twice it changes nothing more
-local owner, lease_ms, write_field = ARGV[5], ARGV[6], ARGV[7]
+local owner, lease_ms, write_field = ARGV[1], ARGV[5], ARGV[6]
 
 -- First, because these two refuse keys of another type.
 local mode = redis.call('hget', KEYS[1], 'mode')

@@ -3,6 +3,8 @@
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
 -- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- KEYS[4]  note      to undo an acquire: string: the waiter of this side that is noted. Its note is removed, and those
+--                    behind it are notified
 -- ARGV[1]  owner     "<client uuid>:<number>"
 -- ARGV[2]  prefix    what a hold's key has before its owner: "{lock}:"
 --
@@ -27,6 +29,10 @@ local FEW = 8
 -- First, because these two refuse keys of another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 redis.call('get', KEYS[3])
+if KEYS[4] and redis.call('get', KEYS[4]) == owner then
+  redis.call('del', KEYS[4])
+  redis.pcall('publish', KEYS[2], '1')
+end
 
 local count = redis.call('hlen', KEYS[1])
 local own_ms = count > FEW and redis.call('pttl', KEYS[3]) or 0

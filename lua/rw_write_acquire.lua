@@ -3,13 +3,12 @@
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  note      see the prelude: of writers
 -- KEYS[3]  other     of readers
--- ARGV[1]  waiter    see the prelude
+-- ARGV[1]  field     see the prelude: "<owner>:write", the owner's number never had a hold
 -- ARGV[2]  behind    see the prelude
 -- ARGV[3]  note_ms   see the prelude
 -- ARGV[4]  again_ms  see the prelude
--- ARGV[5]  field     "<owner>:write", the owner's number never used before
--- ARGV[6]  lease_ms  integer > 0; how long the hold lives unless renewed
--- ARGV[7]  prefix    what a hold's key has before its owner: "{lock}:"
+-- ARGV[5]  lease_ms  integer > 0; how long the hold lives unless renewed
+-- ARGV[6]  prefix    what a hold's key has before its owner: "{lock}:"
 --
 -- Returns  {1, -2, ''}  taken, with a count of one if it was not this owner's before
 --          {0, n, b}  not taken; ask again in n ms (-1: not known), behind b: a note runs out then, or the first of the
@@ -21,7 +20,7 @@
 --          the hash itself does not say), or that were not looked at; the hash never exists without a TTL: a
 --          lock that cannot be given one is not taken; a hash that is not a read-write lock, answered with a
 --          WRONGTYPE error; run twice it changes nothing more
-local field, lease_ms, prefix = ARGV[5], ARGV[6], ARGV[7]
+local field, lease_ms, prefix = ARGV[1], ARGV[5], ARGV[6]
 
 local function not_ours()
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
@@ -55,8 +54,9 @@ end
 
 if mode == 'read' then
   local count = redis.call('hlen', KEYS[1])
-  -- From a different place each time: nothing is left where an earlier call dropped the dead.
-  local cursor = string.match(field, '(%d%d?%d?%d?%d?%d?):write$') or '0'
+  -- From a different place each time, since nothing is left where an earlier call dropped the dead. The time that is left
+  -- is as good as a random number.
+  local cursor = string.format('%.0f', math.max(left_ms, 0))
   local living, unknown, dropped, soonest = false, false, false, math.huge
   while count > 1 and not living and not unknown do
     local fields

@@ -2,6 +2,8 @@
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
+-- KEYS[3]  note      to undo an acquire: string: the waiter of this side that is noted. Its note is removed, and those
+--                    behind it are notified
 -- ARGV[1]  field     "<owner>:write"
 --
 -- Returns  n >= 0    released; n processes were listening
@@ -13,6 +15,10 @@
 local field = ARGV[1]
 
 local mode = redis.call('hget', KEYS[1], 'mode')
+if KEYS[3] and redis.call('get', KEYS[3]) == field then
+  redis.call('del', KEYS[3])
+  redis.pcall('publish', KEYS[2], '1')
+end
 local released = mode == 'write' and redis.call('hdel', KEYS[1], field) == 1
 if released then
   if redis.call('hlen', KEYS[1]) > 1 then

@@ -3,7 +3,8 @@
 --
 -- KEYS[2]  note      string: the waiter of this side that is noted; lives until it counts as gone
 -- KEYS[3]  other     the same of the other side
--- ARGV[1]  waiter    "<client uuid>:<number>", the same in all requests of one that waits
+-- ARGV[1]  waiter    the field of the hold that it asks for; the same in all requests of a waiter, but new after one without
+--                    a reply
 -- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked, which goes first for as long
 --                    as it is noted; '?' if this one first asks now, '' if it is behind nobody
 -- ARGV[3]  note_ms   integer >= 0; how long its note lives, if it makes one
@@ -19,8 +20,7 @@ local other_ms = other and redis.call('pttl', KEYS[3]) + 1
 noted, other = noted_ms ~= 0 and noted, other_ms ~= 0 and other
 
 if behind == '?' then
-  -- One that is noted has asked before, and got no answer. Whoever is noted now may be behind it.
-  behind = noted ~= waiter and other or ''
+  behind = other or ''
 elseif behind ~= other then
   behind = ''
 end

@@ -75,12 +75,11 @@ impl Drop for Contender<'_> {
         if let Some((ahead, _)) = self.ahead.take() {
             self.session().connection.abandon(&ahead);
         }
+        // Before others are woken, so that they are not behind a waiter that has given up.
         self.give_up_place();
         if self.is_granted {
             return;
         }
-        // Before others are woken, so that they are not behind one that has given up.
-        self.give_up_note();
         let mut state = self.entry.lock();
         state.forget_place(self.listening.known_waiter());
         let next = state
@@ -158,31 +157,20 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Gives up its place, and with it whatever a request has brought whose answer has not come.
+    /// Gives up its place or its note, and with a place whatever a request has brought whose answer has not come.
     fn give_up_place(&mut self) {
-        if let Some(number) = self.place {
-            let (session, useful_until) = (self.session(), Instant::now() + UNDO_FOR);
-            let ticket = session.owners.id(number);
-            let release = self
-                .entry
-                .release(self.lock.mode, &ticket, useful_until, true);
-            session.connection.send_deferred(release);
-        }
-    }
-
-    /// Removes its note, if it gives up before its time is up: others would wait behind it.
-    fn give_up_note(&mut self) {
         let (session, now) = (self.session(), Instant::now());
-        let turn = self.turn.as_ref();
-        let noted = turn.and_then(|turn| turn.may_be_noted(now));
-        let Some(waiter) = noted else {
-            return;
+        // A note ends by itself after a `waiter_lease`.
+        let noted = || {
+            let number = self.turn.as_ref()?.noted(now)?;
+            Some((number, session.waiter_lease))
         };
-        let waiter = session.owners.id(waiter);
-        if let Some(request) = self.entry.protocol.withdraw(self.lock.mode, &waiter) {
-            let until = now + session.waiter_lease;
-            let withdrawal = self.entry.deferred(request, &waiter, until, true);
-            session.connection.send_deferred(withdrawal);
+        let known_by = self.place.map(|place| (place, UNDO_FOR)).or_else(noted);
+        if let Some((number, useful_for)) = known_by {
+            let owner = session.owners.id(number);
+            let mode = self.lock.mode;
+            let undo = self.entry.release(mode, &owner, now + useful_for, true);
+            session.connection.send_deferred(undo);
         }
     }
 
@@ -232,15 +220,18 @@ impl<'a> Contender<'a> {
     fn question(&mut self, asked: &mut Option<Arc<Hold>>) -> Attempt {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
-        let number = self.place.unwrap_or_else(|| session.owners.draw());
-        let owner = session.owners.id(number);
-        let waiter = self.turn.as_mut().map(|turn| turn.asks(number));
-        let waiter = waiter.map(|number| session.owners.id(number));
-        let under = self.under.as_ref().map(|hold| hold.owner());
-        let note = match (&self.turn, &waiter) {
-            (Some(turn), Some(waiter)) => turn.note(waiter, session.waiter_lease, Instant::now()),
-            _ => Note::NONE,
+        let draw = || session.owners.draw();
+        let number = match (self.place, &mut self.turn) {
+            (Some(place), _) => place,
+            (None, Some(turn)) => turn.take_number(draw),
+            (None, None) => draw(),
         };
+        let owner = session.owners.id(number);
+        let under = self.under.as_ref().map(|hold| hold.owner());
+        let turn = self.turn.as_ref();
+        let note = turn.map_or(Note::NONE, |turn| {
+            turn.note(session.waiter_lease, Instant::now())
+        });
         let mut request = self.entry.protocol.acquire(&AcquireArgs {
             mode,
             under: under.as_deref(),
@@ -312,7 +303,7 @@ impl<'a> Contender<'a> {
                     spin.was_refused(sent_at + left);
                 }
                 if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
-                    turn.is_behind(seen.behind);
+                    turn.set_behind(hold.number, seen.behind);
                 }
                 Ok(Reply::Busy(Busy {
                     retry_after: left,

@@ -1,8 +1,8 @@
-//! Whose turn it is among the readers and writers of several processes.
+//! The turns of the readers and writers of several processes.
 //!
-//! Who waits is behind the waiter of the other side that was noted in Redis when it first asked, and behind nobody else. So
-//! readers and writers take turns, and nobody waits for itself by way of others: whoever is noted asked earlier. The notes
-//! are made, looked at and removed by the scripts that ask for the lock (`lua/prelude/notes.lua`):
+//! A waiter is behind the waiter of the other side that was noted in Redis when it first asked, and behind nobody else. So
+//! readers and writers take turns, and no waiter is behind itself by way of others, since the noted one asked earlier. The
+//! scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
 //!               refused, nobody is noted: notes itself        granted; a note of readers by any reader's grant
@@ -13,6 +13,10 @@
 //! ```
 //!
 //! A note that its waiter does not prolong is gone after a `waiter_lease`, or when its call has to be over.
+//!
+//! A note is known by the number of the request that made it. A request without a reply is undone, and its note with it, and
+//! the next one has a new number: others may have come and gone since, so with the old number two waiters could be behind
+//! each other.
 
 #[cfg(test)]
 mod model;
@@ -27,12 +31,12 @@ use crate::protocol::owner::OwnerNumber;
 /// overlap a writer may wait for ever, and those behind it would, too.
 const PRECEDENCE: Duration = Duration::from_secs(10);
 
-/// Of one that waits: what it has told the others, and whom it has to let go first.
+/// The turn of one waiter: the number by which others know it, and the waiter that it lets go first.
 pub(crate) struct Turn {
-    /// By this number others know it, that of its first request.
-    waiter: Option<OwnerNumber>,
-    was_refused: bool,
+    /// The number of its last request, if that was refused.
+    refused: Option<OwnerNumber>,
     behind: String,
+    first_behind: &'static str,
     precedes_until: Instant,
     /// When its call is over, if it waits at all. Until then it leaves notes.
     waits_until: Option<Instant>,
@@ -41,11 +45,10 @@ pub(crate) struct Turn {
 impl Turn {
     pub(crate) fn new(wait: WaitMode, readers_first: bool, now: Instant) -> Self {
         let precedes_until = now + PRECEDENCE;
-        let behind = if readers_first { "" } else { Note::FIRST };
         Self {
-            waiter: None,
-            was_refused: false,
-            behind: behind.to_owned(),
+            refused: None,
+            behind: String::new(),
+            first_behind: if readers_first { "" } else { Note::FIRST },
             precedes_until,
             waits_until: wait
                 .asks_again()
@@ -53,21 +56,21 @@ impl Turn {
         }
     }
 
-    /// It asks with this number.
-    pub(crate) fn asks(&mut self, number: OwnerNumber) -> OwnerNumber {
-        *self.waiter.get_or_insert(number)
+    /// The number for the next request: the same after a refusal, and otherwise a `new` one, which counts as a newcomer's.
+    ///
+    /// A request without a reply is undone, and its note with it. With the
+    /// old number the next one could be behind a waiter that is behind that number.
+    pub(crate) fn take_number(&mut self, new: impl FnOnce() -> OwnerNumber) -> OwnerNumber {
+        self.refused.take().unwrap_or_else(|| {
+            self.behind = self.first_behind.to_owned();
+            new()
+        })
     }
 
-    /// What it says of itself; `waiter` is the text of what [`asks`](Self::asks) has returned.
-    pub(crate) fn note<'a>(
-        &'a self,
-        waiter: &'a str,
-        waiter_lease: Duration,
-        now: Instant,
-    ) -> Note<'a> {
+    /// The note that goes with the next request.
+    pub(crate) fn note(&self, waiter_lease: Duration, now: Instant) -> Note<'_> {
         let left = |until: Instant| until.saturating_duration_since(now);
         Note {
-            waiter,
             behind: if now < self.precedes_until {
                 &self.behind
             } else {
@@ -80,15 +83,16 @@ impl Turn {
         }
     }
 
-    /// It was refused, and is behind this one.
-    pub(crate) fn is_behind(&mut self, behind: String) {
-        (self.was_refused, self.behind) = (true, behind);
+    /// The request with this number was refused, and the waiter is behind another one.
+    pub(crate) fn set_behind(&mut self, number: OwnerNumber, behind: String) {
+        (self.refused, self.behind) = (Some(number), behind);
     }
 
-    /// The number in a note that it may leave behind if it gives up now.
-    pub(crate) fn may_be_noted(&self, now: Instant) -> Option<OwnerNumber> {
-        let waits = self.was_refused && self.waits_until.is_some_and(|until| now < until);
-        self.waiter.filter(|_| waits)
+    /// The number in a note that the waiter may leave behind if it gives up now. The undo of a request without a reply
+    /// removes the note of that one.
+    pub(crate) fn noted(&self, now: Instant) -> Option<OwnerNumber> {
+        let waits = self.waits_until.is_some_and(|until| now < until);
+        self.refused.filter(|_| waits)
     }
 }
 
@@ -106,12 +110,8 @@ mod tests {
         let until = |n| WaitMode::Until(Deadline::at(now + second(n)));
         let lives = |wait, at| {
             let mut turn = Turn::new(wait, false, now);
-            turn.asks(OwnerNumber(7));
-            turn.is_behind("u:3".to_owned());
-            let (note, noted) = (
-                turn.note("u:7", LEASE, now + at),
-                turn.may_be_noted(now + at),
-            );
+            turn.set_behind(OwnerNumber(7), "u:3".to_owned());
+            let (note, noted) = (turn.note(LEASE, now + at), turn.noted(now + at));
             assert_eq!(noted.is_some(), !note.lives.is_zero());
             (note.lives, note.behind == "u:3")
         };
@@ -129,14 +129,26 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_as_one_waiter_and_first_behind_whoever_is_noted() {
+    fn a_number_without_a_reply_is_not_asked_with_again() {
         let now = Instant::now();
-        let behind = |readers_first| {
-            let mut turn = Turn::new(WaitMode::Once, readers_first, now);
-            let waiters = [7, 8].map(|number| turn.asks(OwnerNumber(number)));
-            assert_eq!(waiters, [OwnerNumber(7); 2]);
-            turn.note("u:7", Duration::ZERO, now).behind.to_owned()
-        };
-        assert_eq!((&*behind(false), &*behind(true)), ("?", ""));
+        for (readers_first, newcomer) in [(false, "?"), (true, "")] {
+            let mut turn = Turn::new(WaitMode::Until(Deadline::NEVER), readers_first, now);
+            let mut last = 6;
+            let mut asks = |turn: &mut Turn| {
+                let number = turn.take_number(|| {
+                    last += 1;
+                    OwnerNumber(last)
+                });
+                let behind = turn.note(Duration::ZERO, now).behind.to_owned();
+                assert_eq!(turn.noted(now), None, "its undo removes the note");
+                (number.0, behind)
+            };
+            assert_eq!(asks(&mut turn), (7, newcomer.to_owned()));
+            assert_eq!(asks(&mut turn), (8, newcomer.to_owned()), "no reply");
+            turn.set_behind(OwnerNumber(8), "u:3".to_owned());
+            assert_eq!(turn.noted(now), Some(OwnerNumber(8)));
+            assert_eq!(asks(&mut turn), (8, "u:3".to_owned()), "refused");
+            assert_eq!(asks(&mut turn), (9, newcomer.to_owned()), "no reply");
+        }
     }
 }

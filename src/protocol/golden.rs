@@ -104,7 +104,6 @@ impl Golden {
             let whole = AcquireArgs {
                 under: Some("u:5"),
                 note: Note {
-                    waiter: "u:6",
                     behind: "u:3",
                     lives: Duration::from_secs(2),
                 },
@@ -148,11 +147,6 @@ impl Golden {
             self.request("acquire, new place", &protocol.acquire(&new));
             self.request("refresh", &request);
             self.fact("channel of u:6", &protocol.channel_of("u:6"));
-        }
-        for &mode in modes {
-            if let Some(request) = protocol.withdraw(mode, "u:6") {
-                self.request(&format!("withdraw {mode:?}"), &request);
-            }
         }
     }
 

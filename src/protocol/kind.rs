@@ -35,14 +35,13 @@ pub(crate) struct Kind {
     /// The channel on which releases of the lock with this key are announced.
     pub(super) channel: fn(&str) -> String,
     pub(super) acquire: fn(&Protocol, &AcquireArgs<'_>) -> Request,
-    pub(super) release: fn(&Protocol, Mode, &[u8]) -> Request,
+    pub(super) release: MakeRelease,
     /// `None`: an acquire is undone by a release.
-    pub(super) undo: Option<fn(&Protocol, &[u8]) -> Request>,
+    pub(super) undo: Option<MakeRelease>,
     pub(super) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
     pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
-    pub(super) withdraw: Option<fn(&Protocol, Mode, &str) -> Request>,
     pub(super) force: fn(&Protocol, &str, &str) -> Request,
     pub(super) state: fn(&Protocol) -> Request,
     pub(super) is_locked: fn(Mode, i64) -> bool,
@@ -100,7 +99,6 @@ impl Kind {
             renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
             renewed: |reply, _| script::renewed(reply).map(Some),
             refresh: None,
-            withdraw: None,
             force,
             // Refused for a key of another type, so that a stranger's key is never called a lock.
             state: |of| Request::command("asking for the lock", &["HLEN", of.key()]),
@@ -243,10 +241,10 @@ impl Protocol {
         (self.kind.release)(self, mode, owner)
     }
 
-    /// Undoes an acquire that is of no use, or whose outcome is unknown.
+    /// Undoes an acquire that is of no use, or whose outcome is unknown: its hold, and its note if it may have left one.
     pub(crate) fn undo(&self, mode: Mode, owner: &[u8]) -> Request {
         match self.kind.undo {
-            Some(undo) => undo(self, owner),
+            Some(undo) => undo(self, mode, owner),
             None => self.release(mode, owner),
         }
     }
@@ -290,13 +288,6 @@ impl Protocol {
         (self.kind.remaining)(self)
     }
 
-    /// Removes the note that a waiter may have left, if waiters of this kind leave notes.
-    pub(crate) fn withdraw(&self, mode: Mode, waiter: &str) -> Option<Request> {
-        self.kind
-            .withdraw
-            .map(|withdraw| withdraw(self, mode, waiter))
-    }
-
     pub(super) fn evidence(&self, mode: Mode, owner: &[u8]) -> Evidence {
         (self.kind.evidence)(self, mode, owner)
     }
@@ -306,6 +297,8 @@ impl Protocol {
         (self.kind.is_given_back_when_lost)(mode, reason)
     }
 }
+
+type MakeRelease = fn(&Protocol, Mode, &[u8]) -> Request;
 
 type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
@@ -400,8 +393,6 @@ impl<'a> AcquireArgs<'a> {
 /// What readers and writers tell each other: see `lua/prelude/notes.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note<'a> {
-    /// The same in all requests of a waiter.
-    pub(crate) waiter: &'a str,
     /// Who of the other side goes first; [`FIRST`](Self::FIRST) if it has not asked before.
     pub(crate) behind: &'a str,
     /// How long the note lives; not at all if that is zero.
@@ -413,7 +404,6 @@ impl Note<'_> {
 
     /// That of a lock without notes.
     pub(crate) const NONE: Self = Self {
-        waiter: "",
         behind: "",
         lives: Duration::ZERO,
     };

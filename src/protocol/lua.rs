@@ -22,7 +22,6 @@ macro_rules! scripts {
         RW_READ_RENEW = "rw_read_renew";
         RW_WRITE_ACQUIRE = "rw_write_acquire" after "readers" "notes";
         RW_WRITE_RELEASE = "rw_write_release";
-        RW_WITHDRAW = "rw_withdraw";
         RW_FORCE = "rw_force";
         RW_STATE = "rw_state";
         RED_ACQUIRE = "red_acquire";

@@ -11,7 +11,7 @@ pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
     acquire,
     // Without a message: nobody has seen a majority keep it.
-    undo: Some(|of, owner| {
+    undo: Some(|of, _, owner| {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
     }),

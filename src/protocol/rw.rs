@@ -13,12 +13,9 @@ pub(crate) static KIND: Kind = Kind {
     has_notes: true,
     channel: keys::rw_channel,
     acquire,
-    release,
+    release: |of, mode, owner| release(of, mode, owner, None),
+    undo: Some(|of, mode, owner| release(of, mode, owner, Some(&keys::rw_note(of.key(), mode)))),
     renew,
-    withdraw: Some(|of, mode, waiter| {
-        let keys = [&*keys::rw_note(of.key(), mode), &of.channel()];
-        Request::script("withdrawing a note", &script::RW_WITHDRAW, &keys, &[waiter])
-    }),
     keep: |of, mode, owner, span| match mode {
         Mode::Exclusive => keep_field(of.key(), None, &write_field(owner), span),
         Mode::Shared => keep_field(of.key(), Some(&hold_key(of, owner)), owner, span),
@@ -61,20 +58,12 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     let [lives, every, lease] = spans.map(|span| Digits::from(lease_ms(span)));
     let [read, write] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(of.key(), mode));
     let (key, note) = (of.key(), &args.note);
-    let (waiter, behind) = (note.waiter.as_bytes(), note.behind.as_bytes());
+    let behind = note.behind.as_bytes();
     let (lives, every, lease) = (lives.as_bytes(), every.as_bytes(), lease.as_bytes());
     match args.mode {
         Mode::Exclusive => {
             let (field, holds) = (write_field(args.owner), keys::rw_holds(key));
-            let args = [
-                waiter,
-                behind,
-                lives,
-                every,
-                &field,
-                lease,
-                holds.as_bytes(),
-            ];
+            let args = [&*field, behind, lives, every, lease, holds.as_bytes()];
             let keys = [key, &write, &read];
             Request::script(ACQUIRING, &script::RW_WRITE_ACQUIRE, &keys, &args)
         }
@@ -82,23 +71,26 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
             let (hold, owner) = (hold_key(of, args.owner), args.owner);
             let under = args.under.map(|under| write_field(under.as_bytes()));
             let under = under.unwrap_or_default();
-            let args = [waiter, behind, lives, every, owner, lease, &under];
+            let args = [owner, behind, lives, every, lease, &under];
             let keys = [key, &read, &write, &hold];
             Request::script(ACQUIRING, &script::RW_READ_ACQUIRE, &keys, &args)
         }
     }
 }
 
-fn release(of: &Protocol, mode: Mode, owner: &[u8]) -> Request {
-    let (key, channel) = (of.key(), of.channel());
+/// With the `note` of its side it undoes an acquire.
+fn release(of: &Protocol, mode: Mode, owner: &[u8], note: Option<&str>) -> Request {
+    let channel = of.channel();
+    let keys = [of.key(), &channel].into_iter();
     match mode {
         Mode::Exclusive => {
-            let (keys, field) = ([key, &channel], write_field(owner));
+            let (keys, field): (Vec<_>, _) = (keys.chain(note).collect(), write_field(owner));
             Request::script(RELEASING, &script::RW_WRITE_RELEASE, &keys, &[&field])
         }
         Mode::Shared => {
-            let keys = [key, &channel, &hold_key(of, owner)];
-            let holds = keys::rw_holds(key);
+            let hold = hold_key(of, owner);
+            let keys: Vec<_> = keys.chain([&*hold]).chain(note).collect();
+            let holds = keys::rw_holds(of.key());
             let args = [owner, holds.as_bytes()];
             Request::script(RELEASING, &script::RW_READ_RELEASE, &keys, &args)
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::thread::Scope;
 use std::time::{Duration, Instant};
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, RwLock};
 
+use crate::support::rw_scripts::{READ_ACQUIRE, WRITE_ACQUIRE};
 use crate::support::rwlock::{Actor, hash, hold_key};
+use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, LONG, Mode, Part, Proxy, SLACK, STRANGER, Server, Stops, Target, elsewhere,
     eventually, given, loosely, ms, open, open_with_lease, say, settings, timed, unique, within,
@@ -494,6 +497,128 @@ fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     }
     keeper.leaves();
     eventually("nothing is left", || server.keys().is_empty());
+}
+
+/// The server executes the next request at once, and does not ask for the text of its script.
+fn knows_the_scripts(actor: &Actor) {
+    actor.reads();
+    actor.leaves();
+    actor.writes();
+    actor.leaves();
+}
+
+/// Has `actor` wait for the lock, until it has asked twice: the second question comes when it listens.
+fn waits(server: &Server, actor: &Actor, writes: bool) -> Receiver<Instant> {
+    let asked = server.calls("evalsha");
+    let waiting = actor.begins(move |desk| {
+        match writes {
+            true => {
+                desk.write();
+            }
+            false => {
+                desk.read();
+            }
+        }
+        Instant::now()
+    });
+    eventually("it has asked twice", || {
+        server.calls("evalsha") >= asked + 2
+    });
+    waiting
+}
+
+// A reader whose reply is lost asks anew, and is behind the writer that has come since. The writer was behind the reader's
+// first number, whose note another reader's grant has removed.
+timed!(a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other);
+fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
+    let server = Server::start();
+    let name = unique("lost_reply");
+    let [lost, late] = [(); 2].map(|()| Proxy::start(server.addr()));
+    let urls = [server.url(), lost.url(), late.url(), server.url()];
+    // Notes outlive the test, and the silence of a connection is not noticed.
+    let config = |url| {
+        Config::new(url)
+            .waiter_lease(LONG)
+            .response_timeout(3 * LONG)
+    };
+    let clients = urls.map(|url| Client::open(config(url)).unwrap());
+    let [holder, reader, other, writer] = clients.map(|client| Actor::new(client.rwlock(&name)));
+    knows_the_scripts(&other);
+    holder.writes();
+    let trap = lost.swallow_reply_on(Target::Link, sha(READ_ACQUIRE));
+    let reads = reader.begins(|desk| {
+        desk.read();
+    });
+    eventually("the reader is noted", || {
+        trap.fired() && is_noted(&server, &name, "reader")
+    });
+    let other_reads = waits(&server, &other, false);
+    late.set(Target::Subscriber, Mode::Stall);
+    let writes = waits(&server, &writer, true);
+    // The writer asks first, and the other reader hears of the release later.
+    let asked = server.calls("evalsha");
+    holder.leaves();
+    eventually("the writer has asked again", || {
+        server.calls("evalsha") >= asked + 2
+    });
+    late.pass();
+    other_reads.recv_timeout(LONG).unwrap();
+    assert!(!is_noted(&server, &name, "reader"));
+    lost.cut(Target::Link);
+    eventually("the reader is noted again", || {
+        is_noted(&server, &name, "reader")
+    });
+    let free_since = Instant::now();
+    other.leaves();
+    let took = writes.recv_timeout(LONG).unwrap() - free_since;
+    assert!(took < loosely(BY_MESSAGE), "{took:?}");
+    writer.leaves();
+    reads.recv_timeout(LONG).unwrap();
+    reader.leaves();
+    eventually("nothing is left", || server.keys().is_empty());
+}
+
+// A waiter that has no answer yet is noted as well.
+timed!(who_gives_up_before_the_first_answer_is_in_nobodys_way);
+fn who_gives_up_before_the_first_answer_is_in_nobodys_way() {
+    for writes in [false, true] {
+        let server = Server::start();
+        let name = unique("no_answer");
+        let proxy = Proxy::start(server.addr());
+        let [holder, next] = [(); 2].map(|()| Actor::new(open(&server).rwlock(&name)));
+        let client = Client::open(Config::new(proxy.url()).waiter_lease(LONG)).unwrap();
+        let token = CancelToken::new();
+        let gone = Actor::new(client.rwlock(&name).cancel_on(&token));
+        let (acquire, side) = match writes {
+            true => (WRITE_ACQUIRE, "writer"),
+            false => (READ_ACQUIRE, "reader"),
+        };
+        knows_the_scripts(&holder);
+        let trap = proxy.swallow_reply_on(Target::Link, sha(acquire));
+        // Below a reader only the note is in the way of the next one; a writer has to leave first.
+        match writes {
+            true => holder.reads(),
+            false => holder.writes(),
+        };
+        let gives_up = gone.begins(move |desk| match writes {
+            true => desk.lock.write().map(drop),
+            false => desk.lock.read().map(drop),
+        });
+        eventually("it is noted", || {
+            trap.fired() && is_noted(&server, &name, side)
+        });
+        let waiting = waits(&server, &next, !writes);
+        token.cancel();
+        assert!(gives_up.recv_timeout(LONG).unwrap().is_err());
+        let mut free_since = Instant::now();
+        if !writes {
+            holder.leaves();
+            free_since = Instant::now();
+        }
+        let came = waiting.recv_timeout(LONG).unwrap();
+        let took = came.saturating_duration_since(free_since);
+        assert!(took < loosely(BY_MESSAGE), "{side}: {took:?}");
+    }
 }
 
 /// Two threads of a Redisson client, one of which always reads: each comes when the other is to leave.

@@ -14,23 +14,13 @@ const HOLD: &str = "lock channel prefix+$1+:rwlock_timeout:1";
 
 /// Those that `ask` leave a note for so long, and were behind the second word; `below` is below a write hold.
 const CALLS: &[Call] = &[
-    (
-        "read",
-        lua::RW_READ_ACQUIRE,
-        READ,
-        "$1 '' 0 20s $1 $2:30s ''",
-    ),
-    (
-        "below",
-        lua::RW_READ_ACQUIRE,
-        READ,
-        "$1 ? 0 20s $1 $3:30s $2",
-    ),
+    ("read", lua::RW_READ_ACQUIRE, READ, "$1 '' 0 20s $2:30s ''"),
+    ("below", lua::RW_READ_ACQUIRE, READ, "$1 ? 0 20s $3:30s $2"),
     (
         "ask_read",
         lua::RW_READ_ACQUIRE,
         READ,
-        "$1 $2 $3:0 20s $1 90s ''",
+        "$1 $2 $3:0 20s 90s ''",
     ),
     ("leave", lua::RW_READ_RELEASE, HOLD, "$1 prefix"),
     ("renew", lua::RW_READ_RENEW, HOLD, "$1 $2:30s"),
@@ -38,18 +28,29 @@ const CALLS: &[Call] = &[
         "write",
         lua::RW_WRITE_ACQUIRE,
         WRITE,
-        "$1 '' 0 20s $1 $2:30s prefix",
+        "$1 '' 0 20s $2:30s prefix",
     ),
     (
         "ask_write",
         lua::RW_WRITE_ACQUIRE,
         WRITE,
-        "$1 $2 $3:0 20s $1 90s prefix",
+        "$1 $2 $3:0 20s 90s prefix",
     ),
     ("end", lua::RW_WRITE_RELEASE, "lock channel", "$1"),
     ("renew_write", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
     ("force", lua::RW_FORCE, "lock channel $1", "30s"),
-    ("withdraw", lua::RW_WITHDRAW, "writers channel", "$1"),
+    (
+        "undo_read",
+        lua::RW_READ_RELEASE,
+        "lock channel prefix+$1+:rwlock_timeout:1 readers",
+        "$1 prefix",
+    ),
+    (
+        "undo_write",
+        lua::RW_WRITE_RELEASE,
+        "lock channel writers",
+        "$1",
+    ),
     ("state", lua::RW_STATE, "lock", ""),
 ];
 
@@ -189,9 +190,6 @@ const TABLE: &[Table] = &[
             "DEL lock             |          | readers=b@40s",
             "ask_write v ? 40s    | 0 20s b  | readers=b@40s writers=v@40s",
             "ask_read b x 40s     | 1 -2 ''  | b.1=1@90s lock{b:1 mode:read}@90s writers=v@40s",
-            // One that asks again as if for the first time is behind nobody that came since.
-            "SET readers a PX 40s |          | b.1=1@90s lock{b:1 mode:read}@90s readers=a@40s writers=v@40s",
-            "ask_write v ? 40s    | 0 20s ''",
         ],
     ),
     (
@@ -202,12 +200,22 @@ const TABLE: &[Table] = &[
         ],
     ),
     (
-        "one who gives up removes its own note, and notifies those behind it",
+        "undoing an acquire removes its own note as well, and notifies those behind it",
         &[
-            "SET writers a PX 40s |    | writers=a@40s",
-            "withdraw b           | -1",
-            "withdraw a           | 1  | nothing | 1",
-            "withdraw a           | -1",
+            "SET writers w PX 40s |         | writers=w@40s",
+            "undo_write v         | -1      | = | 1",
+            "end w                | -1      | = | 1",
+            "undo_write w         | -1      | nothing | 1 1",
+            "undo_write w         | -1      | = | 1",
+            "write v              | 1 -2 '' | lock{mode:write v:1}@30s",
+            "ask_read a ? 40s     | 0 20s '' | lock{mode:write v:1}@30s readers=a@40s",
+            "ask_write w ? 40s    | 0 20s a | lock{mode:write v:1}@30s readers=a@40s writers=w@40s",
+            "undo_read b          | -2",
+            "undo_read a          | -2      | lock{mode:write v:1}@30s writers=w@40s | 1",
+            "undo_write w         | -2      | lock{mode:write v:1}@30s | 1",
+            "undo_write v         | 1       | nothing | 1",
+            "read a               | 1 -2 '' | a.1=1@30s lock{a:1 mode:read}@30s",
+            "undo_read a          | 1       | nothing | 0",
         ],
     ),
     (
@@ -763,7 +771,7 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
         stage.says("read a");
         server.cli(&["DEL", &own]);
         eventually("the writer is in", || {
-            let args = [&*field, "", "0", "1", &field, "30000", &prefix];
+            let args = [&*field, "", "0", "1", "30000", &prefix];
             let keys = ["orders", &writers, &readers];
             let (lives, (taken, left, _), _): (bool, (bool, i64, String), bool) =
                 run(&mut stage.con, &write, &keys, &args).unwrap();

@@ -642,7 +642,7 @@ impl Op {
                 evalsha(
                     READ_ACQUIRE,
                     &[NAME, &note, &other, &key(who, 1)],
-                    &[owner, behind, "0", "1", owner, lease, &below],
+                    &[owner, behind, "0", "1", lease, &below],
                 )
             }
             Self::ReadRelease(who) => evalsha(
@@ -661,7 +661,7 @@ impl Op {
                 evalsha(
                     WRITE_ACQUIRE,
                     &[NAME, &note, &other],
-                    &[field, "?", "0", "1", field, lease, &prefix],
+                    &[field, "?", "0", "1", lease, &prefix],
                 )
             }
             Self::WriteRelease(who) => evalsha(WRITE_RELEASE, &[NAME, &channel], &[&writer(who)]),
