@@ -1,4 +1,4 @@
-//! What a program runs under.
+//! The hold under which a program runs.
 
 use crossbeam_channel::Receiver;
 use redlatch::{Loss, Result};
@@ -7,20 +7,33 @@ use redlatch::{Loss, Result};
 pub(crate) trait Held {
     fn lost(&self) -> &Receiver<Loss>;
 
-    /// Releases it, and waits for the answer.
+    fn is_valid(&self) -> bool;
+
+    /// The owner as Redis shows it; of a permit its id.
+    fn owner(&self) -> &str;
+
+    /// Releases the hold and waits for the reply.
     fn release(self: Box<Self>) -> Result<()>;
 
-    /// Its fencing token.
+    /// The fencing token.
     fn token(&self) -> Option<u64> {
         None
     }
 }
 
 macro_rules! held {
-    ($($guard:ident by $release:ident $(with $token:ident)?;)+) => {$(
+    ($($guard:ident of $owner:ident by $release:ident $(with $token:ident)?;)+) => {$(
         impl Held for redlatch::$guard {
             fn lost(&self) -> &Receiver<Loss> {
                 Self::lost(self)
+            }
+
+            fn is_valid(&self) -> bool {
+                Self::is_valid(self)
+            }
+
+            fn owner(&self) -> &str {
+                Self::$owner(self)
             }
 
             fn release(self: Box<Self>) -> Result<()> {
@@ -35,12 +48,12 @@ macro_rules! held {
 }
 
 held! {
-    MutexGuard by unlock;
-    FairMutexGuard by unlock;
-    FencedLockGuard by unlock with token;
-    RwLockReadGuard by unlock;
-    RwLockWriteGuard by unlock;
-    ExpirablePermit by release;
+    MutexGuard of owner by unlock;
+    FairMutexGuard of owner by unlock;
+    FencedLockGuard of owner by unlock with token;
+    RwLockReadGuard of owner by unlock;
+    RwLockWriteGuard of owner by unlock;
+    ExpirablePermit of id by release;
 }
 
 /// A hold, if it was granted.

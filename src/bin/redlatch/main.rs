@@ -3,19 +3,30 @@
 #[cfg(unix)]
 mod held;
 #[cfg(unix)]
+mod job;
+#[cfg(unix)]
 mod options;
 #[cfg(unix)]
 mod run;
 #[cfg(unix)]
+mod say;
+#[cfg(unix)]
 mod show;
+#[cfg(unix)]
+#[path = "../../shown.rs"]
+mod shown;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
-    options::main()
+    match std::env::args_os().next() {
+        Some(name) if name == job::GUARDIAN => job::guard(),
+        _ => options::main(),
+    }
 }
 
 #[cfg(not(unix))]
 fn main() -> std::process::ExitCode {
-    eprintln!("redlatch: the command runs on Unix only");
+    use std::io::Write as _;
+    writeln!(std::io::stderr(), "redlatch: the command runs on Unix only").ok();
     std::process::ExitCode::from(69)
 }

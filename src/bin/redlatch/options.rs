@@ -1,29 +1,39 @@
-//! What the command takes, and its exit statuses.
+//! Options, and exit statuses.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use redlatch::{Client, Config, Error};
 
+use crate::say::{print, say};
 use crate::{run, show};
 
-/// Somebody else has the lock: `EX_TEMPFAIL`.
+/// The name is free.
+pub(crate) const FREE: u8 = 1;
+/// The lock is held by somebody else: `EX_TEMPFAIL`.
 pub(crate) const BUSY: u8 = 75;
-/// Redis is away, or refuses: `EX_UNAVAILABLE`.
+/// Redis is unreachable, or rejects the command: `EX_UNAVAILABLE`.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The lock was lost while the program ran: `EX_SOFTWARE`.
 pub(crate) const LOST: u8 = 70;
 /// A setting or a name cannot work: `EX_USAGE`.
 pub(crate) const USAGE: u8 = 64;
 
+const HELP: &str = "\
+Exit statuses:
+  run     that of the program, 128 + N if signal N ended it; 126, 127 it cannot be started;
+          75 somebody else has the lock, 70 the lock was lost
+  who     0 held, 1 free
+  unlock  0 taken away, 1 nobody holds it, 75 somebody else holds it
+  check   0 fit for locks, 69 not
+  all     64 wrong use, 69 Redis is unreachable or rejects the command
+
+A SPAN is a number and ms, s, m or h: 500ms, 30s, 5m, 2h. Without a unit, seconds.";
+
 /// Locks in Redis, for shells and for people.
 #[derive(Parser)]
-#[command(
-    version,
-    about = "Locks in Redis, for shells and for people",
-    after_help = "Exit statuses: that of the command of `run`; 75 busy, 70 lost, 69 no Redis, 64 wrong use."
-)]
+#[command(version, about = "Locks in Redis, for shells and for people", after_help = HELP)]
 struct Options {
     /// Where Redis is: redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://
     #[arg(
@@ -34,10 +44,10 @@ struct Options {
         hide_env_values = true
     )]
     url: String,
-    /// What is put before every name to make its key
+    /// Text in front of every name to make its key
     #[arg(long, env = "REDLATCH_PREFIX", default_value = "", global = true)]
     prefix: String,
-    /// The CA of a rediss:// server, as a PEM file; the system's otherwise
+    /// The CA of a rediss:// server, as a PEM file; by default those of the system
     #[cfg(feature = "tls")]
     #[arg(long, env = "REDLATCH_CA", value_name = "FILE", global = true)]
     ca: Option<std::path::PathBuf>,
@@ -47,10 +57,12 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Run a program while holding a lock
+    /// Run a program while holding a lock; waits for it without a limit unless -n or -w is given
+    #[command(after_help = HELP)]
     Run(Run),
-    /// Show who holds a name, and who waits for it
+    /// Show who holds a name, and who waits for it: status 0 if held, 1 if free
     Who {
+        /// The name of a lock or semaphore
         name: String,
         #[command(flatten)]
         form: Form,
@@ -65,34 +77,41 @@ enum Action {
     },
     /// Show who holds a name again and again, until interrupted
     Watch {
+        /// The name of a lock or semaphore
         name: String,
         /// How often
-        #[arg(short, long, default_value = "1s", value_parser = span)]
+        #[arg(short, long, default_value = "1s", value_parser = span, value_name = "SPAN")]
         interval: Duration,
     },
-    /// Take a name from whoever holds it
+    /// Take a name from its holder: status 0 if taken away, 1 if nobody holds it
+    #[command(group(ArgGroup::new("whose").required(true).args(["owner", "force"])))]
     Unlock {
+        /// The name of a lock or semaphore
         name: String,
         /// Only if this owner still has it: <id>:<number>, as `who` shows it
-        #[arg(long, required_unless_present = "force", conflicts_with = "force")]
+        #[arg(long)]
         owner: Option<String>,
-        /// Whoever has it; asks first on a terminal
+        /// From every holder; asks first on a terminal
         #[arg(long)]
         force: bool,
     },
-    /// Check whether the servers are fit for locks, and what the user may do
+    /// Set how many may hold a semaphore at once, whatever was set before
+    Permits {
+        /// The name of the semaphore, as in `run --permits`
+        name: String,
+        /// How many; if more are taken, nobody loses one
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        permits: u32,
+    },
+    /// Check whether locks can be taken, and settings and rights are fit for them
     Check {
         #[command(flatten)]
         form: Form,
     },
     /// Print completions for a shell
-    Completions { shell: clap_complete::Shell },
-    /// Become the program, and die with the one that has started it
-    #[command(hide = true)]
-    Become {
-        parent: i32,
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
-        command: Vec<std::ffi::OsString>,
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
     },
 }
 
@@ -108,7 +127,7 @@ pub(crate) struct Run {
     /// Give up at once if somebody has it
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Give up after this long
+    /// Give up after this long; also waits for a Redis that cannot be reached
     #[arg(short, long, value_parser = span, value_name = "SPAN")]
     pub(crate) wait: Option<Duration>,
     /// Share it with others that share it: a read-write lock, to read
@@ -123,10 +142,10 @@ pub(crate) struct Run {
     /// With a number that rises with each holder, in `REDLATCH_TOKEN`
     #[arg(long, conflicts_with = "permits")]
     pub(crate) fenced: bool,
-    /// At most so many at once
+    /// At most so many at once, the same number for all; the verb `permits` changes it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["at_least", "max_hold"])]
     pub(crate) permits: Option<u32>,
-    /// How long the lock outlives this process
+    /// How long the lock outlives this process if it is killed
     #[arg(long, value_parser = span, default_value = "30s", value_name = "SPAN")]
     pub(crate) lease: Duration,
     /// The longest that the program may have it
@@ -135,12 +154,16 @@ pub(crate) struct Run {
     /// Keep the name until this long after the grant, even if the program ends sooner
     #[arg(long, value_parser = span, value_name = "SPAN")]
     pub(crate) at_least: Option<Duration>,
-    /// After a loss the program gets TERM, and KILL this long after
+    /// After TERM, or a loss of the lock, processes of the job that remain get KILL this much later
     #[arg(long, value_parser = span, default_value = "10s", value_name = "SPAN")]
     pub(crate) grace: Duration,
     /// The exit status if somebody else has it
     #[arg(short = 'E', long, default_value_t = BUSY, value_name = "STATUS")]
     pub(crate) conflict_exit_code: u8,
+    /// Print nothing if somebody else has it
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// The name of the lock: any text. All that name the same Redis, prefix and name exclude each other
     pub(crate) name: String,
     /// The program and its arguments
     #[arg(last = true, required = true)]
@@ -155,18 +178,30 @@ fn span(text: &str) -> Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err("it is a number and ms, s, m or h".into()),
+        _ => return Err("not a number and ms, s, m or h".into()),
     };
     let number: f64 = digits
         .parse()
-        .map_err(|_| "it is a number and ms, s, m or h")?;
+        .map_err(|_| "not a number and ms, s, m or h")?;
     Duration::try_from_secs_f64(number * unit).map_err(|err| err.to_string())
 }
 
 /// Why the command ends without having done what it was asked for.
 pub(crate) struct Failure {
     pub(crate) status: u8,
+    /// Empty if there is nothing to say.
     pub(crate) why: String,
+    pub(crate) is_retryable: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(status: u8, why: String) -> Self {
+        Self {
+            status,
+            why,
+            is_retryable: false,
+        }
+    }
 }
 
 impl From<Error> for Failure {
@@ -179,30 +214,35 @@ impl From<Error> for Failure {
         Self {
             status,
             why: err.to_string(),
+            is_retryable: err.is_retryable(),
         }
     }
 }
 
 impl From<std::io::Error> for Failure {
     fn from(err: std::io::Error) -> Self {
-        let status = UNAVAILABLE;
-        Self {
-            status,
-            why: err.to_string(),
-        }
+        Self::new(UNAVAILABLE, err.to_string())
     }
 }
 
 pub(crate) fn main() -> ExitCode {
-    let options = match Options::try_parse() {
-        Ok(options) => options,
+    let done = match Options::try_parse() {
+        Ok(options) => act(options),
         Err(err) => {
-            // Also what it is asked for by --help.
-            let status = if err.use_stderr() { USAGE } else { 0 };
+            // `--help` and `--version` are errors here, too.
             err.print().ok();
-            return ExitCode::from(status);
+            Ok(if err.use_stderr() { USAGE } else { 0 })
         }
     };
+    ExitCode::from(done.unwrap_or_else(|Failure { status, why, .. }| {
+        if !why.is_empty() {
+            say(why);
+        }
+        status
+    }))
+}
+
+fn act(options: Options) -> Result<u8, Failure> {
     let config = Config::new(options.url).key_prefix(options.prefix);
     #[cfg(feature = "tls")]
     let config = match options.ca {
@@ -210,39 +250,21 @@ pub(crate) fn main() -> ExitCode {
         None => config,
     };
     let open = |label: &str| Client::open(config.clone().label(label));
-    let done = match options.action {
-        Action::Run(its) => run::run(config, &its),
-        Action::Become { parent, command } => run::become_command(parent, &command),
-        Action::Who { name, form } => open("who")
-            .map_err(Failure::from)
-            .and_then(|client| show::who(&client, &name, form)),
-        Action::Ls { pattern, form } => open("ls")
-            .map_err(Failure::from)
-            .and_then(|client| show::ls(&client, &pattern, form)),
-        Action::Watch { name, interval } => open("watch")
-            .map_err(Failure::from)
-            .and_then(|client| show::watch(&client, &name, interval)),
-        Action::Unlock { name, owner, .. } => open("unlock")
-            .map_err(Failure::from)
-            .and_then(|client| show::unlock(&client, &name, owner.as_deref())),
-        Action::Check { form } => open("check")
-            .map_err(Failure::from)
-            .and_then(|client| show::check(&client, form)),
-        Action::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Options::command(),
-                "redlatch",
-                &mut std::io::stdout(),
-            );
-            Ok(0)
+    match options.action {
+        Action::Run(run) => run::run(config, &run),
+        Action::Who { name, form } => show::who(&open("who")?, &name, form),
+        Action::Ls { pattern, form } => show::ls(&open("ls")?, &pattern, form),
+        Action::Watch { name, interval } => show::watch(&open("watch")?, &name, interval),
+        Action::Unlock { name, owner, .. } => {
+            show::unlock(&open("unlock")?, &name, owner.as_deref())
         }
-    };
-    match done {
-        Ok(status) => ExitCode::from(status),
-        Err(Failure { status, why }) => {
-            eprintln!("redlatch: {why}");
-            ExitCode::from(status)
+        Action::Permits { name, permits } => show::permits(&open("permits")?, &name, permits),
+        Action::Check { form } => show::check(&Client::open(config.lazy().label("check"))?, form),
+        Action::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Options::command(), "redlatch", &mut text);
+            print(String::from_utf8_lossy(&text).trim_end())?;
+            Ok(0)
         }
     }
 }

@@ -1,240 +1,230 @@
 //! Runs a program while holding a lock.
 
-use std::ffi::OsString;
-use std::io::IsTerminal as _;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, getppid};
+use crossbeam_channel::{Sender, unbounded};
+use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, Error};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::held::{Held, boxed};
-use crate::options::{Failure, LOST, Run, UNAVAILABLE};
+use crate::job::Job;
+use crate::options::{Failure, LOST, Run, UNAVAILABLE, USAGE};
+use crate::say::say;
+use crate::shown::Shown;
 
-/// What the shell says of a program that a signal has ended.
-fn status_of(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(UNAVAILABLE)
-}
+/// Signals that end a wait. Once the program runs, they are its own.
+const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
-/// The signals that come from now on. While nothing runs the first of them cancels the wait.
-fn signals(waiting: &CancelToken) -> Result<Receiver<i32>, Failure> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD])?;
-    let (sender, receiver) = unbounded();
-    let waiting = waiting.clone();
+/// Signals that matter only while the program runs.
+const RUNNING: [i32; 4] = [SIGTSTP, SIGCONT, SIGWINCH, SIGCHLD];
+
+/// How long to wait after an error before the next attempt.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long to wait for the reply to the last release.
+const CLOSING: Duration = Duration::from_secs(3);
+
+/// Sends signals to a channel from now on. A signal that was ignored when this process started, as HUP is under `nohup`,
+/// stays ignored, here and in the program. Only Linux tells which.
+fn listen(
+    signals: &[i32],
+    sender: &Sender<i32>,
+    heard: impl Fn() + Send + 'static,
+) -> Result<(), Failure> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let is_ignored = |signal: i32| mask.unwrap_or(0) >> (signal - 1) & 1 == 1;
+    let needed = |signal: &&i32| [SIGCHLD, SIGCONT].contains(*signal) || !is_ignored(**signal);
+    let mut handled = Signals::new(signals.iter().filter(needed))?;
+    let sender = sender.clone();
     std::thread::spawn(move || {
-        for signal in signals.forever() {
-            if signal != SIGCHLD {
-                waiting.cancel();
-            }
-            if sender.send(signal).is_err() {
-                return;
-            }
+        for signal in handled.forever() {
+            heard();
+            sender.send(signal).ok();
         }
     });
-    Ok(receiver)
+    Ok(())
 }
 
-pub(crate) fn run(config: Config, its: &Run) -> Result<u8, Failure> {
+pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
+    let (sender, signals) = unbounded();
     let waiting = CancelToken::new();
-    let signals = signals(&waiting)?;
-    let client = Client::open(config.lease(its.lease).label("run"))?;
-    let held = match take(&client, its, &waiting) {
+    let token = waiting.clone();
+    listen(&ENDING, &sender, move || token.cancel())?;
+    let config = config.lease(options.lease).label("run");
+    let client = Client::open(match options.wait {
+        // A Redis that cannot be reached yet is waited for as well.
+        Some(_) => config.lazy(),
+        None => config,
+    })?;
+    let held = match take(&client, options, &waiting) {
+        _ if waiting.is_cancelled() => {
+            // A hold that was granted just before is released.
+            client.close(CLOSING).ok();
+            return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
+        }
         Ok(Some(held)) => held,
         Ok(None) => {
-            say_who(&client, its, "busy:");
-            return Ok(its.conflict_exit_code);
+            say_who(&client, options, "busy:");
+            return Ok(options.conflict_exit_code);
         }
-        Err(Error::Cancelled) => {
-            let signal = signals.try_iter().find(|signal| *signal != SIGCHLD);
-            return Ok(u8::try_from(128 + signal.unwrap_or(SIGTERM)).unwrap_or(UNAVAILABLE));
-        }
-        Err(err) => return Err(err.into()),
+        Err(failure) => return Err(failure),
     };
-    let child = start(its, held.token())?;
-    let (status, was_lost) = attend(child, &*held, &signals, its.grace)?;
-    let released = held.release();
-    // So that nothing is left behind, whatever has become of the release.
-    client.close(Duration::from_secs(3)).ok();
-    match released {
-        _ if was_lost => Ok(LOST),
-        Err(Error::Lost { reason, .. }) => {
-            eprintln!(
-                "redlatch: `{}` was lost before the command ended: {reason}",
-                its.name
-            );
-            Ok(LOST)
-        }
+    listen(&RUNNING, &sender, || {})?;
+    let mut job = match Job::start(options, held.token()) {
+        Ok(job) => job,
         Err(err) => {
-            eprintln!("redlatch: {err}");
-            Ok(status_of(status))
+            if options.at_least.is_some() {
+                // Released like any other hold, the name would be kept for that time.
+                client.force_unlock_owner(&options.name, held.owner()).ok();
+            }
+            return Err(not_started(options, &err));
         }
-        Ok(()) => Ok(status_of(status)),
+    };
+    let ended = job.attend(&*held, &signals, options);
+    let released = held.release();
+    // Waits for the release, whatever came of it so far.
+    client.close(CLOSING).ok();
+    let was_lost = job.was_lost;
+    drop(job);
+    if was_lost {
+        return Ok(LOST);
     }
+    match released {
+        Err(Error::Lost { reason, .. }) => {
+            let name = Shown(&options.name);
+            say(format_args!(
+                "`{name}` was lost before the command ended: {reason}"
+            ));
+            return Ok(LOST);
+        }
+        Err(err) => say(err),
+        Ok(()) => {}
+    }
+    if ended.signal == Some(Signal::SIGINT) {
+        end_by(SIGINT);
+    }
+    Ok(u8::try_from(ended.status).unwrap_or(UNAVAILABLE))
+}
+
+/// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see that.
+fn end_by(signal: i32) -> u8 {
+    if signal == SIGINT {
+        emulate_default_handler(SIGINT).ok();
+    }
+    u8::try_from(128 + signal).unwrap_or(UNAVAILABLE)
+}
+
+fn not_started(options: &Run, err: &std::io::Error) -> Failure {
+    let status = match err.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    Failure::new(status, format!("{}: {err}", options.command[0].display()))
 }
 
 /// Takes the lock, and says who has it if that takes waiting.
 fn take(
     client: &Client,
-    its: &Run,
+    options: &Run,
     waiting: &CancelToken,
-) -> redlatch::Result<Option<Box<dyn Held>>> {
-    let wait = match its.nonblock {
+) -> Result<Option<Box<dyn Held>>, Failure> {
+    let wait = match options.nonblock {
         true => Some(Duration::ZERO),
-        false => its.wait,
+        false => options.wait,
     };
-    let began = Instant::now();
-    let first = attempt(client, its, waiting, Some(Duration::ZERO))?;
-    if first.is_some() || wait == Some(Duration::ZERO) {
-        return Ok(first);
+    // A limit that no clock can show is none.
+    let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+    let left = || {
+        deadline.map_or(Duration::MAX, |at| {
+            at.saturating_duration_since(Instant::now())
+        })
+    };
+    let mut is_said = wait == Some(Duration::ZERO) || options.quiet;
+    // Zero would be one attempt of any length.
+    let mut limit = match options.wait {
+        Some(wait) => wait.min(PAUSE),
+        None => Duration::ZERO,
+    };
+    loop {
+        let taken = attempt(client, options, waiting, limit);
+        match &taken {
+            Ok(None) if !left().is_zero() => {
+                if !std::mem::replace(&mut is_said, true) {
+                    say_who(client, options, "waiting for");
+                }
+            }
+            Err(failure) if options.wait.is_some() && failure.is_retryable && !left().is_zero() => {
+                if !std::mem::replace(&mut is_said, true) {
+                    say(format_args!("waiting: {}", failure.why));
+                }
+                std::thread::sleep(PAUSE.min(left()));
+            }
+            _ => return taken,
+        }
+        limit = left();
     }
-    say_who(client, its, "waiting for");
-    let left = wait.map(|wait| wait.saturating_sub(began.elapsed()));
-    attempt(client, its, waiting, left)
 }
 
 fn attempt(
     client: &Client,
-    its: &Run,
+    options: &Run,
     waiting: &CancelToken,
-    wait: Option<Duration>,
-) -> redlatch::Result<Option<Box<dyn Held>>> {
-    // What the clock cannot tell is no limit.
-    let wait = wait.unwrap_or(Duration::MAX);
-    if let Some(permits) = its.permits {
-        let semaphore = client.expirable_semaphore(&its.name).cancel_on(waiting);
-        semaphore.try_set_permits(permits)?;
-        return boxed(semaphore.try_acquire_for(wait));
+    wait: Duration,
+) -> Result<Option<Box<dyn Held>>, Failure> {
+    let name = &options.name;
+    if let Some(permits) = options.permits {
+        let semaphore = client.expirable_semaphore(name).cancel_on(waiting);
+        if !semaphore.try_set_permits(permits)? {
+            let set = semaphore.permits()?;
+            if set != i64::from(permits) {
+                let name = Shown(name);
+                let why = format!(
+                    "`{name}` is set to {set} at once, not {permits}; `redlatch permits {name} {permits}` changes that"
+                );
+                return Err(Failure::new(USAGE, why));
+            }
+        }
+        return Ok(boxed(semaphore.try_acquire_for(wait))?);
     }
     macro_rules! take {
         ($lock:ident, $take:ident) => {{
-            let mut lock = client.$lock(&its.name).cancel_on(waiting);
-            if let Some(span) = its.max_hold {
+            let mut lock = client.$lock(name).cancel_on(waiting);
+            if let Some(span) = options.max_hold {
                 lock = lock.max_hold(span);
             }
-            if let Some(span) = its.at_least {
+            if let Some(span) = options.at_least {
                 lock = lock.at_least(span);
             }
             boxed(lock.$take(wait))
         }};
     }
-    if its.shared {
+    let taken = if options.shared {
         take!(rwlock, try_read_for)
-    } else if its.exclusive {
+    } else if options.exclusive {
         take!(rwlock, try_write_for)
-    } else if its.fair {
+    } else if options.fair {
         take!(fair_mutex, try_lock_for)
-    } else if its.fenced {
+    } else if options.fenced {
         take!(fenced_lock, try_lock_for)
     } else {
         take!(mutex, try_lock_for)
-    }
-}
-
-fn say_who(client: &Client, its: &Run, what: &str) {
-    match client.inspect(&its.name) {
-        Ok(info) => eprintln!("redlatch: {what} {info}"),
-        Err(_) => eprintln!("redlatch: {what} {}", its.name),
-    }
-}
-
-/// Starts the program. On Linux it dies with this process: otherwise it would go on without the lock.
-fn start(its: &Run, token: Option<u64>) -> Result<Child, Failure> {
-    let program = &its.command[0];
-    let mut command = match std::env::current_exe() {
-        Ok(this) if cfg!(target_os = "linux") => {
-            let mut command = Command::new(this);
-            command
-                .arg("become")
-                .arg(std::process::id().to_string())
-                .arg("--")
-                .args(&its.command);
-            command
-        }
-        _ => {
-            let mut command = Command::new(program);
-            command.args(&its.command[1..]);
-            command
-        }
     };
-    command.env("REDLATCH_NAME", &its.name);
-    if let Some(token) = token {
-        command.env("REDLATCH_TOKEN", token.to_string());
-    }
-    command.spawn().map_err(|err| not_run(program, &err))
+    Ok(taken?)
 }
 
-fn not_run(program: &OsString, err: &std::io::Error) -> Failure {
-    Failure {
-        status: match err.kind() {
-            std::io::ErrorKind::NotFound => 127,
-            _ => 126,
-        },
-        why: format!("{}: {err}", program.display()),
+fn say_who(client: &Client, options: &Run, what: &str) {
+    if options.quiet {
+        return;
     }
-}
-
-/// Becomes the program, which the system ends with the process that has started it.
-pub(crate) fn become_command(parent: i32, command: &[OsString]) -> Result<u8, Failure> {
-    #[cfg(target_os = "linux")]
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
-    if getppid() != Pid::from_raw(parent) {
-        // It died before that was set.
-        return Ok(LOST);
-    }
-    let program = &command[0];
-    let err = Command::new(program).args(&command[1..]).exec();
-    Err(not_run(program, &err))
-}
-
-/// Waits for the program, passes signals on to it, and ends it if the lock is lost.
-fn attend(
-    mut child: Child,
-    held: &dyn Held,
-    signals: &Receiver<i32>,
-    grace: Duration,
-) -> Result<(ExitStatus, bool), Failure> {
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
-    // Those of the keyboard go to all processes of the terminal anyway.
-    let is_on_terminal = std::io::stdin().is_terminal();
-    let (mut lost, mut kill_at) = (held.lost().clone(), never());
-    let mut was_lost = false;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok((status, was_lost));
-        }
-        select! {
-            recv(signals) -> signal => match signal {
-                Ok(SIGINT | SIGQUIT) if is_on_terminal => {}
-                Ok(SIGCHLD) => {}
-                Ok(signal) => {
-                    if let Ok(signal) = Signal::try_from(signal) {
-                        // It has not been waited for, so the number is still its own.
-                        kill(pid, signal).ok();
-                    }
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            },
-            recv(lost) -> loss => {
-                lost = never();
-                if let Ok(loss) = loss {
-                    eprintln!("redlatch: `{}` is lost: {}; the command is ended", loss.name, loss.reason);
-                    was_lost = true;
-                    kill(pid, Signal::SIGTERM).ok();
-                    kill_at = after(grace);
-                }
-            },
-            recv(kill_at) -> _ => {
-                kill(pid, Signal::SIGKILL).ok();
-            },
-        }
+    match client.inspect(&options.name) {
+        Ok(info) => say(format_args!("{what} {info}")),
+        Err(_) => say(format_args!("{what} {}", Shown(&options.name))),
     }
 }

@@ -1,27 +1,18 @@
 //! Shows what there is.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use redlatch::{Client, LockInfo, LockKind, Process, Severity};
 use serde_json::{Value, json};
 
-use crate::options::{BUSY, Failure, Form, UNAVAILABLE};
-
-/// Writes to standard output; a reader that has gone ends the command in silence, as it does others.
-fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure {
-            status: 141,
-            why: "nobody reads what is printed".into(),
-        }),
-        written => Ok(written?),
-    }
-}
+use crate::options::{BUSY, FREE, Failure, Form, UNAVAILABLE, USAGE};
+use crate::say::{ask, print, say};
+use crate::shown::Shown;
 
 fn is_coloured() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+    std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The first line in bold.
@@ -34,7 +25,7 @@ fn headed(text: &str) -> String {
 }
 
 fn pretty(value: &Value) -> Result<(), Failure> {
-    print(&format!("{value:#}"))
+    print(format_args!("{value:#}"))
 }
 
 fn ms(span: Option<Duration>) -> Value {
@@ -92,9 +83,14 @@ pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure
     let its = client.inspect(name)?;
     match form.json {
         true => pretty(&info(&its))?,
-        false => print(&headed(&its.to_string()))?,
+        false => print(headed(&its.to_string()))?,
     }
-    Ok(0)
+    let is_held = match its.kind {
+        LockKind::Latch => true,
+        LockKind::Semaphore => its.free.is_none_or(|free| free <= 0),
+        _ => its.held > 0,
+    };
+    Ok(if is_held { 0 } else { FREE })
 }
 
 pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failure> {
@@ -102,7 +98,7 @@ pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failu
     for lock in client.list(pattern) {
         let lock = lock?;
         match form.json {
-            false => print(&lock.to_string())?,
+            false => print(&lock)?,
             true => all.push(json!({
                 "name": lock.name,
                 "kind": lock.kind.to_string(),
@@ -121,12 +117,12 @@ pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u
     let in_place = std::io::stdout().is_terminal();
     loop {
         let shown = match client.inspect(name) {
-            Ok(its) => headed(&its.to_string()),
+            Ok(info) => headed(&info.to_string()),
             Err(err) => err.to_string(),
         };
         match in_place {
             // From the upper left corner of an empty screen.
-            true => print(&format!("\x1b[2J\x1b[H{shown}"))?,
+            true => print(format_args!("\x1b[2J\x1b[H{shown}"))?,
             false => print(&shown)?,
         }
         std::thread::sleep(interval.max(Duration::from_millis(50)));
@@ -134,40 +130,46 @@ pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u
 }
 
 pub(crate) fn unlock(client: &Client, name: &str, owner: Option<&str>) -> Result<u8, Failure> {
-    let done = match owner {
+    let is_done = match owner {
         Some(owner) => client.force_unlock_owner(name, owner)?,
         None => force(client, name)?,
     };
-    match done {
-        true => print(&format!("{name}: taken away"))?,
-        false => {
-            let who = owner.unwrap_or("anybody");
-            eprintln!("redlatch: `{name}` is not held by {who}");
-            return Ok(BUSY);
-        }
+    let shown = Shown(name);
+    if is_done {
+        print(format_args!("{shown}: taken away"))?;
+        return Ok(0);
     }
+    let held = match owner {
+        Some(_) => client.inspect(name)?.held,
+        None => 0,
+    };
+    if held > 0 {
+        say(format_args!("`{shown}` is held by somebody else"));
+        return Ok(BUSY);
+    }
+    say(format_args!("nobody holds `{shown}`"));
+    Ok(FREE)
+}
+
+pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, Failure> {
+    client.expirable_semaphore(name).set_permits(permits)?;
+    print(client.inspect(name)?)?;
     Ok(0)
 }
 
 fn force(client: &Client, name: &str) -> Result<bool, Failure> {
     let its = client.inspect(name)?;
-    if std::io::stdin().is_terminal() {
-        eprintln!("{its}");
-        eprint!(
-            "take it from {}? [y/N] ",
-            if its.held > 1 {
-                "all of them"
-            } else {
-                "its holder"
-            }
-        );
+    if its.held > 0 && std::io::stdin().is_terminal() {
+        let whom = if its.held > 1 {
+            "all of them"
+        } else {
+            "its holder"
+        };
+        ask(format_args!("{its}\ntake it from {whom}? [y/N] "));
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
-            return Err(Failure {
-                status: BUSY,
-                why: "left as it is".into(),
-            });
+            return Err(Failure::new(BUSY, "left as it is".into()));
         }
     }
     Ok(match its.kind {
@@ -181,11 +183,8 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
                 .contains(&true)
         }
         LockKind::Semaphore | LockKind::Latch | LockKind::Other => {
-            let why = format!("`{name}` is a {}, which nobody holds", its.kind);
-            return Err(Failure {
-                status: UNAVAILABLE,
-                why,
-            });
+            let why = format!("`{}`: {}, which has no holders", Shown(name), its.kind);
+            return Err(Failure::new(USAGE, why));
         }
         _ => client.reentrant_lock(name).force_unlock()?,
     })
@@ -213,8 +212,8 @@ pub(crate) fn check(client: &Client, form: Form) -> Result<u8, Failure> {
             _ => "",
         };
         match is_coloured() {
-            true => print(&format!("{colour}{finding}\x1b[0m"))?,
-            false => print(&finding.to_string())?,
+            true => print(format_args!("{colour}{finding}\x1b[0m"))?,
+            false => print(finding)?,
         }
     }
     Ok(status)

@@ -3,12 +3,17 @@
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "it/support/bare/mod.rs"]
+mod job;
+mod looking;
+mod streams;
+#[path = "../it/support/bare/mod.rs"]
 mod support;
+mod terminal;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::pty::openpty;
@@ -60,13 +65,26 @@ impl Running {
     }
 
     #[track_caller]
-    fn status(&mut self) -> Option<i32> {
+    fn end(&mut self) -> ExitStatus {
         let mut status = None;
         eventually("it ends", || {
             status = self.0.try_wait().unwrap();
             status.is_some()
         });
-        status.unwrap().code()
+        status.unwrap()
+    }
+
+    #[track_caller]
+    fn status(&mut self) -> Option<i32> {
+        self.end().code()
+    }
+
+    /// As a shell shows it.
+    #[track_caller]
+    fn shell_status(&mut self) -> i32 {
+        let status = self.end();
+        let signal = || 128 + status.signal().unwrap();
+        status.code().unwrap_or_else(signal)
     }
 }
 
@@ -83,6 +101,12 @@ fn runs(
         .arg("run")
         .args(args)
         .args([name, "--", "sh", "-c", script]);
+    started(&mut command)
+}
+
+/// Starts a command, and waits until it has said `ready`.
+#[track_caller]
+fn started(command: &mut Command) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut running = Running(
         command
             .stdout(Stdio::piped())
@@ -472,10 +496,16 @@ fn a_name_is_taken_from_one_owner_only() {
 
 /// Talks to the command on a terminal: what it says, and its status.
 fn on_terminal(server: &Server, args: &[&str], answer: &str) -> (i32, String) {
+    on_terminal_with(server, args, answer, "")
+}
+
+/// The same with `NO_COLOR`.
+fn on_terminal_with(server: &Server, args: &[&str], answer: &str, no_color: &str) -> (i32, String) {
     let pty = openpty(None, None).unwrap();
     let slave = || Stdio::from(pty.slave.try_clone().unwrap());
     let mut command = redlatch(server);
     command
+        .env("NO_COLOR", no_color)
         .args(args)
         .stdin(slave())
         .stdout(slave())
@@ -518,7 +548,7 @@ fn on_a_terminal_it_asks_first_and_shows_colours() {
     let (status, ..) = done(redlatch(&server).args(["unlock", again.name(), "--force"]));
     assert_eq!(status, 0);
     let nobody = done(redlatch(&server).args(["unlock", again.name(), "--force"]));
-    assert_eq!(nobody.0, 75);
+    assert_eq!(nobody.0, 1);
     drop(guard);
     drop(again);
     client.close(Duration::from_secs(2)).unwrap();

@@ -1,0 +1,318 @@
+//! The processes that run under a lock: the program, and all that it starts in its process group.
+//!
+//! The group is the program's own, so a signal to it reaches the whole job and nothing else.
+//!
+//! - The terminal, if there is one, belongs to the group while the program needs it, and to this process's group
+//!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped job.
+//! - On Linux, orphans of the job become children of this process, which therefore sees them end.
+//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed.
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, after, at, never, select};
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGUSR1, SIGUSR2};
+
+use crate::held::Held;
+use crate::options::Run;
+use crate::say::say;
+use crate::shown::Shown;
+
+/// The name under which the guardian runs.
+pub(crate) const GUARDIAN: &str = "redlatch-guardian";
+
+/// How often to look for processes that outlive the program: not all of them announce their end.
+const POLL: Duration = Duration::from_millis(50);
+
+/// How long processes may outlive the program without a message.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How a program ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Ended {
+    /// As a shell shows it.
+    pub(crate) status: i32,
+    pub(crate) signal: Option<Signal>,
+}
+
+pub(crate) struct Job {
+    /// The process group, numbered like the program, which leads it.
+    group: Pid,
+    ended: Option<Ended>,
+    pub(crate) was_lost: bool,
+    kill_at: Option<Instant>,
+    remind_at: Option<Instant>,
+    /// The controlling terminal.
+    terminal: Option<File>,
+    /// The program has asked for the terminal, or had it from the start.
+    needs_terminal: bool,
+    guardian: Option<Child>,
+}
+
+impl Job {
+    pub(crate) fn start(options: &Run, token: Option<u64>) -> std::io::Result<Self> {
+        let mut command = Command::new(&options.command[0]);
+        command
+            .args(&options.command[1..])
+            .env("REDLATCH_NAME", &options.name)
+            .process_group(0);
+        match token {
+            Some(token) => command.env("REDLATCH_TOKEN", token.to_string()),
+            // The token of an outer lock must not pass for one of this lock.
+            None => command.env_remove("REDLATCH_TOKEN"),
+        };
+        #[cfg(target_os = "linux")]
+        nix::sys::prctl::set_child_subreaper(true).ok();
+        let mut guardian = guardian();
+        let program = command.spawn()?.id();
+        if let Some(pipe) = guardian.as_mut().and_then(|process| process.stdin.as_mut()) {
+            writeln!(pipe, "{program}").ok();
+        }
+        // This thread may take the terminal back, and write to it, while the group has it. Blocked only now, because the
+        // program would inherit the mask.
+        SigSet::from(Signal::SIGTTOU).thread_block().ok();
+        let job = Self {
+            group: Pid::from_raw(program.cast_signed()),
+            ended: None,
+            was_lost: false,
+            kill_at: None,
+            remind_at: None,
+            terminal: File::open("/dev/tty").ok(),
+            // In a pipeline, such as `redlatch run … | less`, another member may need the terminal: lend it on demand.
+            needs_terminal: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+            guardian,
+        };
+        if job.needs_terminal {
+            job.lend_terminal();
+        }
+        Ok(job)
+    }
+
+    /// Passes signals on until the whole group has ended. If the lock is lost, ends the group.
+    pub(crate) fn attend(
+        &mut self,
+        held: &dyn Held,
+        signals: &Receiver<i32>,
+        options: &Run,
+    ) -> Ended {
+        let mut lost = held.lost().clone();
+        loop {
+            self.look();
+            let timer = match self.ended {
+                Some(ended) if killpg(self.group, None) == Err(Errno::ESRCH) => {
+                    self.leave_terminal(ended);
+                    return ended;
+                }
+                Some(_) => after(POLL),
+                None => self.kill_at.map_or_else(never, at),
+            };
+            select! {
+                recv(signals) -> signal => match signal {
+                    Ok(SIGCHLD) => {}
+                    Ok(SIGTERM) => self.end(options.grace),
+                    Ok(SIGCONT) => {
+                        // The lease may have expired while both were stopped.
+                        if !held.is_valid() {
+                            self.end(options.grace);
+                        }
+                        self.resume();
+                    }
+                    Ok(signal) => self.pass_on(signal),
+                    Err(_) => std::thread::sleep(POLL),
+                },
+                recv(lost) -> loss => {
+                    lost = never();
+                    if let Ok(loss) = loss {
+                        self.was_lost = true;
+                        self.end(options.grace);
+                        let name = Shown(&loss.name);
+                        say(format_args!("`{name}` is lost: {}; the command is ended", loss.reason));
+                    }
+                },
+                recv(timer) -> _ => self.on_time(&options.name),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        killpg(self.group, signal).ok();
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let Ok(named) = Signal::try_from(signal) else {
+            return;
+        };
+        match signal {
+            // For the program alone: the default action would end processes that it started.
+            SIGUSR1 | SIGUSR2 if self.ended.is_none() => {
+                kill(self.group, named).ok();
+            }
+            SIGUSR1 | SIGUSR2 => {}
+            _ => self.signal(named),
+        }
+    }
+
+    fn end(&mut self, grace: Duration) {
+        self.signal(Signal::SIGTERM);
+        // A stopped process handles the signal only once it continues.
+        self.signal(Signal::SIGCONT);
+        self.kill_at = self.kill_at.or(Instant::now().checked_add(grace));
+    }
+
+    fn on_time(&mut self, name: &str) {
+        let now = Instant::now();
+        if self.kill_at.take_if(|at| *at <= now).is_some() {
+            self.signal(Signal::SIGKILL);
+        }
+        if self.ended.is_some() && *self.remind_at.get_or_insert(now + PATIENCE) <= now {
+            self.remind_at = Some(now + Duration::from_secs(3600));
+            let name = Shown(name);
+            say(format_args!(
+                "`{name}` stays held: the command has ended, processes that it started have not"
+            ));
+        }
+    }
+
+    /// Handles all changes of state of the program, and reaps orphans.
+    fn look(&mut self) {
+        loop {
+            match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
+                Ok(WaitStatus::Exited(pid, status)) if pid == self.group => {
+                    self.ended = Some(Ended {
+                        status,
+                        signal: None,
+                    });
+                }
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.group => {
+                    let status = 128 + signal as i32;
+                    self.ended = Some(Ended {
+                        status,
+                        signal: Some(signal),
+                    });
+                }
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => self.stopped(signal),
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
+                // A real-time signal, which has no name here, has ended a child: perhaps the program.
+                Err(Errno::EINVAL) if self.ended.is_none() => {
+                    let is_gone = kill(self.group, None) == Err(Errno::ESRCH);
+                    self.ended = is_gone.then_some(Ended {
+                        status: 128,
+                        signal: None,
+                    });
+                }
+                Ok(_) | Err(Errno::EINVAL) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The program has stopped. Lends the terminal if the program waits for it; otherwise stops this process as well.
+    fn stopped(&mut self, signal: Signal) {
+        let asks_for_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+        self.needs_terminal |= asks_for_terminal;
+        if asks_for_terminal && self.lend_terminal() {
+            return self.signal(Signal::SIGCONT);
+        }
+        let had_terminal = self.return_terminal();
+        if getsid(None) == Ok(getpgrp()) {
+            // No shell in this session could continue the job.
+            return self.resume();
+        }
+        match had_terminal {
+            // The keyboard's signal has missed the rest of this process's group, such as a script that started it.
+            true => killpg(getpgrp(), Signal::SIGSTOP).ok(),
+            false => raise(Signal::SIGSTOP).ok(),
+        };
+    }
+
+    /// This process was continued, and so is the job.
+    fn resume(&self) {
+        if self.needs_terminal {
+            self.lend_terminal();
+        }
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Takes the terminal back. Ctrl-C there has missed the rest of this process's group, such as a script that started it:
+    /// pass that on.
+    fn leave_terminal(&self, ended: Ended) {
+        let had_terminal = self.return_terminal();
+        if let Some(signal @ (Signal::SIGINT | Signal::SIGQUIT)) = ended.signal
+            && had_terminal
+        {
+            killpg(getpgrp(), signal).ok();
+        }
+    }
+
+    /// Makes the group the foreground group if this process's group is. Returns whether the group has the terminal.
+    fn lend_terminal(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|terminal| {
+            let foreground = tcgetpgrp(terminal);
+            foreground == Ok(self.group)
+                || foreground == Ok(getpgrp()) && tcsetpgrp(terminal, self.group).is_ok()
+        })
+    }
+
+    /// Takes the terminal back. Returns whether the group had it.
+    fn return_terminal(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|terminal| {
+            tcgetpgrp(terminal) == Ok(self.group) && tcsetpgrp(terminal, getpgrp()).is_ok()
+        })
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(mut guardian) = self.guardian.take() {
+            // More than a number: there is nothing left to kill.
+            guardian
+                .stdin
+                .take()
+                .map(|mut pipe| writeln!(pipe, "done").ok());
+            guardian.wait().ok();
+        }
+    }
+}
+
+/// Starts the process that kills the job if this process is killed.
+#[cfg(target_os = "linux")]
+fn guardian() -> Option<Child> {
+    // Unlike a path, this is the same executable even if it was replaced on disk.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0(GUARDIAN)
+        .process_group(0)
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let guardian = command.spawn();
+    if let Err(err) = &guardian {
+        say(format_args!(
+            "if this process is killed, the command goes on: {err}"
+        ));
+    }
+    guardian.ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn guardian() -> Option<Child> {
+    None
+}
+
+/// The guardian waits until its input ends. A number with nothing behind it is a group to be killed.
+pub(crate) fn guard() -> ExitCode {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).ok();
+    if let Ok(group) = text.trim().parse() {
+        killpg(Pid::from_raw(group), Signal::SIGKILL).ok();
+    }
+    ExitCode::SUCCESS
+}

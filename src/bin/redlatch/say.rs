@@ -1,0 +1,30 @@
+//! Output that nobody may read: a closed standard output or standard error is no reason to panic.
+
+use std::fmt::Display;
+use std::io::Write as _;
+
+use crate::options::Failure;
+
+/// A reader has closed its end of the pipe. The status is that of a program that SIGPIPE ends.
+const UNREAD: u8 = 141;
+
+/// Writes a message to standard error. If that is closed, the message is discarded.
+pub(crate) fn say(text: impl Display) {
+    writeln!(std::io::stderr(), "redlatch: {text}").ok();
+}
+
+/// Writes to standard error without a name in front and without an end of the line.
+pub(crate) fn ask(text: impl Display) {
+    write!(std::io::stderr(), "{text}").ok();
+}
+
+/// Writes a result to standard output. A reader that has closed the pipe ends the command without a message.
+pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(UNREAD, String::new()))
+        }
+        written => Ok(written?),
+    }
+}

@@ -1,0 +1,305 @@
+//! The processes of a job: none outlives the lock, and each signal reaches them as often as it was sent.
+
+use std::fs;
+use std::io::{BufRead as _, Read as _};
+use std::process::Stdio;
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use redlatch::Client;
+
+use crate::support::{Deployment, Server, eventually, ms, unique};
+use crate::{done, redlatch, runs, started};
+
+/// The state of a process as the kernel tells it, `T` if it is stopped; nothing for one that has ended.
+fn state(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next()?;
+    Some(state).filter(|state| *state != 'Z')
+}
+
+#[track_caller]
+fn pid(says: &mut impl std::io::BufRead) -> Pid {
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    Pid::from_raw(line.trim().parse().unwrap())
+}
+
+/// The README's kind of job: a script whose shell waits for the program that works.
+const SCRIPT: &str = "sh -c 'echo ready; echo $$; exec sleep 100'; echo after";
+
+#[cfg(target_os = "linux")]
+#[test]
+fn no_process_of_a_job_outlives_the_lock() {
+    let pipeline = "sleep 100 | sh -c 'echo ready; echo $$; exec cat' | cat";
+    for deployment in [
+        Deployment::Single,
+        Deployment::Sentinel,
+        Deployment::Cluster,
+    ] {
+        let server = Server::start_as(deployment);
+        for script in [SCRIPT, pipeline] {
+            for (event, status) in [
+                ("lost", 70),
+                ("max-hold", 70),
+                ("TERM", 143),
+                ("INT", 130),
+                ("KILL", 0),
+            ] {
+                let name = unique(event);
+                let args: &[&str] = match event {
+                    "max-hold" => &["--lease", "600ms", "--max-hold", "300ms"],
+                    _ => &["--lease", "600ms"],
+                };
+                let (mut running, mut says) = runs(&server, args, &name, script);
+                let worker = pid(&mut says);
+                assert!(state(worker).is_some() || event == "max-hold");
+                match event {
+                    "lost" => drop(server.cli(&["DEL", &name])),
+                    "TERM" => running.signal(Signal::SIGTERM),
+                    "INT" => running.signal(Signal::SIGINT),
+                    "KILL" => running.signal(Signal::SIGKILL),
+                    _ => {}
+                }
+                if event == "KILL" {
+                    running.0.wait().unwrap();
+                    eventually("its processes have ended", || state(worker).is_none());
+                } else {
+                    assert_eq!(running.shell_status(), status, "{event}: {script}");
+                    // The name was not free before.
+                    assert_eq!(state(worker), None, "{event}: {script}");
+                }
+                let mut rest = String::new();
+                says.read_to_string(&mut rest).unwrap();
+                assert_eq!(rest, "", "{event}: the script has ended as well");
+                eventually("it is free", || !server.exists(&name));
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_ignores_its_end_is_killed_before_the_name_is_free() {
+    let server = Server::start();
+    let name = unique("stubborn");
+    let script = "sh -c 'trap \"\" TERM; echo ready; echo $$; while :; do sleep 0.05; done'";
+    let (mut running, mut says) = runs(&server, &["--grace", "700ms"], &name, script);
+    let worker = pid(&mut says);
+    let begun = Instant::now();
+    running.signal(Signal::SIGTERM);
+    let mut held_meanwhile = 0;
+    let mut status = None;
+    eventually("it ends", || {
+        held_meanwhile += u32::from(state(worker).is_some() && server.exists(&name));
+        status = running.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(begun.elapsed() >= ms(700) && held_meanwhile > 0);
+    assert_eq!(state(worker), None);
+    assert!(!server.exists(&name));
+}
+
+#[test]
+fn the_name_stays_held_while_the_program_has_left_processes_at_work() {
+    let server = Server::start();
+    let name = unique("left");
+    let dir = tempfile::tempdir().unwrap();
+    let go = dir.path().join("go");
+    let script = format!(
+        "while [ ! -e {} ]; do sleep 0.05; done & echo ready; exit 4",
+        go.display()
+    );
+    let (mut running, _says) = runs(&server, &[], &name, &script);
+    let mut errors = std::io::BufReader::new(running.0.stderr.take().unwrap());
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.contains("stays held"), "{line}");
+    let run = ["run", "-n", &*name, "--", "true"];
+    assert_eq!(done(redlatch(&server).args(run)).0, 75);
+    fs::write(&go, "").unwrap();
+    assert_eq!(running.status(), Some(4), "that of the program");
+    assert_eq!(done(redlatch(&server).args(run)).0, 0);
+}
+
+#[test]
+fn an_upgrade_while_a_job_waits_does_not_break_it() {
+    let server = Server::start();
+    let name = unique("upgrade");
+    let dir = tempfile::tempdir().unwrap();
+    let [installed, new] = ["redlatch", "new"].map(|file| dir.path().join(file));
+    fs::copy(env!("CARGO_BIN_EXE_redlatch"), &installed).unwrap();
+    let client = Client::open(server.client_url()).unwrap();
+    let guard = client.mutex(&name).lock().unwrap();
+    let mut command = std::process::Command::new(&installed);
+    command
+        .env("REDLATCH_URL", server.client_url())
+        .args(["run", &name, "--", "sh", "-c", SCRIPT])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut running = crate::Running(command.spawn().unwrap());
+    let mut errors = std::io::BufReader::new(running.0.stderr.take().unwrap());
+    errors.read_line(&mut String::new()).unwrap();
+    // As package managers and `cargo install` do it.
+    fs::copy(env!("CARGO_BIN_EXE_redlatch"), &new).unwrap();
+    fs::rename(&new, &installed).unwrap();
+    guard.unlock().unwrap();
+    let mut says = std::io::BufReader::new(running.0.stdout.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    // Nor does an upgrade keep it from ending what it has started.
+    let worker = pid(&mut says);
+    running.signal(Signal::SIGKILL);
+    #[cfg(target_os = "linux")]
+    eventually("its processes have ended", || state(worker).is_none());
+    #[cfg(not(target_os = "linux"))]
+    nix::sys::signal::kill(worker, Signal::SIGKILL).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
+    let server = Server::start();
+    let name = unique("nohup");
+    let ignoring = |args: &str| {
+        let mut shell = std::process::Command::new("sh");
+        let script = format!(
+            "trap '' HUP INT; exec {} {args}",
+            env!("CARGO_BIN_EXE_redlatch")
+        );
+        shell
+            .args(["-c", &script])
+            .env("REDLATCH_URL", server.client_url());
+        shell
+    };
+    let script = "kill -HUP $$; kill -INT $$; echo ready; read line; echo survived";
+    let mut command = ignoring(&format!("run {name} -- sh -c '{script}'"));
+    let (mut running, mut says) = started(command.stdin(Stdio::piped()));
+    // A job that waits survives both signals, too.
+    let mut waits = ignoring(&format!("run {name} -- echo ready"));
+    let mut waits = crate::Running(
+        waits
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut errors = std::io::BufReader::new(waits.0.stderr.take().unwrap());
+    errors.read_line(&mut String::new()).unwrap();
+    for signal in [Signal::SIGHUP, Signal::SIGINT] {
+        running.signal(signal);
+        waits.signal(signal);
+    }
+    drop(running.0.stdin.take());
+    assert_eq!(running.status(), Some(0));
+    let mut said = String::new();
+    says.read_line(&mut said).unwrap();
+    assert_eq!(said, "survived\n");
+    assert_eq!(waits.status(), Some(0));
+}
+
+#[test]
+fn an_interrupt_from_elsewhere_is_passed_on_once_and_ends_a_wait() {
+    let server = Server::start();
+    let name = unique("interrupt");
+    let script = "trap 'echo int' INT; trap 'echo usr1; exit 3' USR1; echo ready; while :; do sleep 0.05; done";
+    let (mut running, mut says) = runs(&server, &[], &name, script);
+    let mut waits = redlatch(&server);
+    waits
+        .args(["run", &name, "--", "true"])
+        .stderr(Stdio::piped());
+    let mut waits = crate::Running(waits.spawn().unwrap());
+    let mut told = std::io::BufReader::new(waits.0.stderr.take().unwrap());
+    told.read_line(&mut String::new()).unwrap();
+    waits.signal(Signal::SIGINT);
+    assert_eq!(waits.shell_status(), 130);
+    running.signal(Signal::SIGINT);
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    running.signal(Signal::SIGUSR1);
+    says.read_to_string(&mut line).unwrap();
+    assert_eq!(line, "int\nusr1\n");
+    assert_eq!(running.status(), Some(3));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stop_stops_the_program_too_and_both_continue() {
+    use std::os::unix::process::CommandExt as _;
+
+    let server = Server::start();
+    let name = unique("stop");
+    let mut command = redlatch(&server);
+    command
+        .args(["run", &name, "--", "sh", "-c", SCRIPT])
+        .process_group(0);
+    let (mut running, mut says) = started(&mut command);
+    let worker = pid(&mut says);
+    let itself = Pid::from_raw(running.0.id().try_into().unwrap());
+    for _ in 0..2 {
+        running.signal(Signal::SIGTSTP);
+        eventually("both stop", || {
+            [itself, worker].map(state) == [Some('T'), Some('T')]
+        });
+        running.signal(Signal::SIGCONT);
+        eventually("both continue", || {
+            [itself, worker].map(state) == [Some('S'), Some('S')]
+        });
+    }
+    // A program that is stopped is ended all the same.
+    running.signal(Signal::SIGTSTP);
+    eventually("both stop", || {
+        [itself, worker].map(state) == [Some('T'), Some('T')]
+    });
+    running.signal(Signal::SIGKILL);
+    running.0.wait().unwrap();
+    eventually("its processes have ended", || state(worker).is_none());
+    // What was stopped until another has the name does no more work.
+    let name = unique("stop");
+    let script = "echo ready; echo $$; while :; do echo work; sleep 0.02; done";
+    let mut command = redlatch(&server);
+    command
+        .args(["run", "--lease", "500ms", &name, "--", "sh", "-c", script])
+        .process_group(0);
+    let (mut running, mut says) = started(&mut command);
+    let worker = pid(&mut says);
+    running.signal(Signal::SIGTSTP);
+    eventually("it stops", || state(worker) == Some('T'));
+    eventually("it is free", || !server.exists(&name));
+    running.signal(Signal::SIGCONT);
+    assert_eq!(running.status(), Some(70));
+    assert_eq!(state(worker), None);
+}
+
+#[test]
+fn a_program_never_sees_the_token_of_another_lock() {
+    let server = Server::start();
+    let [outer, inner] = ["outer", "inner"].map(unique);
+    let itself = env!("CARGO_BIN_EXE_redlatch");
+    let show = [
+        "--",
+        "sh",
+        "-c",
+        "echo $REDLATCH_NAME ${REDLATCH_TOKEN-none}",
+    ];
+    let mut command = redlatch(&server);
+    command.args(["run", "--fenced", &outer, "--", itself, "run", &inner]);
+    let (status, said, _) = done(command.args(show));
+    assert_eq!((status, said), (0, format!("{inner} none\n")));
+}
+
+#[test]
+fn a_program_that_cannot_be_started_keeps_nothing() {
+    let server = Server::start();
+    for kind in [&[][..], &["--fair"], &["-x"], &["-s"], &["--fenced"]] {
+        let name = unique("none");
+        let mut command = redlatch(&server);
+        command.args(["run", "--at-least", "100s"]).args(kind);
+        assert_eq!(done(command.args([&name, "--", "/no/such"])).0, 127);
+        let mut again = redlatch(&server);
+        again.args(["run", "-n"]).args(kind);
+        assert_eq!(done(again.args([&name, "--", "true"])).0, 0, "{kind:?}");
+    }
+}

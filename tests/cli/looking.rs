@@ -1,0 +1,185 @@
+//! Names, numbers, statuses and help.
+
+use std::process::Command;
+
+use redlatch::{Client, Config};
+
+use crate::support::{Server, free_port, unique};
+use crate::{Running, done, redlatch, runs};
+
+/// A name that clears a terminal and pretends to be another line.
+const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
+
+#[test]
+fn names_are_shown_as_text() {
+    let server = Server::start();
+    let client = Client::open(server.client_url()).unwrap();
+    let guard = client.fair_mutex(NASTY).lock().unwrap();
+    let lost = format!("{NASTY}lost");
+    let script = "echo ready; exec sleep 100";
+    let (mut running, _says) = runs(&server, &["--lease", "500ms"], &lost, script);
+    server.cli(&["DEL", &lost]);
+    running.status();
+    let mut texts = vec![
+        running
+            .0
+            .stderr
+            .take()
+            .map(std::io::read_to_string)
+            .unwrap()
+            .unwrap(),
+    ];
+    for args in [
+        &["ls"][..],
+        &["who", NASTY],
+        &["run", "-n", NASTY, "--", "true"],
+        &["run", "-w", "100ms", NASTY, "--", "true"],
+        &["run", "--permits", "2", NASTY, "--", "true"],
+        &["unlock", NASTY, "--owner", "x:1"],
+        &["unlock", NASTY, "--force"],
+        &["unlock", NASTY, "--force"],
+        &["permits", NASTY, "3"],
+        &["run", "-n", "--permits", "2", NASTY, "--", "true"],
+    ] {
+        let (_, said, why) = done(redlatch(&server).args(args));
+        texts.push(format!("{said}{why}"));
+    }
+    for text in texts {
+        assert!(
+            text.contains(r"job\u{1b}[2J\u{1b}[31mPWNED\u{7}\nstock"),
+            "{text:?}"
+        );
+        let is_odd = |c: char| c.is_control() && c != '\n';
+        assert!(!text.contains(is_odd), "{text:?}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("stock")),
+            "{text:?}"
+        );
+    }
+    drop(guard);
+    // For programs they stay as they are.
+    let guard = client.mutex(&lost).lock().unwrap();
+    let (_, said, _) = done(redlatch(&server).args(["ls", "--json"]));
+    let listed: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(listed[0]["name"].as_str(), Some(&*lost));
+    drop(guard);
+}
+
+#[test]
+fn another_number_of_permits_is_told_and_can_be_set() {
+    let server = Server::start();
+    let name = unique("permits");
+    let run = |permits: &str| {
+        let mut command = redlatch(&server);
+        done(command.args(["run", "-n", "--permits", permits, &name, "--", "true"]))
+    };
+    assert_eq!(run("1").0, 0);
+    let (status, _, why) = run("5");
+    assert_eq!(status, 64);
+    assert!(why.contains("set to 1") && why.contains("not 5"), "{why}");
+    let advice = format!("redlatch permits {name} 5");
+    assert!(why.contains(&advice), "{why}");
+    let words = advice.split(' ').skip(1);
+    let (status, said, _) = done(redlatch(&server).args(words));
+    assert!(status == 0 && said.contains("5 free"), "{said}");
+    assert_eq!((run("5").0, run("1").0), (0, 64));
+    // Taken permits count as well.
+    let script = "echo ready; exec sleep 100";
+    let _one = runs(&server, &["--permits", "5"], &name, script);
+    assert_eq!((run("5").0, run("4").0), (0, 64));
+}
+
+#[test]
+fn each_question_has_a_status_for_held_and_for_free() {
+    let server = Server::start();
+    let client = Client::open(server.client_url()).unwrap();
+    let [held, slots, latch] = ["held", "slots", "latch"].map(unique);
+    let status = |args: &[&str]| done(redlatch(&server).args(args)).0;
+    assert_eq!(status(&["who", &held]), 1);
+    assert_eq!(status(&["unlock", &held, "--force"]), 1);
+    assert_eq!(status(&["unlock", &held, "--owner", "x:1"]), 1);
+    let guard = client.mutex(&held).lock().unwrap();
+    assert_eq!(status(&["who", &held]), 0);
+    assert_eq!(status(&["who", &held, "--json"]), 0);
+    assert_eq!(status(&["unlock", &held, "--owner", "x:1"]), 75);
+    assert_eq!(status(&["unlock", &held, "--owner", guard.owner()]), 0);
+    let semaphore = client.expirable_semaphore(&slots);
+    semaphore.try_set_permits(2).unwrap();
+    assert_eq!(status(&["who", &slots]), 1);
+    let permit = semaphore.acquire().unwrap();
+    assert_eq!(status(&["who", &slots]), 0);
+    client.latch(&latch).try_set_count(1).unwrap();
+    assert_eq!(status(&["who", &latch]), 0);
+    drop((permit, guard));
+}
+
+#[test]
+fn help_says_what_a_user_asks() {
+    let help = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+        let (status, said, why) = done(command.args(args));
+        (
+            status,
+            said.split_whitespace().collect::<Vec<_>>().join(" ") + &why,
+        )
+    };
+    let (status, run) = help(&["run", "--help"]);
+    assert_eq!(status, 0);
+    for text in [
+        "<NAME> The name of the lock",
+        "500ms, 30s, 5m, 2h",
+        "without a limit unless -n or -w",
+        "75 somebody else has the lock",
+        "126, 127",
+    ] {
+        assert!(run.contains(text), "{text}: {run}");
+    }
+    assert!(help(&["--help"]).1.contains("who 0 held, 1 free"));
+    let (status, wrong) = help(&["unlock", "a"]);
+    assert!(status == 64 && wrong.contains("--force"), "{wrong}");
+    for wrong in ["becom", "r", "nonsense"] {
+        let (status, said) = help(&[wrong]);
+        assert!(status == 64 && !said.contains("become"), "{said}");
+    }
+}
+
+#[test]
+fn with_a_limit_a_server_that_starts_later_is_waited_for() {
+    let mut server = Server::start_with(&[]);
+    server.kill();
+    let mut command = redlatch(&server);
+    command
+        .args(["run", "-w", "60s", "later", "--", "echo", "ran"])
+        .stderr(std::process::Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut told = std::io::BufReader::new(running.0.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut told, &mut line).unwrap();
+    assert!(line.contains("waiting"), "{line}");
+    server.restart();
+    assert_eq!(running.status(), Some(0));
+    // The limit holds as well, whatever the response timeout.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command.env(
+        "REDLATCH_URL",
+        format!("redis://127.0.0.1:{}/", free_port()),
+    );
+    let begun = std::time::Instant::now();
+    let (status, ..) = done(command.args(["run", "-w", "300ms", "a", "--", "true"]));
+    let lasted = begun.elapsed();
+    assert!(status == 69 && lasted >= crate::ms(300), "{lasted:?}");
+    assert!(lasted < crate::loosely(crate::ms(2_500)), "{lasted:?}");
+}
+
+#[test]
+fn an_empty_no_color_counts_as_unset() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.client_url())).unwrap();
+    let name = unique("colour");
+    let guard = client.mutex(&name).lock().unwrap();
+    for (no_color, coloured) in [("", true), ("1", false)] {
+        let (_, said) = crate::on_terminal_with(&server, &["who", &name], "", no_color);
+        assert_eq!(said.contains("\x1b[1m"), coloured, "{no_color:?}: {said}");
+    }
+    drop(guard);
+}

@@ -1,0 +1,253 @@
+//! The command in a shell on a terminal: job control, Ctrl-C, pipelines, and a terminal that is closed.
+
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use nix::pty::openpty;
+
+use crate::support::{GENEROUS, Server, eventually, loosely, ms, unique, within};
+use crate::{Running, done, redlatch};
+
+/// A program in a session of its own, on a terminal of its own.
+struct Terminal {
+    keyboard: File,
+    screen: Receiver<Vec<u8>>,
+    seen: String,
+    running: Running,
+}
+
+impl Terminal {
+    fn start(server: &Server, command: &[&str]) -> Self {
+        let pty = openpty(None, None).unwrap();
+        let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+        // `setsid` makes the terminal the controlling one.
+        let child = Command::new("setsid")
+            .arg("--ctty")
+            .args(command)
+            .env("REDLATCH_URL", server.client_url())
+            .env("PATH", path())
+            .env("PS1", "$ ")
+            .env("TERM", "dumb")
+            .env_remove("HISTFILE")
+            .stdin(slave())
+            .stdout(slave())
+            .stderr(slave())
+            .spawn()
+            .unwrap();
+        let running = Running(child);
+        let keyboard = File::from(pty.master);
+        let (sender, screen) = channel();
+        let mut terminal = keyboard.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut some = [0; 1024];
+            while let Ok(n @ 1..) = terminal.read(&mut some) {
+                if sender.send(some[..n].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            keyboard,
+            screen,
+            seen: String::new(),
+            running,
+        }
+    }
+
+    /// An interactive shell.
+    fn shell(server: &Server) -> Self {
+        let mut shell = Self::start(server, &["bash", "--norc", "--noprofile", "-b", "-i"]);
+        shell.expect("$ ");
+        shell
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until a text is on the screen, and returns what was there before.
+    #[track_caller]
+    fn expect(&mut self, text: &str) -> String {
+        let shown = within(loosely(GENEROUS), || {
+            if let Ok(more) = self.screen.recv_timeout(ms(20)) {
+                self.seen.push_str(&String::from_utf8_lossy(&more));
+            }
+            self.seen.contains(text)
+        });
+        assert!(shown, "no {text:?} on the screen: {:?}", self.seen);
+        let end = self.seen.find(text).unwrap() + text.len();
+        self.seen.drain(..end).collect()
+    }
+}
+
+/// Where the command is found first.
+fn path() -> String {
+    let command = std::path::Path::new(env!("CARGO_BIN_EXE_redlatch"));
+    let dir = command.parent().unwrap().display();
+    format!("{dir}:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+fn is_free(server: &Server, name: &str) -> bool {
+    done(redlatch(server).args(["who", name])).0 == 1
+}
+
+#[test]
+fn a_program_reads_the_terminal_stops_and_comes_back() {
+    let server = Server::start();
+    let name = unique("read");
+    let mut shell = Terminal::shell(&server);
+    // The quotes keep the echo of the keys from being taken for output.
+    shell.types(&format!(
+        "redlatch run {name} -- sh -c 'echo as\"\"king; read a; echo first:$a; read b; echo second:$b'\n"
+    ));
+    shell.expect("asking");
+    shell.types("one\n");
+    shell.expect("first:one");
+    shell.types("\x1a");
+    shell.expect("Stopped");
+    shell.expect("$ ");
+    assert!(!is_free(&server, &name));
+    shell.types("jobs; echo still h\"\"ere\n");
+    shell.expect("still here");
+    shell.types("fg\n");
+    shell.expect("redlatch run");
+    shell.types("two\n");
+    shell.expect("second:two");
+    shell.expect("$ ");
+    assert!(is_free(&server, &name));
+    // From the background it asks for the terminal, and the shell is told.
+    shell.types(&format!(
+        "redlatch run {name} -- sh -c 'read c; echo third:$c' &\n"
+    ));
+    shell.expect("Stopped");
+    shell.types("\nfg\n");
+    shell.expect("redlatch run");
+    shell.types("three\n");
+    shell.expect("third:three");
+    shell.types("exit\n");
+    shell.running.end();
+}
+
+#[test]
+fn ctrl_c_is_one_interrupt_and_ends_a_script() {
+    let server = Server::start();
+    let name = unique("interrupt");
+    let dir = tempfile::tempdir().unwrap();
+    let (go, go_path) = (dir.path().join("go"), dir.path().join("go"));
+    let script = dir.path().join("count.sh");
+    std::fs::write(
+        &script,
+        format!(
+            "trap 'echo i\"\"nt' INT\necho wai\"\"ting\nwhile [ ! -e {} ]; do :; done\necho do\"\"ne\n",
+            go_path.display()
+        ),
+    )
+    .unwrap();
+    let mut shell = Terminal::shell(&server);
+    // With the terminal as standard input, without, and in a pipeline.
+    for around in ["", "</dev/null", "| (trap '' INT; cat)"] {
+        std::fs::remove_file(&go).ok();
+        shell.types(&format!(
+            "redlatch run {name} -- sh {} {around}\n",
+            script.display()
+        ));
+        shell.expect("waiting");
+        shell.types("\x03");
+        shell.expect("int");
+        std::fs::write(&go, "").unwrap();
+        let rest = shell.expect("done");
+        assert!(!rest.contains("int"), "{around}: {rest}");
+        shell.expect("$ ");
+    }
+    // Ctrl-C ends the program, and the script around it.
+    for around in ["", "</dev/null"] {
+        let program = "sh -c \"echo wai\\\"\\\"ting; sleep 100\"";
+        shell.types(&format!(
+            "bash -c 'redlatch run {name} -- {program} {around}; echo go\"\"es on'\n"
+        ));
+        shell.expect("waiting");
+        shell.types("\x03");
+        let said = shell.expect("$ ");
+        assert!(!said.contains("goes on"), "{around}: {said}");
+        shell.types("echo stat\"\"us $?\n");
+        shell.expect("status 130");
+        shell.expect("$ ");
+        assert!(is_free(&server, &name));
+    }
+    shell.types("exit\n");
+    shell.running.end();
+}
+
+#[test]
+fn a_pager_behind_it_has_the_terminal() {
+    let server = Server::start();
+    let name = unique("pager");
+    let mut shell = Terminal::shell(&server);
+    shell.types(&format!(
+        "redlatch run {name} -- echo text | sh -c 'echo as\"\"king; read key </dev/tty; echo pa\"\"ger:$key; cat'\n"
+    ));
+    shell.expect("asking");
+    shell.types("q\n");
+    shell.expect("pager:q");
+    shell.expect("text");
+    // Ctrl-Z stops all of a pipeline, of which this is the first part.
+    shell.types(&format!(
+        "redlatch run {name} -- sh -c 'echo be\"\"gun; sleep 100' | cat\n"
+    ));
+    shell.expect("begun");
+    shell.types("\x1a");
+    shell.expect("Stopped");
+    shell.types("\nfg\n");
+    shell.expect("redlatch run");
+    shell.types("\x03");
+    shell.types("echo stat\"\"us\n");
+    shell.expect("status");
+    eventually("it is free", || is_free(&server, &name));
+    shell.types("exit\n");
+    shell.running.end();
+}
+
+#[test]
+fn without_a_shell_nothing_stops_for_ever() {
+    let server = Server::start();
+    let name = unique("alone");
+    let mut alone = Terminal::start(
+        &server,
+        &[
+            "redlatch",
+            "run",
+            &name,
+            "--",
+            "sh",
+            "-c",
+            "echo asking; read a; echo first:$a",
+        ],
+    );
+    alone.expect("asking");
+    // A session without a shell: nobody could continue it.
+    alone.types("\x1aone\n");
+    alone.expect("first:one");
+    assert_eq!(alone.running.status(), Some(0));
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_the_job() {
+    let server = Server::start();
+    let name = unique("closed");
+    let mut shell = Terminal::shell(&server);
+    shell.types(&format!(
+        "redlatch run {name} -- sh -c 'echo be\"\"gun; sleep 100; echo'\n"
+    ));
+    shell.expect("begun");
+    assert!(!is_free(&server, &name));
+    let Terminal {
+        keyboard, running, ..
+    } = shell;
+    // The thread that reads has a copy, which ends with the session.
+    drop((keyboard, running));
+    eventually("it is free", || is_free(&server, &name));
+}
