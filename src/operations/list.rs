@@ -50,13 +50,53 @@ impl fmt::Display for LockSummary {
     }
 }
 
-/// Which keys one pass looks at.
-#[derive(Clone, Copy)]
+/// Which keys one pass looks at: those of locks, or those where the permits taken of a semaphore are, which has two forms.
+#[derive(Clone, Copy, PartialEq)]
 enum Pass {
-    /// The locks themselves.
     Hashes,
-    /// The permits that are taken, beside the semaphores that they belong to.
-    Permits,
+    /// `{key}:timeout`, if the key has no brace.
+    Braced,
+    /// `key:timeout`, if it has one.
+    Bare,
+}
+
+impl Pass {
+    /// What may find something.
+    fn all(prefix: &str, pattern: &str) -> impl Iterator<Item = Self> {
+        let has_brace = prefix.contains('{');
+        let may_have_brace = has_brace || pattern.contains(['{', '*', '?', '[', '\\']);
+        let passes = [
+            (Self::Hashes, true),
+            (Self::Braced, !has_brace),
+            (Self::Bare, may_have_brace),
+        ];
+        let useful = passes.into_iter().filter(|(_, is_useful)| *is_useful);
+        useful.map(|(pass, _)| pass)
+    }
+
+    /// The key of the lock or semaphore to which a key belongs that was found.
+    fn key(self, found: &str) -> Option<&str> {
+        match self {
+            Self::Hashes => Some(found),
+            Self::Braced => within_braces(found.strip_suffix(":timeout")?),
+            Self::Bare => found.strip_suffix(":timeout"),
+        }
+    }
+
+    /// The other semaphore whose permits would be at the same place: those of `a` and `{a}` are.
+    fn rival(self, key: &str) -> Option<String> {
+        match self {
+            Self::Hashes => None,
+            Self::Braced => Some(format!("{{{key}}}")),
+            Self::Bare => within_braces(key).map(str::to_owned),
+        }
+    }
+}
+
+/// The text within the only braces, if nothing is around them.
+fn within_braces(text: &str) -> Option<&str> {
+    let bare = text.strip_prefix('{')?.strip_suffix('}')?;
+    (!bare.is_empty() && !bare.contains('{')).then_some(bare)
 }
 
 /// The locks that match a pattern: an iterator that asks Redis in steps. See [`Client::list`](crate::Client::list).
@@ -84,9 +124,11 @@ impl fmt::Debug for Locks {
 impl Locks {
     pub(crate) fn new(shared: &Arc<SharedSession>, pattern: &str) -> Self {
         let mut left = Vec::new();
-        for node in shared.session.connection.masters().into_iter().rev() {
-            left.extend([(node, Pass::Permits), (node, Pass::Hashes)]);
+        let prefix = shared.session.registry.prefix();
+        for node in shared.session.connection.masters() {
+            left.extend(Pass::all(prefix, pattern).map(|pass| (node, pass)));
         }
+        left.reverse();
         Self {
             shared: Arc::clone(shared),
             pattern: pattern.into(),
@@ -118,12 +160,31 @@ impl Locks {
             until,
         )
         .map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
-        let questions: Vec<_> = keys.iter().map(|key| inspect::summary(key)).collect();
+        let found: Vec<_> = keys
+            .iter()
+            .filter_map(|found| Some((found, pass.key(found)?)))
+            .collect();
+        let mut questions: Vec<_> = found.iter().map(|(at, _)| inspect::summary(at)).collect();
+        // Counts 2 for the semaphore itself, and 1 for its rival.
+        questions.extend(found.iter().filter_map(|(_, key)| {
+            let rival = pass.rival(key)?;
+            Some(Request::command(DOING, &["EXISTS", key, key, &rival]))
+        }));
         let answers = connection.ask(&questions, until);
         let answers = answers.map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
-        let summaries = keys.iter().zip(&answers);
-        self.found
-            .extend(summaries.filter_map(|(key, answer)| summary(key, prefix, answer)));
+        let (summaries, exist) = answers.split_at(found.len());
+        let mut exist = exist.iter();
+        for ((_, key), answer) in found.iter().zip(summaries) {
+            let exist = pass.rival(key).and_then(|_| exist.next());
+            let is_its_own = match (pass, exist) {
+                (Pass::Bare, Some(Value::Int(n))) => *n >= 2,
+                // Permits may be taken although the number was deleted: then the usual name counts.
+                (_, Some(Value::Int(n))) => *n != 1,
+                _ => true,
+            };
+            self.found
+                .extend(summary(key, prefix, answer).filter(|_| is_its_own));
+        }
         self.at = Some((node, connection));
         if cursor == "0" {
             self.left.pop();
@@ -145,8 +206,8 @@ fn scan(
     let prefix = escaped(prefix);
     let (kind, pattern) = match pass {
         Pass::Hashes => ("hash", format!("{prefix}{pattern}")),
-        Pass::Permits if pattern.contains('{') => ("zset", format!("{prefix}{pattern}:timeout")),
-        Pass::Permits => ("zset", format!("{{{prefix}{pattern}}}:timeout")),
+        Pass::Bare => ("zset", format!("{prefix}{pattern}:timeout")),
+        Pass::Braced => ("zset", format!("{{{prefix}{pattern}}}:timeout")),
     };
     let args = [
         "SCAN", cursor, "MATCH", &pattern, "COUNT", STEP, "TYPE", kind,
@@ -188,14 +249,6 @@ fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {
         4 => LockKind::RwLock,
         5 => LockKind::ExpirableSemaphore,
         _ => return None,
-    };
-    let key = match kind {
-        LockKind::ExpirableSemaphore => {
-            let key = key.strip_suffix(":timeout")?;
-            let bare = key.strip_prefix('{').and_then(|key| key.strip_suffix('}'));
-            bare.unwrap_or(key)
-        }
-        _ => key,
     };
     Some(LockSummary {
         name: key.strip_prefix(prefix)?.into(),
@@ -239,10 +292,25 @@ mod tests {
         let answer = |kind| Value::Array(vec![Value::Int(kind), Value::Int(2), Value::Int(-1)]);
         let of = |key: &str, kind| summary(key, "shop:", &answer(kind)).map(|its| its.name);
         assert_eq!(of("shop:a", 1).as_deref(), Some("a"));
-        assert_eq!(of("{shop:a}:timeout", 5).as_deref(), Some("a"));
-        assert_eq!(of("shop:{a}b:timeout", 5).as_deref(), Some("{a}b"));
+        assert_eq!(of("shop:{a}b", 5).as_deref(), Some("{a}b"));
         assert_eq!(of("bank:a", 1), None);
         assert_eq!(of("shop:a", 9), None);
         assert_eq!(summary("shop:a", "shop:", &Value::Nil), None);
+    }
+
+    #[test]
+    fn permits_belong_to_the_key_that_their_own_key_is_made_of() {
+        for key in ["a", "{a}b", "{a}", "{", "a{", "a}", "}{"] {
+            let found = crate::protocol::keys::permit_timeouts(key);
+            let passes = Pass::all("", "*").filter(|pass| pass.key(&found) == Some(key));
+            assert_eq!(
+                passes.filter(|pass| *pass != Pass::Hashes).count(),
+                1,
+                "{key}"
+            );
+        }
+        assert_eq!(Pass::Bare.rival("{a}").as_deref(), Some("a"));
+        assert_eq!(Pass::Bare.rival("{a}b").as_deref(), None);
+        assert_eq!(Pass::Braced.rival("a").as_deref(), Some("{a}"));
     }
 }

@@ -56,6 +56,81 @@ fn what_is_held_is_listed_and_nothing_else() {
     drop((one, two, three, four, five, six));
 }
 
+timed!(every_name_is_listed_whatever_braces_it_has);
+fn every_name_is_listed_whatever_braces_it_has() {
+    const PREFIXES: [&str; 8] = ["", "p:", "{", "}", "{}", "{p}:", "p{q}r:", "p*?[\\"];
+    const NAMES: [&str; 16] = [
+        "a",
+        "{a}",
+        "a{b}c",
+        "{",
+        "}",
+        "{}",
+        "a{",
+        "a}",
+        "}{",
+        "{{a}}",
+        "{a}{b}",
+        "{a",
+        "{a}b",
+        "a:timeout",
+        "[a]*?",
+        "\\ü",
+    ];
+    let server = Server::start();
+    let mut taken = 0;
+    for prefix in PREFIXES {
+        let client = Client::open(settings(&server).key_prefix(prefix)).unwrap();
+        for name in NAMES {
+            let mut literal = String::new();
+            for c in name.chars() {
+                literal.extend("*?[]^\\".contains(c).then_some('\\'));
+                literal.push(c);
+            }
+            macro_rules! listed {
+                ($take:expr, $kind:ident) => {
+                    // In a cluster some names have no slot of their own.
+                    if let Ok(held) = $take {
+                        taken += 1;
+                        let expected = BTreeMap::from([(name.to_owned(), (LockKind::$kind, 1))]);
+                        for pattern in ["*", &literal] {
+                            assert_eq!(
+                                list(&client, pattern),
+                                expected,
+                                "{prefix}|{name}|{pattern}"
+                            );
+                        }
+                        assert_eq!(list(&client, "b*"), BTreeMap::new());
+                        drop(held);
+                    }
+                };
+            }
+            listed!(client.mutex(name).lock(), Lock);
+            listed!(client.fair_lock(name).lock(), Lock);
+            listed!(client.fenced_lock(name).lock(), FencedLock);
+            listed!(client.rwlock(name).read(), RwLock);
+            listed!(client.rwlock(name).write(), RwLock);
+            let semaphore = client.expirable_semaphore(name);
+            semaphore.try_set_permits(2).ok();
+            listed!(semaphore.acquire(), ExpirableSemaphore);
+            server.cli(&["FLUSHALL"]);
+        }
+    }
+    assert!(taken > 400, "{taken}");
+    // The permits of these two are at the same place.
+    let client = open(&server);
+    let both = ["s", "{s}"].map(|name| {
+        client.expirable_semaphore(name).try_set_permits(2).unwrap();
+        client.expirable_semaphore(name).acquire().unwrap()
+    });
+    let listed = list(&client, "*s*");
+    assert!(
+        listed.contains_key("s") && listed.contains_key("{s}"),
+        "{listed:?}"
+    );
+    drop(both);
+}
+
 timed!(a_large_keyspace_is_gone_through_in_steps);
 fn a_large_keyspace_is_gone_through_in_steps() {
     const STRANGERS: usize = 20_000;
