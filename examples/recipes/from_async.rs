@@ -1,9 +1,10 @@
-//! **From async programs.** Lock, work and unlock in one closure, on a thread that may block; or lock there, and keep an
-//! owned guard.
+//! **From async programs.** Lock, work and unlock in one closure, on a thread that may
+//! block; or lock there, and keep an owned guard.
 //!
-//! Only an owned guard may live across an `.await`. For any other a thread is an owner, and futures of one task run on the
-//! same thread: under `join!` two of them would both get a reentrant lock, and a `mutex` says `WouldDeadlock`. The compiler
-//! helps where a task may move between threads, since these guards are not `Send`.
+//! Only an owned guard may live across an `.await`. For any other a thread is an owner, and
+//! futures of one task run on the same thread: under `join!` two of them would both get a
+//! reentrant lock, and a `mutex` says `WouldDeadlock`. The compiler helps where a task may
+//! move between threads, since these guards are not `Send`.
 
 use redlatch::{Client, OwnedMutexGuard, Result};
 
@@ -23,8 +24,9 @@ pub async fn with_lock<T: Send + 'static>(
     .await
 }
 
-/// Waits on a thread for blocking calls, and returns a guard that may live across an `.await`. Dropping it writes to a socket
-/// and does not wait; `unlock` waits, so that belongs on such a thread too.
+/// Waits on a thread for blocking calls, and returns a guard that may live across an
+/// `.await`. Dropping it writes to a socket and does not wait; `unlock` waits, so that
+/// belongs on such a thread too.
 pub async fn lock(client: &Client, name: String) -> Result<OwnedMutexGuard> {
     let client = client.clone();
     blocking(move || client.mutex(name).lock_owned()).await

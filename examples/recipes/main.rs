@@ -13,6 +13,7 @@ use redlatch::{CancelToken, Client};
 
 mod cron;
 mod from_async;
+mod from_set_nx;
 mod leader;
 mod migrations;
 mod pool;
@@ -36,7 +37,7 @@ fn main() -> shared::Result<()> {
         migrations::migrate(&client, 3, || 1, |from| println!("migrations: from {from}"));
     println!("migrations: {}", migrated.map_err(|err| err.to_string())?);
     let (stop, mut left) = (CancelToken::new(), 3);
-    leader::lead(&client, &stop, || {
+    leader::lead(&client, Duration::from_secs(60), &stop, || {
         left -= 1;
         if left == 0 {
             stop.cancel();
@@ -47,7 +48,7 @@ fn main() -> shared::Result<()> {
     println!("pool: {:?}", pool::call_service(&client, || "an answer")?);
     println!(
         "stampede: {}",
-        stampede::cached(&client, "page", || None, || "a page")?
+        stampede::cached(&client, "page", || None, || "a page")
     );
     let db = rusqlite::Connection::open_in_memory()?;
     db.execute(sql::TABLE, ())?;
@@ -62,6 +63,10 @@ fn main() -> shared::Result<()> {
     let sum = runtime.block_on(from_async::with_lock(&client, "async".into(), || 20 + 22))?;
     let guard = runtime.block_on(from_async::lock(&client, "async".into()))?;
     println!("from_async: {sum}, and {} is held", guard.name());
+    drop(guard);
+    let lock = client.mutex("moving");
+    let guard = from_set_nx::lock_beside_set_nx(&lock, Duration::from_secs(1))?;
+    println!("from_set_nx: held {}", guard.is_some());
     drop(guard);
     let closing = shutdown::close_on_signal(&client)?;
     signal_hook::low_level::raise(signal_hook::consts::SIGTERM)?;

@@ -1,7 +1,8 @@
-//! **Migrations when a service starts.** Many replicas of it start together; the first one migrates, the others wait and
-//! then find nothing to do.
+//! **Migrations when a service starts.** Many replicas of it start together; the first one
+//! migrates, the others wait and then find nothing to do.
 //!
-//! A limit on the wait turns a migration that hangs into a start that fails, which whoever operates the service sees.
+//! A limit on the wait turns a migration that hangs into a start that fails, which whoever
+//! operates the service sees.
 
 use std::time::Duration;
 

@@ -1,13 +1,16 @@
-//! **At most so many at once, over all hosts**: licences, connections to a slow service, parts of a machine.
+//! **At most so many at once, over all hosts**: licences, connections to a slow service,
+//! parts of a machine.
 //!
-//! Each permit has a lease, so those of a process that died come back. The first process sets how many there are; to
-//! change that later use `add_permits`, or delete the semaphore while nobody uses it.
+//! Each permit has a lease, so those of a process that died come back. The first process
+//! sets how many there are; to change that later add the difference with `add_permits`,
+//! which may be negative.
 
 use std::time::Duration;
 
 use redlatch::{Client, Result};
 
-/// Calls the service while fewer than five others do; `None` if none has ended within a second.
+/// Calls the service while fewer than five others do; `None` if none has ended within a
+/// second.
 pub fn call_service<T>(client: &Client, call: impl FnOnce() -> T) -> Result<Option<T>> {
     let pool = client.expirable_semaphore("pool:geocoder");
     pool.try_set_permits(5)?;

@@ -1,8 +1,8 @@
-//! **A web handler that does not wait.** `409 Conflict`: somebody else changes the order now. `503 Service Unavailable`:
-//! Redis cannot say, so the client should try again later.
+//! **A web handler that does not wait.** `409 Conflict`: somebody else changes the order
+//! now. `503 Service Unavailable`: Redis cannot say, so the client should try again later.
 //!
-//! A handler that is run in a pool of threads may wait a little, as here: half a second is less than people notice, and
-//! most locks are held for less.
+//! A handler that is run in a pool of threads may wait a little, as here: half a second is
+//! less than people notice, and most locks are held for less.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub fn change_order(client: &Client, order: u64, change: impl FnOnce()) -> u16 {
             change();
             match guard.unlock() {
                 Ok(()) => 200,
-                // The change was not protected until its end: whoever asks again sees what has come of it.
+                // The change was not protected until its end; the next request sees the outcome.
                 Err(Error::Lost { .. }) => 409,
                 Err(_) => 200, // the release is sent again in the background
             }

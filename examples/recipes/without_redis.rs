@@ -1,8 +1,9 @@
-//! **Tests without Redis.** Give the code that works under a lock a way to run something alone, instead of a client: the
-//! program passes one that locks in Redis, a test one that locks in memory.
+//! **Tests without Redis.** Give the code that works under a lock a way to run something
+//! alone, instead of a client: the program passes one that locks in Redis, a test one that
+//! locks in memory.
 //!
-//! What only Redis can do, such as losing a lock, is worth a test with a real server: one starts in 10 ms, on a free port
-//! or a Unix socket.
+//! What only Redis can do, such as losing a lock, is worth a test with a real server: one
+//! starts in 10 ms, on a free port or a Unix socket.
 
 use std::sync::Mutex;
 

@@ -156,7 +156,9 @@ impl LockSpec {
         };
         check("token_ttl", self.token_ttl)?;
         check("keep_out_restarted", self.up_for)?;
-        check("at_least", self.at_least.unwrap_or_default())?;
+        if let Some(span) = self.at_least {
+            config::check_lease("at_least", span)?;
+        }
         let ends = self.lease.or(self.max_hold);
         if ends
             .zip(self.at_least)

@@ -7,16 +7,21 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, Error};
 
-use crate::support::{Part, Server, eventually, given, ms, open, order, say, settings, timed};
+use crate::support::{
+    Part, Server, eventually, given, ms, open, order, say, settings, timed, unique,
+};
 
 #[path = "../../examples/recipes/cron.rs"]
 mod cron;
 #[path = "../../examples/recipes/from_async.rs"]
 mod from_async;
+#[path = "../../examples/recipes/from_set_nx.rs"]
+mod from_set_nx;
 #[path = "../../examples/recipes/leader.rs"]
 mod leader;
 #[path = "../../examples/recipes/migrations.rs"]
@@ -82,7 +87,7 @@ fn when_the_leader_ends_another_leads() {
                     thread::sleep(ms(1));
                     true
                 };
-                leader::lead(client, stop, work).unwrap();
+                leader::lead(client, Duration::from_secs(60), stop, work).unwrap();
             });
             if n == 0 {
                 eventually("the first leads", || leads.load(Ordering::SeqCst));
@@ -91,7 +96,38 @@ fn when_the_leader_ends_another_leads() {
         assert!(!leads[1].load(Ordering::SeqCst));
         stops[0].cancel();
         eventually("the second leads", || leads[1].load(Ordering::SeqCst));
-        stops[1].cancel();
+        // A clean shutdown is no error of the leader.
+        clients[1].close(Duration::from_secs(5)).unwrap();
+    });
+}
+
+timed!(a_leader_that_hangs_is_replaced);
+fn a_leader_that_hangs_is_replaced() {
+    let server = Server::start();
+    let client = || Client::open(settings(&server).lease(ms(300))).unwrap();
+    let (hung, next) = (client(), client());
+    let stop = CancelToken::new();
+    let (leads, goes_on) = crossbeam_channel::bounded::<()>(0);
+    thread::scope(|scope| {
+        let stopped = &stop;
+        scope.spawn(move || {
+            let hangs = || {
+                leads.send(()).unwrap();
+                // Until the test has seen another leader.
+                leads.send(()).ok();
+                false
+            };
+            leader::lead(&hung, ms(500), stopped, hangs).unwrap();
+        });
+        goes_on.recv().unwrap();
+        let (leads, is_next) = crossbeam_channel::bounded(1);
+        scope.spawn(move || {
+            leader::lead(&next, ms(500), stopped, || leads.try_send(()).is_err()).unwrap();
+        });
+        let replaced = is_next.recv_timeout(Duration::from_secs(20));
+        stop.cancel();
+        drop(goes_on);
+        replaced.expect("another leads within a term and a lease");
     });
 }
 
@@ -131,11 +167,19 @@ fn an_entry_is_computed_once() {
                     42
                 };
                 let found = stampede::cached(&client, "page", || *cache.lock().unwrap(), fill);
-                assert_eq!(found.unwrap(), 42);
+                assert_eq!(found, 42);
             });
         }
     });
     assert_eq!(filled.load(Ordering::SeqCst), 1);
+}
+
+timed!(without_redis_a_page_is_slow_but_there);
+fn without_redis_a_page_is_slow_but_there() {
+    let mut server = Server::start();
+    let client = open(&server);
+    server.kill();
+    assert_eq!(stampede::cached(&client, "page", || None, || 42), 42);
 }
 
 const ACCOUNT: i64 = 7;
@@ -255,6 +299,110 @@ fn work_of_an_async_program_is_done_under_the_lock() {
     runtime.block_on(async { tokio::join!(one(), one(), one()) });
     let is_free = || !client.mutex("async").is_locked().unwrap();
     eventually("it is free", is_free);
+}
+
+/// A program that locks by hand, as the documentation of Redis has it.
+struct ByHand<'a> {
+    connection: redis::Connection,
+    key: &'a str,
+}
+
+impl<'a> ByHand<'a> {
+    const RELEASE: &'static str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+    fn new(server: &Server, key: &'a str) -> Self {
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_connection().unwrap();
+        Self { connection, key }
+    }
+
+    fn try_lock(&mut self, value: &str, ttl: Duration) -> bool {
+        let mut set = redis::cmd("SET");
+        set.arg(self.key).arg(value).arg("NX");
+        set.arg("PX").arg(u64::try_from(ttl.as_millis()).unwrap());
+        let set: Option<String> = set.query(&mut self.connection).unwrap();
+        set.is_some()
+    }
+
+    fn release(&mut self, value: &str) -> redis::RedisResult<i64> {
+        let release = redis::Script::new(Self::RELEASE);
+        let mut release = release.key(self.key);
+        release.arg(value).invoke(&mut self.connection)
+    }
+
+    fn value(&mut self) -> Option<String> {
+        let mut get = redis::cmd("GET");
+        get.arg(self.key).query(&mut self.connection).unwrap()
+    }
+}
+
+timed!(neither_old_nor_new_programs_take_what_the_other_has);
+fn neither_old_nor_new_programs_take_what_the_other_has() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("moving");
+    let (lock, mut by_hand) = (client.mutex(&name), ByHand::new(&server, &name));
+    let (long, short) = (Duration::from_secs(60), ms(100));
+    // The old one holds.
+    assert!(by_hand.try_lock("old", long));
+    let busy = from_set_nx::lock_beside_set_nx(&lock, short);
+    assert!(busy.unwrap().is_none());
+    assert_eq!(by_hand.value().as_deref(), Some("old"), "left as it was");
+    assert_eq!(by_hand.release("old").unwrap(), 1);
+    // The new one holds, and what an old one that comes too late releases is not the lock of the new one.
+    let guard = from_set_nx::lock_beside_set_nx(&lock, long);
+    let guard = guard.unwrap().unwrap();
+    assert!(!by_hand.try_lock("old", long));
+    let late = by_hand.release("old").unwrap_err();
+    assert_eq!(late.code(), Some("WRONGTYPE"), "{late}");
+    assert!(lock.is_locked().unwrap());
+    guard.unlock().unwrap();
+    // Nor the other way round.
+    let fixed = lock.lease(short);
+    let guard = fixed.lock().unwrap();
+    eventually("it ends", || by_hand.try_lock("old", long));
+    assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    assert_eq!(by_hand.value().as_deref(), Some("old"), "left as it was");
+}
+
+timed!(old_and_new_programs_take_turns);
+fn old_and_new_programs_take_turns() {
+    const EACH: u32 = 20;
+    let server = Server::start();
+    let name = unique("moving");
+    let (alone, counted) = (Mutex::new(()), AtomicU32::new(0));
+    let work = || {
+        let _alone = alone.try_lock().expect("nobody else is inside");
+        counted.fetch_add(1, Ordering::SeqCst);
+        thread::sleep(ms(1));
+    };
+    thread::scope(|scope| {
+        for n in 0..2 {
+            let (mut by_hand, client) = (ByHand::new(&server, &name), open(&server));
+            let (work, name) = (&work, &name);
+            scope.spawn(move || {
+                let value = n.to_string();
+                for _ in 0..EACH {
+                    eventually("an old one has it", || {
+                        by_hand.try_lock(&value, Duration::from_secs(60))
+                    });
+                    work();
+                    assert_eq!(by_hand.release(&value).unwrap(), 1);
+                }
+            });
+            scope.spawn(move || {
+                let lock = client.mutex(name);
+                for _ in 0..EACH {
+                    let wait = Duration::from_secs(60);
+                    let guard = from_set_nx::lock_beside_set_nx(&lock, wait);
+                    let guard = guard.unwrap().expect("a new one has it");
+                    work();
+                    guard.unlock().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(counted.load(Ordering::SeqCst), 4 * EACH);
 }
 
 timed!(two_futures_of_a_thread_are_one_owner);

@@ -189,6 +189,7 @@ fn what_cannot_be_kept_is_refused() {
     let client = Client::open(settings(&server)).unwrap();
     let second = Duration::from_secs(1);
     for lock in [
+        client.mutex("a").at_least(Duration::ZERO),
         client.mutex("a").at_least(ms(9)),
         client.mutex("a").at_least(Duration::MAX),
         client.mutex("a").lease(second).at_least(2 * second),
