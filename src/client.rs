@@ -41,6 +41,14 @@ use crate::sync::spin_lock::SpinLock;
 /// cluster, name and Redisson's channel for it have to be in one slot, which names with odd braces miss, such as `a}b`.
 /// Other names are [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
 ///
+/// It may be shared among threads, or cloned for each.
+///
+/// ```
+/// fn may_be_shared<T: Send + Sync + 'static>() {}
+/// may_be_shared::<redlatch::Client>();
+/// may_be_shared::<redlatch::Error>();
+/// ```
+///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
 /// that needs locks opens a client of its own, and must be forked before any thread of the parent has used one:
@@ -379,7 +387,7 @@ impl Client {
     }
 }
 
-/// Made of clients, which nothing below this file knows.
+// Here and not in `sync`, since a client belongs to a higher layer than its locks.
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///

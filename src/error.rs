@@ -94,6 +94,9 @@ pub enum Error {
     /// The client was closed while we waited, or before.
     Closed,
     /// The key of this name holds something that is not this kind of lock. It was left as it was.
+    ///
+    /// A string may be a lock that another program took by `SET NX`. Deleting it would let two in: see
+    /// [moving from `SET NX`](crate::guide::should_i_use_this#moving-from-set-nx).
     #[non_exhaustive]
     WrongType {
         /// The lock's name, as given to the client.
@@ -177,7 +180,7 @@ impl Error {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("stock:42").lock()?;
-    /// match guard.query::<i64>(redis::cmd("DECR").arg("left:42")) {
+    /// match guard.query::<i64>(redis::cmd("DECR").arg("{stock:42}:left")) {
     ///     Err(err) if err.may_have_run() => println!("look whether it did: {err}"),
     ///     left => println!("{} left", left?),
     /// }
@@ -329,7 +332,7 @@ impl Error {
             Self::Closed => f.write_str("the client is closed; open another"),
             Self::WrongType { name, found } => write!(
                 f,
-                "`{name}` is not this kind of lock: {}; choose another name, or delete the key if nobody needs it",
+                "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs lock by this key",
                 found.as_deref().unwrap_or("its key holds something else")
             ),
             Self::Thread { name, source } => {

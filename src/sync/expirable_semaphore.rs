@@ -88,7 +88,7 @@ pub struct ExpirableSemaphore {
 ///
 /// It is renewed every third of the client's lease until then, unless the handle has a lease of its own or
 /// [`update_lease`](Self::update_lease) has given it one. It may be sent to other threads, and shared among them.
-#[must_use = "if unused the permit is released immediately"]
+#[must_use = "if unused the permit is released immediately; bind it, `let _permit = …`, since `let _ = …` releases it at once"]
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,

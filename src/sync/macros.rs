@@ -170,7 +170,8 @@ macro_rules! exclusive_lock {
             /// - [`Error::Redis`](crate::Error::Redis): Redis did not answer within the response timeout, or refused.
             ///   With several servers [`Error::NoQuorum`](crate::Error::NoQuorum), with several members
             ///   [`Error::Members`](crate::Error::Members).
-            /// - [`Error::WrongType`](crate::Error::WrongType): the key holds something else.
+            /// - [`Error::WrongType`](crate::Error::WrongType): the key holds something else, such as a lock of another
+            ///   kind or of a program that locks by `SET NX`.
             /// - [`Error::WouldDeadlock`](crate::Error::WouldDeadlock): the thread holds the lock already and it is not
             ///   reentrant, or holds it as another kind.
             /// - [`Error::Lost`](crate::Error::Lost): the grant arrived when its lease was over.
@@ -187,9 +188,10 @@ macro_rules! exclusive_lock {
             /// Tries once; `Ok(None)` if somebody has the lock, or a thread of this process is waiting for it.
             ///
             /// Blocks for one round trip, or none if this process has the lock; at most for the response timeout. If
-            /// this process has had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
-            /// heard of its release, they go first: it waits up to 1.5 ms for them (1 ms for a
-            /// [`SpinLock`](crate::SpinLock), which notifies nobody).
+            /// this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call
+            /// first waits for the reply to the last release, which says whether other processes were notified. If so, the
+            /// call lets them ask first, for 1 ms ([`RedLock`](crate::RedLock): up to 50 ms). A
+            /// [`SpinLock`](crate::SpinLock), which notifies nobody, always does.
             ///
             #[doc = $crate::sync::macros::example!(lock $maker =>
                 "match lock.try_lock()? {"
@@ -393,7 +395,7 @@ macro_rules! guard {
         holding $held:path, $stays:ty
     ) => {
         $(#[$guard_doc])*
-        #[must_use = "if unused the lock is released immediately"]
+        #[must_use = "if unused the lock is released immediately; bind it, `let _guard = …`, since `let _ = …` releases it at once"]
         pub struct $guard {
             held: $held,
             _stays: $stays,

@@ -88,7 +88,7 @@ pub struct Semaphore {
 /// fn check<T: Send + Sync>() {}
 /// check::<redlatch::SemaphorePermit>();
 /// ```
-#[must_use = "if unused the permits are given back immediately"]
+#[must_use = "if unused the permits are given back immediately; bind them, `let _permit = …`, since `let _ = …` gives them back at once"]
 pub struct SemaphorePermit {
     shared: Arc<SharedSession>,
     entry: Arc<Entry>,
@@ -315,8 +315,8 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout. If this process has had permits for a whole
-    /// tenure and others were notified of the last release, they go first: it waits up to 300 µs more.
+    /// Blocks for one round trip or none, at most for the response timeout. After a whole tenure other processes go first,
+    /// as [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -574,39 +574,6 @@ pub(super) mod appointments {
     }
 
     #[test]
-    fn the_rest_of_a_long_command_is_written_as_soon_as_the_server_reads() {
-        /// More than a socket takes.
-        const MUCH: usize = 8 * 1024 * 1024;
-        let (connection, reader, mut server) = led();
-        let long = Call::question(Request::command("asking", &["ECHO", &"x".repeat(MUCH)]));
-        assert!(connection.send(&long).is_some());
-        let (connection, now) = (&connection, Instant::now());
-        let (done, is_done) = bounded(1);
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                // The deadline of this thread is far away, and so is the end of a read that waits for a reply.
-                connection.lead(reader, 1, Some(&long), now, now + GENEROUS);
-                done.send(long.outcome().is_some())
-            });
-            let is_behind = || {
-                let mut state = connection.state.lock();
-                state
-                    .up(1)
-                    .is_some_and(|(up, in_flight)| !up.writing && in_flight.unwritten.is_behind())
-            };
-            while !is_behind() {
-                thread::yield_now();
-            }
-            let read = server.read_exact(&mut vec![0; MUCH]);
-            let answers = server.write_all(b"+OK\r\n");
-            let answered = is_done.recv_timeout(GENEROUS / 2);
-            connection.close();
-            assert!(read.is_ok() && answers.is_ok());
-            assert_eq!(answered, Ok(true));
-        });
-    }
-
-    #[test]
     fn a_reply_that_has_come_counts_although_another_thread_is_to_read_it() {
         let (connection, reader, mut server) = led();
         let calls = [(); 2].map(|()| send(&connection));

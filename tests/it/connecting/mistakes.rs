@@ -207,7 +207,7 @@ fn what_a_key_holds_instead_is_said() {
         let err = explained(
             "a list",
             result,
-            &[list, "choose another name", "delete the key"],
+            &[list, "choose another name", "try again later"],
         );
         assert!(matches!(err, Error::WrongType { found: Some(_), .. }));
     }
