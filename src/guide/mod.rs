@@ -11,6 +11,13 @@ macro_rules! recipe {
     };
 }
 
+#[doc = include_str!("should_i_use_this.md")]
+#[doc = recipe!("from_set_nx")]
+pub mod should_i_use_this {}
+
+#[doc = include_str!("common_mistakes.md")]
+pub mod common_mistakes {}
+
 #[doc = include_str!("with_redisson.md")]
 pub mod with_redisson {}
 

@@ -128,6 +128,28 @@ fn cells(text: &str) -> Vec<String> {
         .collect()
 }
 
+#[test]
+fn the_readme_and_the_front_page_have_one_table_of_locks() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let rows = |file: &str, links: bool| -> Vec<String> {
+        let text = fs::read_to_string(root.join(file)).unwrap();
+        let rows = text.lines().map(|line| line.trim_start_matches("//! "));
+        let table = rows.skip_while(|row| !row.starts_with("| Take |"));
+        let table = table.take_while(|row| row.starts_with('|'));
+        let plain = |row: &str| match row.split_once("](").filter(|_| links) {
+            Some((code, rest)) => {
+                let (_, rest) = rest.split_once(')').unwrap();
+                code.replacen('[', "", 1) + rest
+            }
+            None => row.to_owned(),
+        };
+        table.map(plain).collect()
+    };
+    let (readme, front) = (rows("README.md", false), rows("src/lib.rs", true));
+    assert!(readme.len() > 12, "{readme:?}");
+    assert_eq!(readme, front);
+}
+
 /// What takes longer to say in a table is a paragraph below it.
 #[test]
 fn the_guide_is_short_and_so_is_each_cell_of_a_table() {
@@ -184,7 +206,13 @@ fn the_images_of_the_guide_exist_and_are_small() {
 }
 
 /// What the compiler says about a program that uses the crate; `None` if there is no compiler.
-fn compiled(program: &str) -> Option<String> {
+pub(super) fn compiled(program: &str) -> Option<String> {
+    let rustc = std::env::var("RUSTC").unwrap_or("rustc".into());
+    compiled_by(&rustc, Path::new("."), program)
+}
+
+/// The same by another compiler, whose lints have their settings in this folder.
+pub(super) fn compiled_by(compiler: &str, lints: &Path, program: &str) -> Option<String> {
     let exe = std::env::current_exe().unwrap();
     let deps = exe.parent().unwrap();
     let is_ours = |path: &PathBuf| {
@@ -198,7 +226,8 @@ fn compiled(program: &str) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("user.rs");
     fs::write(&source, program).unwrap();
-    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+    let mut rustc = Command::new(compiler);
+    rustc.env("CLIPPY_CONF_DIR", lints);
     rustc.args(["--edition=2024", "--crate-type=lib", "--emit=metadata"]);
     rustc.arg("--extern");
     rustc.arg(format!("redlatch={}", newest.display()));

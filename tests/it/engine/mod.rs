@@ -9,6 +9,7 @@ mod listening;
 mod logger;
 mod logs;
 mod loss;
+mod mistakes;
 mod renewals;
 mod renewing_link;
 mod rights;
