@@ -5,11 +5,11 @@
 //!
 //! ```toml
 //! [dependencies]
-//! redlatch = "0.1" # features: tls, metrics, cli
+//! redlatch = "0.1" # features: tls, metrics, serde, cli
 //! ```
 //!
 //! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster
-//! ([servers tested](guide::deployments#servers-tested)).
+//! ([servers tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
 //!
 //! # Ten lines
 //!
@@ -19,16 +19,39 @@
 //! let client = redlatch::Client::open("redis://127.0.0.1/")?; // one per process
 //! let lock = client.mutex("stock:42");
 //! if let Some(guard) = lock.try_lock_for(Duration::from_millis(500))? {
-//!     // no other thread of any process holds `stock:42` now
-//!     guard.unlock()?; // or drop it; `unlock` waits for Redis and reports a lock that was lost meanwhile
+//!     // No other thread of any process holds `stock:42` now.
+//!     guard.unlock()?; // reports a lost lock; dropping does not
 //! } else {
 //!     println!("somebody else has it");
 //! }
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Waiting threads are notified of the release instead of polling. What is held is renewed until the guard is dropped; a
-//! panic drops it too. If the process dies, the lock is free when its lease is over.
+//! Waiting threads are notified of the release instead of polling. The lease is renewed until the guard is dropped, including
+//! by a panic. If the process dies, the lock is free when its lease is over.
+//!
+//! # Which one to take
+//!
+//! If unsure, [`client.mutex(name)`](Client::mutex).
+//!
+//! | Take | for | do not use it if |
+//! | --- | --- | --- |
+//! | [`client.mutex(name)`](Client::mutex) | mutual exclusion | its thread locks again while it holds it: that is `Error::WouldDeadlock` |
+//! | [`mutex.lock_owned()`](Mutex::lock_owned) | the same in thread pools and async programs: the guard may move to other threads | a thread waits for it with its own guard in hand: that lasts for ever |
+//! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both have it |
+//! | [`client.fair_lock(name)`](Client::fair_lock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that rises with each hold, for a database that refuses older ones | nothing checks the token |
+//! | [`client.rwlock(name)`](Client::rwlock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
+//! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived for a subscription each | others have to get it right after its release: they poll |
+//! | [`client.multi_lock([a, b])`](Client::multi_lock) | several names of one client, all or none | one name can stand for them |
+//! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
+//! | [`RedLock::new([&a, &b, &c], name)`](RedLock::new) | surviving the loss of a minority of independent masters | a late write does harm: it has no tokens and no guarded commands |
+//! | [`client.expirable_semaphore(name)`](Client::expirable_semaphore) | at most `n` at once; the permits of a process that dies come back | `n` is 1: a `mutex` does that |
+//! | [`client.semaphore(name)`](Client::semaphore) | at most `n` at once, and permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
+//! | [`client.latch(name)`](Client::latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
+//!
+//! A holder that was stopped, and writes to the same Redis too late: [`query`](MutexGuard::query) and
+//! [`invoke`](MutexGuard::invoke) of any guard reject that.
 //!
 //! # Defaults
 //!
@@ -47,8 +70,8 @@
 //! # `Ok(None)` and `Err`
 //!
 //! `Ok(None)`: somebody else had it, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`:
-//! Redis is away, or refused. Either way, what may have been taken is released again. A limit of time is for all that the
-//! call does: connecting, asking and waiting.
+//! Redis is unreachable or rejected the command. Either way, redlatch releases whatever the attempt may have acquired. A time
+//! limit covers all that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!
@@ -63,28 +86,12 @@
 //!   the whole life of a hold.
 //! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
-//! # Which one to take
-//!
-//! | for | |
-//! | --- | --- |
-//! | mutual exclusion | [`Mutex`], or [`ReentrantLock`], which its thread may lock again |
-//! | the same in thread pools and `spawn_blocking` | [`Mutex::lock_owned`], whose guard may move |
-//! | a holder that was stopped, and writes to the same Redis | [`query`](MutexGuard::query) and [`invoke`](MutexGuard::invoke) of any guard |
-//! | first come, first served across processes | [`FairLock`], [`FairMutex`] |
-//! | a resource that refuses late writes | [`FencedLock`] |
-//! | very many names, held briefly | [`SpinLock`] |
-//! | many readers or one writer | [`RwLock`] |
-//! | several names or servers at once | [`MultiLock`] |
-//! | surviving the loss of a minority of servers | [`RedLock`] |
-//! | at most `n` at once | [`ExpirableSemaphore`], or [`Semaphore`], whose permits do not expire |
-//! | waiting until others are done | [`Latch`] |
-//!
 //! # The guide
 //!
-//! [A tour](guide) shows each of them once. Then there are pages about [sharing locks with
-//! Redisson](guide::with_redisson), [deployments](guide::deployments): servers tested, TLS, Sentinel, Cluster,
-//! [operations](guide::operations): what happens on a bad day, who holds a lock, the command, rights, settings, logs,
-//! metrics, and [recipes](guide::recipes). For contributors:
+//! [A tour](guide) shows each lock once. Then there are pages about [whether to use this](guide::should_i_use_this),
+//! [common mistakes](guide::common_mistakes), [recipes](guide::recipes), [operations](guide::operations): a bad day, who
+//! holds a lock, the command, rights, settings, logs, metrics, [deployments](guide::deployments): servers tested, TLS,
+//! Sentinel, Cluster, and [sharing locks with Redisson](guide::with_redisson). For contributors:
 //! [architecture](guide::architecture), [performance](guide::performance), [testing](guide::testing).
 //!
 //! # Logs
@@ -93,6 +100,8 @@
 //! know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
 //! [long waits](Config::warn_waiting); *debug*: lost connections and retries; *trace*: what has no consequence.
 //! [In detail](guide::operations#logs).
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod callback;
