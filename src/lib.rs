@@ -11,6 +11,10 @@
 //! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster
 //! ([servers tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
 //!
+//! Features: `tls` encrypts connections, `metrics` has an observer for the crate of that name, `serde` serializes what
+//! [`inspect`](Client::inspect), [`list`](Client::list), [`check`](Client::check) and [`stats`](Client::stats) return, and
+//! `cli` builds [the command](guide::operations#the-command).
+//!
 //! # Ten lines
 //!
 //! ```no_run

@@ -85,7 +85,7 @@ pub struct Refused<'a> {
 }
 
 /// Why something was not acquired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Somebody else had it.

@@ -24,7 +24,7 @@ impl Counter {
 }
 
 /// Whether a number of [`Stats`] only grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StatKind {
     /// It counts since the client was opened, and only grows, or is the largest seen.
@@ -97,6 +97,7 @@ macro_rules! counters {
         /// # Ok::<(), redlatch::Error>(())
         /// ```
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)+

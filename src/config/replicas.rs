@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// It makes a failover that forgets a lock rarer and does not exclude it: which replica becomes the master is not decided
 /// by who has acknowledged what. What must never happen is prevented by a fencing token, or by a
 /// [`RedLock`](crate::RedLock).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReplicaAck {
     /// None; nothing is sent.

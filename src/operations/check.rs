@@ -28,7 +28,7 @@ const OLDEST: (u32, u32) = (6, 2);
 const SKEW_MS: i128 = 1000;
 
 /// How much a [`Finding`] matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
     /// As it should be, or a matter of taste.
@@ -51,6 +51,7 @@ impl fmt::Display for Severity {
 
 /// Something that [`Client::check`](crate::Client::check) has found.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
     /// The address of the server.
@@ -84,6 +85,7 @@ impl fmt::Display for Finding {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
     /// All of it.

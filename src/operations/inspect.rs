@@ -10,6 +10,8 @@ use crate::acquire::spec::LockSpec;
 use crate::error::Result;
 use crate::net::request::Request;
 use crate::operations::processes::{self, Process, Processes};
+#[cfg(feature = "serde")]
+use crate::operations::serialized;
 use crate::operations::{ask_master_of, text};
 use crate::protocol::{inspect, reentrant};
 use crate::session::shared::SharedSession;
@@ -20,7 +22,7 @@ use crate::sync::red_lock::RedLock;
 ///
 /// The same key may look like several kinds: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
 /// [`SpinLock`](crate::SpinLock) and one node's part of a [`RedLock`](crate::RedLock) are all [`LockKind::Lock`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LockKind {
     /// Nothing, or nobody holds it.
@@ -60,7 +62,7 @@ impl fmt::Display for LockKind {
 }
 
 /// How somebody holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HoldMode {
     /// Alone.
@@ -86,6 +88,7 @@ impl fmt::Display for HoldMode {
 
 /// One hold of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
     /// `<id>:<number>`: the [id of the client](crate::Client::id), and the number of the acquisition; Redisson's id and the
@@ -96,6 +99,10 @@ pub struct Holder {
     /// How it is held.
     pub mode: HoldMode,
     /// How long it lives unless it is renewed; `None` if it has no end.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+    )]
     pub lease_left: Option<Duration>,
     /// Where the owner is. `None` for an owner of Redisson, for one that is not connected, for permits, which do not say
     /// whose they are, and if the user may not ask ([`LockInfo::unknown`]).
@@ -104,11 +111,16 @@ pub struct Holder {
 
 /// One place in the queue of a fair lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiter {
     /// As [`Holder::owner`].
     pub owner: String,
     /// When it loses its place unless it shows a sign of life.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lives_for_ms", serialize_with = "serialized::ms")
+    )]
     pub lives_for: Option<Duration>,
     /// As [`Holder::process`].
     pub process: Option<Process>,
@@ -128,6 +140,7 @@ pub struct Waiter {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The name that was asked for.
@@ -152,6 +165,10 @@ pub struct LockInfo {
     /// Permits that are free, or what is left to count of a latch.
     pub free: Option<i64>,
     /// When the key ends; `None` if it has no end.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "ends_in_ms", serialize_with = "serialized::ms")
+    )]
     pub ends_in: Option<Duration>,
     /// What could not be found out, and why: `processes, for want of +client|list: …`.
     pub unknown: Vec<String>,

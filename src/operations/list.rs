@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+#[cfg(feature = "serde")]
+use super::serialized;
 use super::{apart, inspect::LockKind};
 use crate::error::{Error, Result};
 use crate::net::apart::Apart;
@@ -22,6 +24,7 @@ const DOING: &str = "listing locks";
 
 /// A line about a lock: see [`Client::list`](crate::Client::list).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockSummary {
     /// Its name, without the client's prefix.
@@ -31,6 +34,10 @@ pub struct LockSummary {
     /// How many hold it, or how many permits are taken.
     pub held: u64,
     /// How long it stays so if nobody renews; `None` if for ever.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+    )]
     pub lease_left: Option<Duration>,
 }
 

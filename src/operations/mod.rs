@@ -6,6 +6,8 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod processes;
 pub(crate) mod release;
+#[cfg(feature = "serde")]
+mod serialized;
 
 use std::time::Instant;
 

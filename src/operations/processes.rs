@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+#[cfg(feature = "serde")]
+use super::serialized;
+
 /// A process that is connected to Redis, as the names of its connections say: see
 /// [`Config::label`](crate::Config::label).
 ///
@@ -17,6 +20,7 @@ use std::time::Duration;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Process {
     /// The name of its machine; `-` where that could not be found out.
@@ -28,6 +32,10 @@ pub struct Process {
     /// See [`Config::label`](crate::Config::label).
     pub label: String,
     /// For how long it has sent Redis nothing, in whole seconds.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "idle_s", serialize_with = "serialized::s")
+    )]
     pub idle: Duration,
 }
 

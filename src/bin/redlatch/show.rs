@@ -3,8 +3,7 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use redlatch::{Client, LockInfo, LockKind, Process, Severity};
-use serde_json::{Value, json};
+use redlatch::{Client, LockKind, Severity};
 
 use crate::options::{BUSY, FREE, Failure, Form, UNAVAILABLE, USAGE};
 use crate::say::{ask, print, say};
@@ -24,65 +23,16 @@ fn headed(text: &str) -> String {
     }
 }
 
-fn pretty(value: &Value) -> Result<(), Failure> {
+/// As JSON, its keys in order.
+fn pretty(shown: impl serde::Serialize) -> Result<(), Failure> {
+    let value = serde_json::to_value(shown).expect("strings and numbers");
     print(format_args!("{value:#}"))
-}
-
-fn ms(span: Option<Duration>) -> Value {
-    span.map_or(Value::Null, |span| {
-        json!(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
-    })
-}
-
-fn process(of: Option<&Process>) -> Value {
-    of.map_or(Value::Null, |its| {
-        json!({
-            "host": its.host,
-            "pid": its.pid,
-            "address": its.address,
-            "label": its.label,
-            "idle_s": its.idle.as_secs(),
-        })
-    })
-}
-
-fn info(of: &LockInfo) -> Value {
-    let holders = of.holders.iter().map(|holder| {
-        json!({
-            "owner": holder.owner,
-            "count": holder.count,
-            "mode": holder.mode.to_string(),
-            "lease_left_ms": ms(holder.lease_left),
-            "process": process(holder.process.as_ref()),
-        })
-    });
-    let queue = of.queue.iter().map(|waiter| {
-        json!({
-            "owner": waiter.owner,
-            "lives_for_ms": ms(waiter.lives_for),
-            "process": process(waiter.process.as_ref()),
-        })
-    });
-    json!({
-        "name": of.name,
-        "key": of.key,
-        "kind": of.kind.to_string(),
-        "held": of.held,
-        "holders": holders.collect::<Vec<_>>(),
-        "waiting": of.waiting,
-        "queue": queue.collect::<Vec<_>>(),
-        "listening": of.listening,
-        "token": of.token,
-        "free": of.free,
-        "ends_in_ms": ms(of.ends_in),
-        "unknown": of.unknown,
-    })
 }
 
 pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure> {
     let its = client.inspect(name)?;
     match form.json {
-        true => pretty(&info(&its))?,
+        true => pretty(&its)?,
         false => print(headed(&its.to_string()))?,
     }
     let is_held = match its.kind {
@@ -99,16 +49,11 @@ pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failu
         let lock = lock?;
         match form.json {
             false => print(&lock)?,
-            true => all.push(json!({
-                "name": lock.name,
-                "kind": lock.kind.to_string(),
-                "held": lock.held,
-                "lease_left_ms": ms(lock.lease_left),
-            })),
+            true => all.push(lock),
         }
     }
     if form.json {
-        pretty(&Value::Array(all))?;
+        pretty(&all)?;
     }
     Ok(0)
 }
@@ -194,15 +139,7 @@ pub(crate) fn check(client: &Client, form: Form) -> Result<u8, Failure> {
     let report = client.check()?;
     let status = if report.is_fit() { 0 } else { UNAVAILABLE };
     if form.json {
-        let findings = report.findings.iter().map(|finding| {
-            json!({
-                "server": finding.server,
-                "severity": finding.severity.to_string(),
-                "what": finding.what,
-                "advice": finding.advice,
-            })
-        });
-        pretty(&findings.collect())?;
+        pretty(&report.findings)?;
         return Ok(status);
     }
     for finding in &report.findings {
