@@ -1,7 +1,7 @@
 //! What can go wrong, named by what the caller can do next.
 
 use std::borrow::Cow;
-use std::fmt::{self, Display as _, Write as _};
+use std::fmt::{self, Write as _};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 

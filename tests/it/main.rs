@@ -16,7 +16,6 @@ mod lock;
 mod multi_lock;
 mod operations;
 mod quorum;
-mod recipes;
 mod rwlock;
 mod scripts;
 mod semaphore;

@@ -3,6 +3,4 @@
 mod checking;
 mod inspecting;
 mod listing;
-#[cfg(feature = "metrics")]
-mod metrics;
 mod observing;

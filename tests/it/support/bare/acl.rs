@@ -3,14 +3,8 @@
 use super::is_redis_6;
 
 /// Pages of the guide.
-pub(crate) const OPERATIONS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/src/guide/operations.md"
-));
-pub(crate) const DEPLOYMENTS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/src/guide/deployments.md"
-));
+pub(crate) const OPERATIONS: &str = include_str!("../../../../src/guide/operations.md");
+pub(crate) const DEPLOYMENTS: &str = include_str!("../../../../src/guide/deployments.md");
 
 /// The command that a page gives for a user, as far as this server knows its words.
 pub(crate) fn acl_line(page: &'static str, user: &str) -> Vec<&'static str> {

@@ -1,5 +1,6 @@
 //! The recipes of the guide do what they say.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unreachable_pub, reason = "recipes are copied from there")]
 
 use std::path::Path;
@@ -12,12 +13,14 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, Error};
 
-use crate::support::{
-    Part, Server, eventually, given, ms, open, order, say, settings, timed, unique,
-};
+use crate::support::{Part, Server, eventually, given, ms, order, say, timed, unique};
+
+#[path = "../it/support/bare/mod.rs"]
+mod support;
 
 #[path = "../../examples/recipes/cron.rs"]
 mod cron;
+mod exporter;
 #[path = "../../examples/recipes/from_async.rs"]
 mod from_async;
 #[path = "../../examples/recipes/from_set_nx.rs"]
@@ -36,6 +39,14 @@ mod stampede;
 mod web;
 #[path = "../../examples/recipes/without_redis.rs"]
 mod without_redis;
+
+fn open(server: &Server) -> Client {
+    Client::open(settings(server)).unwrap()
+}
+
+fn settings(server: &Server) -> Config {
+    Config::new(server.url()).lease(ms(3_000))
+}
 
 timed!(of_five_hosts_one_does_the_job_of_a_minute);
 fn of_five_hosts_one_does_the_job_of_a_minute() {
@@ -454,7 +465,7 @@ fn the_example_runs_every_recipe() {
         .with_file_name("examples")
         .join("recipes");
     if !example.exists() {
-        crate::support::skipped("the example", "only this test was built");
+        support::skipped("the example", "only this test was built");
         return;
     }
     let done = Command::new(example)

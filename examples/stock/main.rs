@@ -8,8 +8,8 @@
 //!    - through its guard it does not: the write is refused, and the buyer begins again.
 //!
 //! ```text
-//! cargo run --release --example stock                            a redis-server of its own
-//! REDIS_URL=redis://host/ cargo run --release --example stock    keys under a new prefix, removed afterwards
+//! cargo run -p stock                            a redis-server of its own
+//! REDIS_URL=redis://host/ cargo run -p stock    keys under a new prefix, removed afterwards
 //! ```
 //!
 //! Exits with 1 if a figure is wrong.
@@ -29,6 +29,7 @@ use redlatch::{Client, Config, Error, GuardedScript, ReentrantLockGuard};
 
 use shared::{Ours, Result, check, connect, redis_server};
 
+#[path = "../shared/mod.rs"]
 mod shared;
 
 const MOONCAKES: usize = 90;

@@ -3,7 +3,8 @@
 use metrics_exporter_prometheus::PrometheusBuilder;
 use redlatch::{Client, Metrics};
 
-use crate::support::{Server, open, settings, timed, unique};
+use crate::support::{Server, timed, unique};
+use crate::{open, settings};
 
 timed!(what_happens_is_recorded_under_labels_that_the_user_gives);
 fn what_happens_is_recorded_under_labels_that_the_user_gives() {
