@@ -28,8 +28,8 @@ impl Apart {
     ) -> RedisResult<Self> {
         let dialling = Dialling::start(endpoint, ROLE, timeout)?;
         let left = until.saturating_duration_since(Instant::now());
-        let late = || Err(socket::timed_out("no connection to redis in time"));
-        let mut connection = dialling.wait(left).unwrap_or_else(late)?;
+        let made = dialling.wait(left);
+        let mut connection = made.unwrap_or_else(|| Err(dialling.waits_for()))?;
         connection.reader.limit(LARGEST_MAP);
         Ok(Self {
             connection,

@@ -177,9 +177,6 @@ impl Nodes {
         round.replies[node] = match connected {
             Ok(()) if self.send(round, request, node) => return,
             Ok(()) => NodeReply::Failed(self.unanswered(node)),
-            Err(Fault::Unreachable(why)) if !is_transient(&why) => {
-                NodeReply::Failed(Fault::Refused(why))
-            }
             Err(Fault::Stopped) => return,
             Err(fault @ (Fault::Unreachable(_) | Fault::Late(_))) => NodeReply::Unsent(Some(fault)),
             Err(fault) => NodeReply::Failed(fault),

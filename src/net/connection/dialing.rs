@@ -25,31 +25,50 @@ impl Down {
                 true => back_off.failed(now),
                 false => back_off,
             },
-            tried_at: now,
             why,
         }
     }
 
     /// After one that could not be made.
     fn failed(&self, tried_at: Instant, why: RedisError) -> Self {
+        let is_final = !is_transient(&why);
         Self {
-            back_off: match is_transient(&why) {
-                true => self.back_off.failed(tried_at),
-                false => BackOff::failed_for_good(),
+            back_off: match is_final {
+                true => BackOff::failed_for_good(),
+                false => self.back_off.failed(tried_at),
             },
-            tried_at,
-            why: Some(why),
+            why: match &self.why {
+                // Silence does not contradict what the server has said.
+                Some(refusal) if why.is_timeout() && self.is_final() => Some(refusal.clone()),
+                _ => Some(why),
+            },
         }
     }
 
+    /// Whether the last attempt that had an answer was refused for a reason that does not pass by itself.
     fn is_final(&self) -> bool {
         self.why.as_ref().is_some_and(|why| !is_transient(why))
     }
 
-    fn why(&self) -> RedisError {
-        let why = self.why.clone();
-        why.unwrap_or_else(|| socket::timed_out("no connection to redis in time"))
+    /// Whether it was refused so lately that it is not tried again yet.
+    fn is_refused(&self, now: Instant) -> bool {
+        self.is_final() && now < self.back_off.ends(true)
     }
+
+    /// Why there is no connection. The answer to an earlier attempt says more than how far the present one has got.
+    pub(super) fn reason(&self, attempts: &[Arc<Progress>]) -> RedisError {
+        let was_tried = !self.back_off.is_untried();
+        let why = self.why.as_ref();
+        let answer = why.filter(|why| was_tried && !why.is_timeout());
+        match (answer, attempts.last()) {
+            (None, Some(last)) => last.waits_for(),
+            (answer, _) => answer.or(why).cloned().unwrap_or_else(no_connection),
+        }
+    }
+}
+
+fn no_connection() -> RedisError {
+    socket::timed_out("no connection to redis in time")
 }
 
 impl Connection {
@@ -60,12 +79,12 @@ impl Connection {
         loop {
             match &state.phase {
                 Phase::Up(_) => return Ok(()),
-                Phase::Connecting(_, progress) if Instant::now() >= until => {
-                    return Err(progress.waits_for());
+                Phase::Connecting(before, attempts) if Instant::now() >= until => {
+                    return Err(before.reason(attempts));
                 }
                 Phase::Connecting(..) => {}
-                Phase::Down(Down { why: Some(why), .. }) => return Err(why.clone()),
-                Phase::Down(_) | Phase::Closed => return Err(socket::timed_out("closed")),
+                Phase::Down(down) => return Err(down.reason(&[])),
+                Phase::Closed => return Err(socket::timed_out("closed")),
             }
             self.changed.wait_until(&mut state, until);
         }
@@ -81,30 +100,37 @@ impl Connection {
         if matches!(state.phase, Phase::Up(_)) {
             return Ok(());
         }
-        let began = Instant::now();
         loop {
             let now = Instant::now();
-            let (look_at, why) = match &state.phase {
+            let (down, attempts) = match &state.phase {
                 Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
-                Phase::Connecting(_, progress) if progress.is_stale() => {
-                    self.dial(&mut state);
-                    continue;
-                }
-                Phase::Connecting(_, progress) => (now + SLICE, progress.waits_for()),
-                Phase::Down(down) if down.is_final() && down.tried_at >= began => {
-                    return Err(Fault::Refused(down.why()));
-                }
-                Phase::Down(down) if now >= down.back_off.ends(true) => {
-                    self.dial(&mut state);
-                    continue;
-                }
-                Phase::Down(down) => (down.back_off.ends(true), down.why()),
+                Phase::Down(down) => (down, &[][..]),
+                Phase::Connecting(before, attempts) => (before, &attempts[..]),
             };
+            // Also beside an attempt that takes long: the refusal is of the one begun after it.
+            if down.is_refused(now) {
+                return Err(Fault::Refused(down.reason(&[])));
+            }
+            let again_at = down.back_off.ends(true);
+            let is_needed = match attempts {
+                [] => true,
+                [only] => only.is_stale(),
+                _ => false,
+            };
+            if is_needed && now >= again_at {
+                self.dial(&mut state);
+                continue;
+            }
             if now >= until {
+                let why = down.reason(attempts);
                 drop(state);
                 return Err(self.unreachable(why));
             }
+            let look_at = match is_needed {
+                true => again_at,
+                false => now + SLICE,
+            };
             self.changed
                 .wait_until(&mut state, until.min(look_at).min(now + SLICE));
             if MutexGuard::unlocked(&mut state, stop) {
@@ -124,12 +150,12 @@ impl Connection {
         }
     }
 
-    /// Starts a thread that makes a connection, while there is none. One that takes long may be stuck with a server that was
-    /// away then: it goes on, and the first that is there is used.
+    /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck with a server that
+    /// was away then: it goes on, and the first connection that is there is used.
     pub(super) fn dial(self: &Arc<Self>, state: &mut State) {
-        let (Phase::Down(before) | Phase::Connecting(before, _)) = &state.phase else {
+        if !matches!(state.phase, Phase::Down(_) | Phase::Connecting(..)) {
             return;
-        };
+        }
         let this = Arc::downgrade(self);
         let done = move |made, progress: &Arc<Progress>| {
             if let Some(this) = this.upgrade() {
@@ -137,35 +163,46 @@ impl Connection {
             }
         };
         let started = socket::start(&self.endpoint, self.role, self.connect_timeout, done);
-        state.phase = match started {
-            Ok(progress) => Phase::Connecting(before.clone(), progress),
-            Err(err) => Phase::Down(before.failed(Instant::now(), err)),
-        };
+        match (&mut state.phase, started) {
+            (Phase::Down(before), Ok(attempt)) => {
+                state.phase = Phase::Connecting(before.clone(), vec![attempt]);
+            }
+            (Phase::Connecting(_, attempts), Ok(attempt)) => attempts.push(attempt),
+            (Phase::Down(before) | Phase::Connecting(before, _), Err(err)) => {
+                *before = before.failed(Instant::now(), err);
+            }
+            (Phase::Up(_) | Phase::Closed, _) => {}
+        }
     }
 
-    /// What came of it.
+    /// Handles the end of an attempt. A failure ends only that one: another under way may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
         let mut state = self.state.lock();
-        let Phase::Connecting(before, last) = &state.phase else {
+        let Phase::Connecting(before, attempts) = &mut state.phase else {
             return;
         };
-        if made.is_err() && !Arc::ptr_eq(by, last) {
-            return;
-        }
+        let is_known = attempts.extract_if(.., |its| Arc::ptr_eq(its, by)).count() > 0;
         match made {
             Ok(connection) => {
+                for other in attempts {
+                    other.give_up();
+                }
                 self.start(&mut state, connection);
                 drop(state);
                 // Before anybody goes on: a process that only waits for this may end right after it.
                 self.flush(true);
-                self.changed.notify_all();
             }
+            // An attempt of an earlier outage.
+            Err(_) if !is_known => return,
             Err(err) => {
-                state.phase = Phase::Down(before.failed(by.began, err.clone()));
+                *before = before.failed(by.began, err);
+                if attempts.is_empty() {
+                    state.phase = Phase::Down(before.clone());
+                }
                 drop(state);
-                self.changed.notify_all();
             }
         }
+        self.changed.notify_all();
         self.housekeeper.housekeep_soon();
     }
 
@@ -226,7 +263,9 @@ impl Connection {
     ) {
         let up = match std::mem::replace(&mut state.phase, next) {
             Phase::Up(up) => up,
-            Phase::Connecting(_, progress) => return progress.give_up(),
+            Phase::Connecting(_, attempts) => {
+                return attempts.iter().for_each(|attempt| attempt.give_up());
+            }
             Phase::Down(_) | Phase::Closed => return,
         };
         let Some(lost) = state.pipeline.lost(why) else {

@@ -45,6 +45,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
+use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault, OnReply};
 use crate::net::pipeline::{InFlight, Pipeline};
@@ -65,15 +66,14 @@ pub(super) const TURN: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 struct Down {
     back_off: BackOff,
-    /// When the last attempt began.
-    tried_at: Instant,
     why: Option<RedisError>,
 }
 
 enum Phase {
     Down(Down),
-    /// A thread makes one. What was before says how long the pause is if that fails.
-    Connecting(Down, Arc<Progress>),
+    /// A thread makes a connection, or two do: the second begins if the first takes long. The state before says how long the
+    /// pause is if both fail.
+    Connecting(Down, Vec<Arc<Progress>>),
     Up(Box<Up>),
     Closed,
 }
@@ -255,9 +255,9 @@ impl Connection {
         }
         let why = match &self.state.lock().phase {
             Phase::Up(_) => silent,
-            Phase::Down(Down { why: Some(why), .. }) => why.clone(),
-            Phase::Connecting(_, progress) => progress.waits_for(),
-            _ => socket::timed_out("no connection to redis in time"),
+            Phase::Down(down) => down.reason(&[]),
+            Phase::Connecting(before, attempts) => before.reason(attempts),
+            Phase::Closed => socket::timed_out("the client is closed"),
         };
         self.unreachable(why)
     }
@@ -266,7 +266,8 @@ impl Connection {
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
         match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
             true => Fault::Late(why),
-            false => Fault::Unreachable(why),
+            false if is_transient(&why) => Fault::Unreachable(why),
+            false => Fault::Refused(why),
         }
     }
 

@@ -104,6 +104,11 @@ impl Dialling {
     pub(crate) fn wait(&self, slice: Duration) -> Option<RedisResult<Duplex>> {
         self.made.recv_timeout(slice).ok()
     }
+
+    /// How far the attempt has got, for a caller whose time is up.
+    pub(crate) fn waits_for(&self) -> RedisError {
+        self.progress.waits_for()
+    }
 }
 
 impl Drop for Dialling {

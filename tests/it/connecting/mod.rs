@@ -5,3 +5,4 @@ mod credentials;
 mod eviction;
 mod lazy;
 mod mistakes;
+mod refusals;

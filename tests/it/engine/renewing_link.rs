@@ -68,7 +68,9 @@ fn user(server: &Server) {
 }
 
 fn settings(server: &Server) -> Config {
-    in_haste(settings_as(server, "locker:secret@", "")).lease(loosely(LEASE))
+    in_haste(settings_as(server, "locker:secret@", ""))
+        .lease(loosely(LEASE))
+        .waiter_lease(loosely(ms(1_500)))
 }
 
 fn renewing(con: &mut Connection) -> Vec<ClientLine> {
@@ -141,7 +143,7 @@ fn keeps_all(deployment: Deployment, fault: Fault) {
             "{deployment:?}, {fault:?}: it has its place"
         );
         lives.insert(alive[1].clone());
-        lives.len() > 10
+        lives.len() > 6
     });
     is_renewed(&client, 12);
     assert_eq!(renewing(&mut con).len(), 0);

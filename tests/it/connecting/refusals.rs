@@ -1,0 +1,205 @@
+//! Servers that refuse a client: the reason is reported until a connection stands, and no call waits for another attempt.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Config, Error};
+
+use crate::support::{
+    Deployment, LONG, Mode, Proxy, Server, Target, config, eventually, in_time, loosely, ms,
+    settings_as, timed, unique,
+};
+
+/// Longer than twenty refusals take, and shorter than the pauses after them.
+const SOON: Duration = ms(3_000);
+
+#[track_caller]
+fn is_refused<T>(result: redlatch::Result<T>, reason: &str) {
+    let err = result.map(drop).expect_err("it is refused");
+    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
+    let said = err.to_string();
+    assert!(said.contains(reason) && !err.is_retryable(), "{said}");
+}
+
+timed!(no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in);
+fn no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in() {
+    thread::scope(|scope| {
+        for deployment in [
+            Deployment::Single,
+            Deployment::Sentinel,
+            Deployment::Cluster,
+        ] {
+            scope.spawn(move || is_let_in_later(deployment));
+        }
+    });
+}
+
+fn is_let_in_later(deployment: Deployment) {
+    let server = Server::start_as(deployment);
+    let password = |it: &str| {
+        server.cli(&[
+            "ACL",
+            "SETUSER",
+            "locker",
+            "on",
+            "resetpass",
+            it,
+            "~*",
+            "&*",
+            "+@all",
+        ]);
+    };
+    password(">right");
+    // No call runs out of time here.
+    let settings = settings_as(&server, "locker:right@", "").response_timeout(LONG);
+    let client = Client::open(settings.connect_timeout(LONG)).unwrap();
+    let lock = client.mutex(unique("refused"));
+    lock.lock().unwrap().unlock().unwrap();
+    password(">other");
+    assert!(server.kill_clients_named("link") > 0);
+    in_time("twenty calls", loosely(SOON), || {
+        for _ in 0..10 {
+            is_refused(lock.lock(), "WRONGPASS");
+            is_refused(lock.try_lock_for(ms(5_000)), "WRONGPASS");
+        }
+    });
+    password(">right");
+    in_time("recovering", loosely(SOON), || {
+        eventually("the client is let in", || lock.lock().is_ok());
+    });
+    // A connection that is lost later has no reason left over.
+    assert!(server.kill_clients_named("link") > 0);
+    lock.lock().unwrap().unlock().unwrap();
+}
+
+/// How a server refuses a client, if it has a slow network in front of it.
+fn refusals() -> Vec<(&'static str, &'static str, &'static str)> {
+    vec![
+        ("WRONGPASS", "locker:wrong@", ""),
+        ("WRONGPASS", "nobody:secret@", ""),
+        ("NOAUTH", "", ""),
+        ("out of range", "locker:secret@", "9999"),
+        ("DENIED", "locker:secret@", ""),
+    ]
+}
+
+timed!(a_call_that_ends_during_an_attempt_reports_the_last_refusal);
+fn a_call_that_ends_during_an_attempt_reports_the_last_refusal() {
+    let server = Server::start_with(&["--requirepass", "other"]);
+    let user = [
+        "ACL", "SETUSER", "locker", "on", ">secret", "~*", "&*", "+@all",
+    ];
+    let mut con = redis::Client::open(server.url().replace("redis://", "redis://:other@"))
+        .and_then(|client| client.get_connection())
+        .unwrap();
+    let () = redis::cmd(user[0]).arg(&user[1..]).query(&mut con).unwrap();
+    thread::scope(|scope| {
+        for (reason, login, db) in refusals() {
+            let server = &server;
+            scope.spawn(move || keeps_its_reason(server, reason, login, db));
+        }
+    });
+}
+
+fn keeps_its_reason(server: &Server, reason: &str, login: &str, db: &str) {
+    let proxy = Proxy::before(server);
+    let url = format!(
+        "{}{db}",
+        proxy.url().replacen("//", &format!("//{login}"), 1)
+    );
+    if reason == "DENIED" {
+        let text = b"-DENIED Redis is running in protected mode\r\n";
+        proxy.rewrite_replies(Target::All, |_| text.to_vec());
+    }
+    proxy.set(Target::All, Mode::Delay(ms(300)));
+    let settings = Config::new(url)
+        .response_timeout(LONG)
+        .connect_timeout(LONG);
+    let client = Client::open(settings.lazy()).unwrap();
+    let lock = client.mutex(unique("short"));
+    is_refused(lock.lock(), reason);
+    // Long enough for another attempt.
+    let until = Instant::now() + ms(2_000);
+    while Instant::now() < until {
+        is_refused(lock.try_lock_for(ms(30)), reason);
+        thread::sleep(ms(5));
+    }
+    is_refused(lock.try_lock(), reason);
+    is_refused(lock.is_locked(), reason);
+}
+
+timed!(a_call_that_ends_while_another_master_is_looked_for_reports_the_replica);
+fn a_call_that_ends_while_another_master_is_looked_for_reports_the_replica() {
+    let server = Server::start_with(&[]);
+    let proxy = Proxy::before(&server);
+    let client = Client::open(config(&proxy.url())).unwrap();
+    let lock = client.mutex(unique("replica"));
+    server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    server.cli(&["CONFIG", "SET", "replica-serve-stale-data", "yes"]);
+    proxy.set(Target::All, Mode::Delay(ms(100)));
+    let mut refused = 0;
+    eventually("it is refused a few times", || {
+        match lock.try_lock_for(ms(150)) {
+            Err(err) => {
+                assert!(err.to_string().contains("READONLY"), "{err}");
+                assert!(err.is_retryable(), "another master may be elected");
+                refused += 1;
+            }
+            got => assert!(got.unwrap().is_none()),
+        }
+        refused > 5
+    });
+}
+
+/// Carries what comes over one connection to the other.
+fn carry(from: &TcpStream, to: &TcpStream) {
+    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+    thread::spawn(move || {
+        io::copy(&mut from, &mut to).ok();
+        to.shutdown(Shutdown::Both).ok();
+    });
+}
+
+timed!(an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refused);
+fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refused() {
+    let server = Server::start();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    let settings = Config::new(url)
+        .response_timeout(LONG)
+        .connect_timeout(LONG);
+    let client = Client::open(settings.lazy()).unwrap();
+    let name = unique("slow");
+    let (told, tells) = mpsc::channel();
+    let stands_in = thread::spawn(move || {
+        let mut made = Vec::new();
+        while tells.try_recv().is_err() {
+            listener.set_nonblocking(true).unwrap();
+            match listener.accept() {
+                Ok((stream, _)) => made.push(stream),
+                Err(_) => thread::sleep(ms(5)),
+            }
+        }
+        // From now on nobody listens there.
+        drop(listener);
+        assert_eq!(made.len(), 2, "attempts at once");
+        made.pop();
+        let first = made.pop().unwrap();
+        first.set_nonblocking(false).unwrap();
+        thread::sleep(ms(1_000));
+        let to = TcpStream::connect(server.addr()).unwrap();
+        carry(&first, &to);
+        carry(&to, &first);
+        tells.recv().ok();
+        drop(server);
+    });
+    assert!(client.mutex(&name).try_lock_for(ms(3_000)).is_err());
+    told.send(()).unwrap();
+    let guard = client.mutex(&name).try_lock_for(LONG / 2).unwrap().unwrap();
+    guard.unlock().unwrap();
+    drop((client, told));
+    stands_in.join().unwrap();
+}
