@@ -52,7 +52,11 @@ use crate::sync::spin_lock::SpinLock;
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
 /// that needs locks opens a client of its own, and must be forked before any thread of the parent has used one:
-/// `fork()` copies what `parking_lot` knows of waiting threads, but not the threads.
+/// `fork()` copies what `parking_lot` knows of waiting threads, but not the threads, and mutexes of the system as they
+/// are locked at that moment. Otherwise a few of 10,000 children hang while they open a client.
+///
+/// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of them
+/// reads for all; if the processor is busy and that thread gets none of it, the others wait for it.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -68,7 +72,8 @@ impl Client {
     /// Checks the settings and connects. Takes a URL, a [`redis::ConnectionInfo`] or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
-    /// [`Config::lazy`] it does not connect, and does not block. Starts no thread.
+    /// [`Config::lazy`] it does not connect, and does not block. If the resolver does not answer for the host, a thread goes
+    /// on waiting for it after this call has failed; at most four threads of a process look up the same host.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -240,6 +245,9 @@ impl Client {
 
     /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,
     /// both threads are joined.
+    ///
+    /// Call it before `std::process::exit`, which ends the process before all releases of guards dropped just now are
+    /// sent: those locks stay taken until their leases are over.
     ///
     /// Guards that still exist receive [`LossReason::Closed`](crate::LossReason::Closed); dropping them later does
     /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Waits for at most `timeout` until Redis

@@ -1,15 +1,19 @@
 //! A socket to one of the addresses of a host, or to a local one.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use redis::RedisResult;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
-use super::dial::Dial;
+use super::dial::{Dial, SHARE};
 use super::timed_out;
 
 /// How often the system shows a firewall on the way that an idle connection is in use. Many forget one after a minute or more.
@@ -18,14 +22,69 @@ const ALIVE: Duration = Duration::from_secs(15);
 /// Looks a host up and connects to the first of its addresses that answers.
 pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStream> {
     dial.waits_for(timed_out("looking up the host took too long"));
-    let found = dial.unbounded(|| (host, port).to_socket_addrs());
-    let found = found.map_err(|err| {
-        let why = format!("the host was not found: {err}; check its name");
-        io::Error::new(err.kind(), why)
-    });
-    let addrs: Vec<_> = found?.collect();
+    let addrs = look_up(host, port, dial, || {
+        Ok((host, port).to_socket_addrs()?.collect())
+    })?;
     dial.waits_for(timed_out("connecting took too long"));
     open_one(&addrs, dial)
+}
+
+/// How many threads of a process look the same host up. Nothing ends a look-up before the resolver gives up, so without a limit
+/// a program that opens client after client would collect threads.
+const LOOK_UPS: usize = 4;
+
+/// The hosts that are looked up now, with the process, since a fork copies the map and not the threads.
+static LOOKED_UP: Mutex<BTreeMap<(u32, String, u16), LookUp>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct LookUp {
+    threads: usize,
+    /// The answer to whichever thread has one first, for those that wait.
+    next: Arc<(Mutex<Option<Found>>, Condvar)>,
+}
+
+type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
+
+/// Asks the `resolver`, or waits for the answer to another thread if enough of them ask for the same host.
+fn look_up(
+    host: &str,
+    port: u16,
+    dial: &mut Dial,
+    resolver: impl FnOnce() -> io::Result<Vec<SocketAddr>>,
+) -> RedisResult<Vec<SocketAddr>> {
+    let key = (std::process::id(), host.to_owned(), port);
+    let mut all = LOOKED_UP.lock();
+    let its = all.entry(key.clone()).or_default();
+    let found = if its.threads < LOOK_UPS {
+        its.threads += 1;
+        drop(all);
+        let found = dial.unbounded(resolver).map_err(|err| {
+            let why = format!("the host was not found: {err}; check its name");
+            (err.kind(), why)
+        });
+        let mut all = LOOKED_UP.lock();
+        if let Entry::Occupied(mut its) = all.entry(key) {
+            its.get_mut().threads -= 1;
+            let told = std::mem::take(&mut its.get_mut().next);
+            if its.get().threads == 0 {
+                its.remove();
+            }
+            *told.0.lock() = Some(found.clone());
+            told.1.notify_all();
+        }
+        found
+    } else {
+        let next = Arc::clone(&its.next);
+        drop(all);
+        let mut found = next.0.lock();
+        loop {
+            if let Some(found) = &*found {
+                break found.clone();
+            }
+            next.1.wait_for(&mut found, dial.left()?.min(SHARE));
+        }
+    };
+    found.map_err(|(kind, why)| io::Error::new(kind, why).into())
 }
 
 fn open_one(addrs: &[SocketAddr], dial: &Dial) -> RedisResult<TcpStream> {
@@ -103,6 +162,59 @@ mod tests {
         drop(own);
         let server = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         server.bind(&addr).expect("the port is free at once");
+    }
+
+    #[test]
+    fn few_threads_look_the_same_host_up_however_many_want_to() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let (answer, answers) = crossbeam_channel::unbounded::<()>();
+        let asked = AtomicUsize::new(0);
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        let ask = |host, timeout| {
+            look_up(host, 1, &mut Dial::by_itself("test", timeout), || {
+                asked.fetch_add(1, Ordering::SeqCst);
+                let generous = Duration::from_secs(60);
+                answers.recv_timeout(generous).map_err(io::Error::other)?;
+                Ok(vec![addr])
+            })
+        };
+        let is_asked = |times| {
+            while asked.load(Ordering::SeqCst) < times {
+                std::thread::yield_now();
+            }
+        };
+        let generous = Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let ask = &ask;
+            let many: Vec<_> = (0..LOOK_UPS)
+                .map(|_| scope.spawn(move || ask("slow.test", generous)))
+                .collect();
+            is_asked(LOOK_UPS);
+            let late = ask("slow.test", Duration::from_millis(10)).expect_err("no answer yet");
+            assert!(late.is_timeout(), "{late}");
+            let waits = scope.spawn(move || ask("slow.test", generous));
+            let is_waited_for = |its: &LookUp| Arc::strong_count(&its.next) > 1;
+            while !LOOKED_UP.lock().values().any(is_waited_for) {
+                std::thread::yield_now();
+            }
+            scope.spawn(move || ask("other.test", generous));
+            is_asked(LOOK_UPS + 1);
+            // The threads take the answers in any order, so all of them get one.
+            for _ in 0..=LOOK_UPS {
+                answer.send(()).expect("they wait");
+            }
+            for asked in many.into_iter().chain([waits]) {
+                let found = asked.join().expect("it does not panic");
+                assert_eq!(found.expect("the answer to one of them"), [addr]);
+            }
+            assert_eq!(asked.load(Ordering::SeqCst), LOOK_UPS + 1);
+        });
+        assert!(
+            LOOKED_UP
+                .lock()
+                .keys()
+                .all(|(_, host, _)| host != "slow.test")
+        );
     }
 
     #[test]
