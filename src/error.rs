@@ -276,7 +276,7 @@ impl Error {
         }
         write!(f, ": {}", said(source))?;
         let redis = self.as_redis();
-        match redis.and_then(|err| advice(err, server, is_connecting)) {
+        match redis.and_then(|err| advice(err, server, doing)) {
             Some(advice) => write!(f, "; {advice}"),
             None => Ok(()),
         }
@@ -410,8 +410,11 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
     text.trim_end_matches(['.', ' ']).to_owned()
 }
 
+/// What a guarded command is doing: its rights are the user's own business.
+pub(crate) const RUNNING: &str = "running a guarded command";
+
 /// What to do about it, where the server does not say.
-fn advice(err: &RedisError, server: Option<&str>, is_connecting: bool) -> Option<&'static str> {
+fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Option<&'static str> {
     use std::io::ErrorKind as Io;
     let detail = err.detail().unwrap_or_default();
     Some(match (err.code(), as_io(err).map(std::io::Error::kind)) {
@@ -421,8 +424,11 @@ fn advice(err: &RedisError, server: Option<&str>, is_connecting: bool) -> Option
         (Some("WRONGPASS"), _) => {
             "check the user and the password of the URL, or what Config::credentials gives"
         }
+        (Some("NOPERM"), _) if doing == RUNNING => {
+            "give the user the right to run this command on all of its keys"
+        }
         (Some("NOPERM"), _) => {
-            "give the user the rights of the line `ACL SETUSER` in redlatch::guide::operations, `ACL rights`"
+            "give the user the rights of the line `ACL SETUSER` in redlatch::guide::operations, `ACL rights`; for a cluster also those in redlatch::guide::deployments"
         }
         (Some("READONLY"), _) => {
             "this server is a replica: give the URL of its master, or let sentinels find it with redis+sentinel://host:26379/service"
@@ -436,7 +442,7 @@ fn advice(err: &RedisError, server: Option<&str>, is_connecting: bool) -> Option
         (_, Some(Io::ConnectionRefused)) => {
             "check that the server runs, and the address and the port of the URL"
         }
-        (_, Some(Io::TimedOut)) if is_connecting => {
+        (_, Some(Io::TimedOut)) if doing == "connecting" => {
             "check the address and the port of the URL, and that no firewall is in between"
         }
         _ => return None,
@@ -631,7 +637,7 @@ pub enum LossReason {
     /// while it was stopped.
     Expired,
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
-    /// came back without its data.
+    /// came back without its data. Redis does not say which.
     Forced,
     /// Somebody else holds the lock although our lease had time left.
     TakenOver,
@@ -663,7 +669,7 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "its lease ran out",
-            Self::Forced => "it was forced open",
+            Self::Forced => "its key was removed: forced open, deleted or evicted",
             Self::TakenOver => "somebody else holds it",
             Self::Unreachable => "redis was out of reach for too long",
             Self::MaxHold => "it was held for as long as it may be",

@@ -197,6 +197,11 @@ fn a_loss_and_a_release_in_vain_are_logged_with_the_owner() {
     let guard = client.mutex(&lost).lock().unwrap();
     server.cli(&["DEL", &lost]);
     eventually("the loss is logged", || said(guard.owner(), "is lost"));
+    // Nobody knows who removed the key.
+    assert!(said(
+        guard.owner(),
+        "removed: forced open, deleted or evicted"
+    ));
     let guard = client.mutex(&released).lock().unwrap();
     let owner = guard.owner().to_owned();
     server.cli(&["DEL", &released]);
@@ -208,4 +213,20 @@ fn a_loss_and_a_release_in_vain_are_logged_with_the_owner() {
         .unlock()
         .unwrap();
     eventually("the release is logged", || said(&owner, "no longer ours"));
+}
+
+#[test]
+fn a_name_in_a_log_stays_on_its_line() {
+    let logs = logs();
+    let server = Server::start();
+    let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
+    let name = format!("{}\nERROR all is lost\x1b[2J", unique("forged"));
+    let guard = client.mutex(&name).lock().unwrap();
+    let owner = guard.owner().to_owned();
+    server.cli(&["DEL", &name]);
+    eventually("the loss is logged", || !logs.about(&owner).is_empty());
+    for (_, text) in logs.about(&owner) {
+        assert!(text.contains(r"\nERROR all is lost\u{1b}[2J"), "{text:?}");
+        assert!(!text.contains(char::is_control), "{text:?}");
+    }
 }

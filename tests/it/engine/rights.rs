@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, RedLock};
+use redlatch::{Client, Error, RedLock, ReplicaAck};
 
 use crate::support::rights::{
     OPERATIONS, acl_line, every_lock_works, hands_over, nothing_was_refused,
@@ -70,6 +70,29 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
     }
     for client in [&client, &other, &second, &third] {
         nothing_was_refused(client);
+    }
+    // What people ask, and what a setting may add.
+    let guard = client.mutex("seen").lock().unwrap();
+    let info = client.inspect("seen").unwrap();
+    assert_eq!((info.held, &*info.unknown), (1, &[] as &[String]));
+    assert_eq!(client.list("*").filter(Result::is_ok).count(), 1);
+    assert!(client.force_unlock_owner("seen", guard.owner()).unwrap());
+    servers[0].cli(&["SET", "shop:text", "x"]);
+    let wrong = client.mutex("text").lock().unwrap_err().to_string();
+    assert!(wrong.contains("holds a string"), "{wrong}");
+    let config = settings_as(&servers[0], "locker:secret@", "3").key_prefix("shop:");
+    drop(Client::open(config).unwrap().mutex("three").lock().unwrap());
+    let config = settings_as(&servers[0], "locker:secret@", "").key_prefix("shop:");
+    let config = config.replica_ack(ReplicaAck::AtLeast(1));
+    let acked = Client::open(config).unwrap().mutex("acked").lock();
+    assert!(
+        matches!(acked, Err(Error::NotReplicated { .. })),
+        "{acked:?}"
+    );
+    // Redis keeps a record of all that it has refused.
+    for server in &servers {
+        let refused: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
+        assert!(refused.is_empty(), "{refused:?}");
     }
 }
 

@@ -35,9 +35,7 @@ fn with_the_rights_of_the_guide_nothing_is_a_problem() {
     let report = client.check().unwrap();
     assert!(report.is_fit(), "{report}");
     let warnings = texts(&report, Severity::Warning).join("\n");
-    for right in ["+client|list", "+pubsub|numsub", "+scan"] {
-        assert!(warnings.contains(right), "{right}: {report}");
-    }
+    assert!(!warnings.contains("lacks"), "{report}");
     assert_eq!(server.dbsize(), 0, "nothing is left");
 }
 
