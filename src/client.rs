@@ -300,7 +300,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
-    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) for a key
+    /// that this crate would not make.
     pub fn inspect(&self, name: impl AsRef<str>) -> Result<LockInfo> {
         inspect(&self.shared, name.as_ref())
     }
@@ -328,9 +329,9 @@ impl Client {
     /// Takes a name from this owner, if it still has it, and from nobody else; `false` if it has it no longer.
     ///
     /// For people who have looked with [`inspect`](Self::inspect) and know that the owner is stuck: by the time that they
-    /// act, the next one may hold it, which stays as it is. Whatever its count the hold ends, and those who wait are
-    /// notified. A holder in another process learns of it at its next renewal. Blocks for two round trips, at most twice the
-    /// response timeout.
+    /// act, the next one may hold it, which stays as it is. Whatever its count the hold ends, the read hold below a write hold
+    /// too, and those who wait are notified. A holder in another process learns of it at its next renewal. Blocks for two
+    /// round trips, three for a writer that also reads, and for each at most for the response timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

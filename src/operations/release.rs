@@ -11,31 +11,31 @@ use crate::protocol::{fair, fenced, permits, reentrant, rw};
 use crate::session::shared::SharedSession;
 use crate::sync::expirable_semaphore::ExpirableSemaphore;
 
-/// Ends the hold of this owner, whatever its count; `false` if it has none.
+/// Ends all holds of this owner, whatever their count; `false` if it has none.
 pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str) -> Result<bool> {
     let info = inspect(shared, name)?;
-    let Some(holder) = info.holders.iter().find(|holder| holder.owner == owner) else {
-        return Ok(false);
-    };
     let kind = match info.kind {
         LockKind::FairLock => &fair::KIND,
         LockKind::FencedLock => &fenced::KIND,
         LockKind::RwLock => &rw::KIND,
-        LockKind::ExpirableSemaphore => {
-            let handle = LockSpec::new(shared, name.into(), &permits::KIND);
-            return ExpirableSemaphore::of(handle).release_id(owner);
-        }
+        LockKind::ExpirableSemaphore => &permits::KIND,
         _ => &reentrant::KIND,
     };
-    let mode = match holder.mode {
-        HoldMode::Read => Mode::Shared,
-        _ => Mode::Exclusive,
-    };
     let spec = LockSpec::new(shared, name.into(), kind);
-    let entry = spec.unregistered_entry()?;
-    // Sent again after a lost reply it finds nothing of that owner.
-    let (reply, doing) = spec.ask(entry.protocol.release(mode, owner.as_bytes()))?;
-    let released = script::released(&reply);
-    let released = released.map_err(|err| spec.session().error(doing, name, err))?;
-    Ok(matches!(released, Released::Yes { .. }))
+    let mut was_held = false;
+    // A thread of Redisson's that writes and reads is one owner.
+    for holder in info.holders.iter().filter(|its| its.owner == owner) {
+        let mode = match holder.mode {
+            HoldMode::Permit => return ExpirableSemaphore::of(spec).release_id(owner),
+            HoldMode::Read => Mode::Shared,
+            _ => Mode::Exclusive,
+        };
+        let entry = spec.unregistered_entry()?;
+        // Sent again after a lost reply it finds nothing of that owner.
+        let (reply, doing) = spec.ask(entry.protocol.release(mode, owner.as_bytes()))?;
+        let released = script::released(&reply);
+        let released = released.map_err(|err| spec.session().error(doing, name, err))?;
+        was_held |= matches!(released, Released::Yes { .. });
+    }
+    Ok(was_held)
 }
