@@ -6,7 +6,8 @@
 -- ARGV[1]  hold   the field of the hash, or the id of the permit
 -- ARGV[2]  kind   "permit", or "lock"
 --
--- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has
+-- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has, and
+--          the hold, of a permit in hexadecimal digits, so that no error of the script behind it is taken for this one
 --
 -- Keeps    what it looks at as it is. It is put on the first line of a user's script, so it has no comments below this one
 do
@@ -28,6 +29,9 @@ do
   end
   if held ~= 1 then
     local taken = ARGV[2] ~= 'permit' and redis.call('exists', KEYS[1]) == 1
-    return redis.error_reply(taken and 'NOTHELD taken' or 'NOTHELD gone')
+    local hold = ARGV[2] ~= 'permit' and ARGV[1] or string.gsub(ARGV[1], '.', function(c)
+      return string.format('%02x', string.byte(c))
+    end)
+    return redis.error_reply((taken and 'NOTHELD taken ' or 'NOTHELD gone ') .. hold)
   end
 end

@@ -64,7 +64,9 @@ impl Session {
             }
         };
         let in_time = Instant::now() < hold.valid_until();
-        let Some(reason) = not_held(&refusal).and_then(|found| found.loss_if(in_time)) else {
+        let Some(reason) =
+            not_held(&refusal, &hold.owner()).and_then(|found| found.loss_if(in_time))
+        else {
             return Err(self.error(RUNNING, hold.entry().name(), refusal));
         };
         self.lose(hold, reason);

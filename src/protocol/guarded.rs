@@ -12,7 +12,7 @@ use crate::protocol::lua;
 use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Script};
 
-pub(crate) const RUNNING: &str = "running a guarded command";
+pub(crate) use crate::error::RUNNING;
 
 /// How many keys and arguments there may be: Lua unpacks no more than 8,000 values.
 const MOST: usize = 7_900;
@@ -38,13 +38,15 @@ pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&format!("{first}{} {rest}", check.join(" "))))
 }
 
-/// Whether a refusal says that the hold is over, and what has become of the lock.
-pub(crate) fn not_held(refusal: &RedisError) -> Option<Renewed> {
+/// Whether a refusal says that the hold of this owner is over, and what has become of the lock. A user's script may return
+/// the same code, but not with the owner behind it.
+pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<Renewed> {
     if refusal.code() != Some("NOTHELD") {
         return None;
     }
-    Some(match refusal.detail() {
-        Some("taken") => Renewed::Taken,
+    let (what, hold) = refusal.detail()?.split_once(' ')?;
+    (hold.strip_suffix(":write").unwrap_or(hold) == owner).then_some(match what {
+        "taken" => Renewed::Taken,
         _ => Renewed::Gone,
     })
 }
@@ -70,6 +72,12 @@ impl Guarded<'_> {
             .collect::<Result<_, _>>()?;
         if args.first().is_none_or(|name| name.is_empty()) {
             return Err("it has no name".into());
+        }
+        if is_about_connection(args[0]) {
+            let name = String::from_utf8_lossy(args[0]);
+            return Err(format!(
+                "`{name}` is about a connection, and a guarded command runs in a script, which has none"
+            ));
         }
         let keys = keys_of(&args);
         self.request(ScriptRef::Ours(&script::GUARDED_CALL), &keys, &args)
@@ -123,6 +131,41 @@ impl Guarded<'_> {
     }
 }
 
+/// Whether a command changes its connection, or waits on it. Redis refuses most of them in scripts, but some succeed there
+/// without effect.
+fn is_about_connection(name: &[u8]) -> bool {
+    let name = name.to_ascii_uppercase();
+    matches!(
+        &*name,
+        b"ASKING"
+            | b"AUTH"
+            | b"CLIENT"
+            | b"DISCARD"
+            | b"EXEC"
+            | b"HELLO"
+            | b"MONITOR"
+            | b"MULTI"
+            | b"PSUBSCRIBE"
+            | b"PSYNC"
+            | b"PUNSUBSCRIBE"
+            | b"QUIT"
+            | b"READONLY"
+            | b"READWRITE"
+            | b"REPLCONF"
+            | b"RESET"
+            | b"SELECT"
+            | b"SSUBSCRIBE"
+            | b"SUBSCRIBE"
+            | b"SUNSUBSCRIBE"
+            | b"SYNC"
+            | b"UNSUBSCRIBE"
+            | b"UNWATCH"
+            | b"WAIT"
+            | b"WAITAOF"
+            | b"WATCH"
+    )
+}
+
 /// Where the keys of a command are: its arguments, name included. Most begin with one.
 ///
 /// Source: the key specifications of Redis, <https://redis.io/docs/latest/develop/reference/key-specs/>. For a command that is
@@ -145,11 +188,12 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
     };
     let name = String::from_utf8_lossy(args[0]).to_ascii_uppercase();
     match &*name {
-        "ACL" | "CLIENT" | "CLUSTER" | "COMMAND" | "CONFIG" | "DBSIZE" | "ECHO" | "EVAL"
-        | "EVALSHA" | "EVALSHA_RO" | "EVAL_RO" | "FCALL" | "FCALL_RO" | "FLUSHALL" | "FLUSHDB"
-        | "FUNCTION" | "INFO" | "KEYS" | "LASTSAVE" | "LATENCY" | "LOLWUT" | "MODULE" | "PING"
-        | "PUBLISH" | "PUBSUB" | "RANDOMKEY" | "ROLE" | "SCAN" | "SCRIPT" | "PSUBSCRIBE"
-        | "SELECT" | "SLOWLOG" | "SUBSCRIBE" | "SWAPDB" | "TIME" | "WAIT" | "WAITAOF" => Vec::new(),
+        "ACL" | "CLUSTER" | "COMMAND" | "CONFIG" | "DBSIZE" | "ECHO" | "EVAL" | "EVALSHA"
+        | "EVALSHA_RO" | "EVAL_RO" | "FCALL" | "FCALL_RO" | "FLUSHALL" | "FLUSHDB" | "FUNCTION"
+        | "INFO" | "KEYS" | "LASTSAVE" | "LATENCY" | "LOLWUT" | "MODULE" | "PING" | "PUBLISH"
+        | "PUBSUB" | "RANDOMKEY" | "ROLE" | "SCAN" | "SCRIPT" | "SLOWLOG" | "SWAPDB" | "TIME" => {
+            Vec::new()
+        }
         "DEL" | "EXISTS" | "MGET" | "PFCOUNT" | "PFMERGE" | "SDIFF" | "SDIFFSTORE" | "SINTER"
         | "SINTERSTORE" | "SUNION" | "SUNIONSTORE" | "TOUCH" | "UNLINK" => from(1).to_vec(),
         "MSET" | "MSETNX" => from(1).iter().step_by(2).copied().collect(),

@@ -96,7 +96,7 @@ macro_rules! guarded {
             /// - [`Error::Redis`](crate::Error::Redis): Redis refused, did not answer, or the reply is no `T` or too large. In
             ///   this last case the command has run; see [`may_have_run`](crate::Error::may_have_run) about lost replies.
             /// - [`Error::InvalidCommand`](crate::Error::InvalidCommand), before anything is sent: a key in another slot
-            ///   of a cluster, no name, more than 7,900 arguments, or a `cursor_arg`.
+            ///   of a cluster, no name, more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
             /// - [`Error::Closed`](crate::Error::Closed) once the client is closed.
             pub fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> $crate::error::Result<T> {
                 self.run(&$crate::acquire::guarded::Work::Command(command))

@@ -20,6 +20,16 @@ fn what_is_no_command_is_refused_before_it_is_sent() {
         guard.query::<()>(&redis::Cmd::new()),
         guard.query::<()>(&cmd("")),
         guard.query::<()>(cmd("SCAN").cursor_arg(7)),
+        guard.query::<()>(cmd("SELECT").arg(5)),
+        guard.query::<()>(cmd("select").arg(5)),
+        guard.query::<()>(&cmd("READONLY")),
+        guard.query::<()>(&cmd("MULTI")),
+        guard.query::<()>(cmd("SUBSCRIBE").arg("c")),
+        guard.query::<()>(cmd("AUTH").arg("secret")),
+        guard.query::<()>(cmd("CLIENT").arg("REPLY").arg("OFF")),
+        guard.query::<()>(&cmd("RESET")),
+        guard.query::<()>(&cmd("MONITOR")),
+        guard.query::<()>(cmd("WAIT").arg(0).arg(1)),
         guard.query::<()>(cmd("DEL").arg(&many)),
         guard.invoke::<()>(&script, None::<&str>, [&*many, &[7]].concat()),
         guard.invoke::<()>(&script, [&*many, &[7]].concat(), 7),
@@ -68,7 +78,7 @@ fn what_redis_refuses_is_told_in_its_words_and_the_hold_stays() {
     for (command, means, says) in [
         (cmd("INCR").arg(&list), "WRONGTYPE", "holds a list"),
         (&mut cmd("NONSENSE"), "ERR", "nknown"),
-        (cmd("SUBSCRIBE").arg("c"), "ERR", "not allowed from script"),
+        (cmd("SCRIPT").arg("FLUSH"), "ERR", "not allowed from script"),
         (
             cmd("GET").arg(&list).arg("more"),
             "ERR",
@@ -122,6 +132,8 @@ fn it_takes_the_rights_for_the_command_and_its_keys() {
         let err = guard.query::<i64>(command).unwrap_err();
         assert_eq!(code(&err), "NOPERM", "{err}");
         assert!(guard.is_valid(), "{err}");
+        // The rights that the guide names do not have it.
+        assert!(!err.to_string().contains("ACL SETUSER"), "{err}");
     }
 }
 
@@ -156,6 +168,7 @@ fn a_script_that_says_what_a_server_may_say_has_run_once() {
         "READONLY",
         "BUSY",
         "OOM",
+        "NOTHELD",
     ];
     for (n, said) in (1..).zip(codes.iter().flat_map(|code| [code, code])) {
         let err = guard.invoke::<()>(&script, &count, *said).unwrap_err();
@@ -165,6 +178,15 @@ fn a_script_that_says_what_a_server_may_say_has_run_once() {
             "{err}"
         );
         assert_eq!(server.get_int(&count), n, "{said}");
+        assert!(guard.is_valid(), "{said}");
+    }
+    for said in ["NOTHELD gone", "NOTHELD taken", "NOTHELD gone away"] {
+        let script = GuardedScript::new(format!("return redis.error_reply('{said}')"));
+        let err = guard
+            .invoke::<()>(&script, None::<&str>, None::<&str>)
+            .unwrap_err();
+        assert_eq!(code(&err), "NOTHELD", "{err}");
+        assert!(guard.is_valid() && !err.is_retryable(), "{said}");
     }
     guard.unlock().unwrap();
 }
