@@ -148,6 +148,13 @@ impl GuardInner {
             .take(WaitMode::Once)
     }
 
+    /// Has another guard of the thread keep the name for what is left of `at_least`, instead of this one.
+    pub(crate) fn hand_on_keeping(&self, other: &Self) {
+        if let Some(until) = self.hold.take_kept_until() {
+            other.hold.keep_until(until);
+        }
+    }
+
     /// The error for a hold that was lost.
     pub(crate) fn lost_error(&self) -> Error {
         let reason = self.hold.loss().unwrap_or(if self.is_valid() {

@@ -435,6 +435,12 @@ impl Hold {
         self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
     }
 
+    /// Has a release end the hold, and returns until when it would have lasted.
+    pub(crate) fn take_kept_until(&self) -> Option<Instant> {
+        let until = self.extras.get()?.kept_until.swap(0, Ordering::Relaxed);
+        (until > 0).then(|| time::instant(until))
+    }
+
     /// Whether it would last if it were released now. Reads the clock only for one that may.
     fn is_kept(&self) -> bool {
         let is_kept = |until| time::nanos(Instant::now()) < until;

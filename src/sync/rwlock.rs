@@ -532,8 +532,9 @@ impl RwLock {
 impl RwLockWriteGuard {
     /// Turns the write hold into a read hold, with nobody writing in between; from then on others may read.
     ///
-    /// The read hold has the lease settings of the write hold. If the thread has further write holds, it goes on
-    /// writing until they are released. Blocks for two round trips, at most for twice the response timeout.
+    /// The read hold has the lease settings of the write hold, and what is left of its [`at_least`](RwLock::at_least). If
+    /// the thread has further write holds, it goes on writing until they are released. Blocks for two round trips, at most
+    /// for twice the response timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -549,6 +550,7 @@ impl RwLockWriteGuard {
     pub fn downgrade(self) -> Result<RwLockReadGuard> {
         match self.held.below()? {
             Some(read) => {
+                self.held.hand_on_keeping(&read);
                 self.held.unlock()?;
                 Ok(RwLockReadGuard::new(read))
             }

@@ -200,3 +200,27 @@ fn what_cannot_be_kept_is_refused() {
     let lock = client.mutex("a").lease(2 * second).at_least(second);
     assert!(lock.try_lock().unwrap().is_some());
 }
+
+timed!(one_that_is_downgraded_keeps_writers_out_and_no_readers);
+fn one_that_is_downgraded_keeps_writers_out_and_no_readers() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    let name = unique("downgraded");
+    let (lock, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+    let begun = Instant::now();
+    let reading = lock.write().unwrap().downgrade().unwrap();
+    assert!(theirs.try_read().unwrap().is_some());
+    assert!(theirs.try_write().unwrap().is_none());
+    reading.unlock().unwrap();
+    if begun.elapsed() < KEPT / 2 {
+        assert!(theirs.try_read().unwrap().is_some());
+        assert!(theirs.try_write().unwrap().is_none());
+    }
+    drop(
+        theirs
+            .try_write_for(Duration::from_secs(20))
+            .unwrap()
+            .expect("it is free"),
+    );
+    assert!(begun.elapsed() >= KEPT);
+}
