@@ -129,9 +129,8 @@ impl<'a> Contender<'a> {
 
     /// What the next request says of its place in the queue that Redis keeps, if it keeps one.
     fn says_of_place(&self) -> Place {
-        let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
-            Some(_) if is_last() => Place::Last,
+            Some(_) if self.asks_last() => Place::Last,
             Some(_) => Place::Has,
             None if self.lock.key.kind.order == Order::Server && self.wait.asks_again() => {
                 Place::New
@@ -417,6 +416,10 @@ impl Strategy for Contender<'_> {
 
     fn alternates(&self) -> bool {
         self.turn.is_none()
+    }
+
+    fn asks_last(&self) -> bool {
+        self.place.is_some() && self.asks_last_at.is_some_and(|at| Instant::now() >= at)
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {

@@ -141,6 +141,11 @@ pub(crate) trait Strategy {
     /// Whether a grant without a message means that the message was lost. Permits that expire send none.
     const IS_ANNOUNCED: bool = true;
 
+    /// Whether it asks once more because its time is nearly up, and not because a message may be lost.
+    fn asks_last(&self) -> bool {
+        false
+    }
+
     /// What this client keeps for its name.
     fn entry(&self) -> &Arc<Entry>;
 
@@ -313,7 +318,8 @@ impl Parks {
     /// It was granted what it asked for, perhaps without having heard that it can be had.
     fn count_rescue<S: Strategy>(&self, strategy: &mut S, session: &Session) {
         let news = strategy.listening().signals().are_news_since(self.heard);
-        let is_rescue = self.count > 0 && S::IS_ANNOUNCED && !self.woken && !news;
+        let is_rescue =
+            self.count > 0 && S::IS_ANNOUNCED && !self.woken && !news && !strategy.asks_last();
         session.counters.poll_rescues.add(is_rescue.into());
     }
 }

@@ -360,3 +360,22 @@ fn a_release_costs_the_same_however_long_the_queue() {
     eprintln!("a release: {short:.1} us with 10 in line, {long:.1} us with 1000 ({warm:.1} cold)");
     assert!(long / short < 3.0, "{short} us, {long} us");
 }
+
+timed!(the_last_question_of_a_wait_is_no_rescue);
+fn the_last_question_of_a_wait_is_no_rescue() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    let name = unique("last");
+    // Until the last question of one wait comes after the silent end, as it does on a machine that is not busy.
+    eventually("the last question finds it free", || {
+        let held = other.fair_lock(&name).lock().unwrap();
+        let waits = client.fair_lock(&name);
+        let waiting = thread::spawn(move || waits.try_lock_for(ms(800)).unwrap().is_some());
+        queued(&server, &name, 1);
+        thread::sleep(ms(300));
+        server.cli(&["DEL", &name]);
+        assert!(held.unlock().is_err());
+        waiting.join().unwrap()
+    });
+    assert_eq!(client.stats().poll_rescues, 0, "{:?}", client.stats());
+}
