@@ -28,8 +28,9 @@ if (place == 'has' or place == 'last') and not placed and not mine then
   return -3
 end
 local left_ms = redis.call('pttl', KEYS[1])
-if not mine and left_ms ~= -2 and redis.call('hexists', KEYS[1], 'mode') == 1 then
-  return redis.error_reply('WRONGTYPE the key holds a read-write lock')
+local wrong = not mine and left_ms ~= -2 and no_lock('lock')
+if wrong then
+  return wrong
 end
 
 -- Before the dead are removed.

@@ -12,16 +12,15 @@
 -- Returns  1          it was held and is free now
 --          0          nobody held it
 --
--- Keeps    the places of the living; a hash that is not a lock: its fields do not start like an owner, "<uuid>:", and the
---          answer is a WRONGTYPE error; run twice, the second run answers as the first
+-- Keeps    the places of the living; a key that holds no such lock: the answer is a WRONGTYPE error;
+--          run twice, the second run answers as the first
 local before = redis.call('get', KEYS[6])
 if before then
   return tonumber(before)
 end
-for _, field in ipairs(redis.call('hkeys', KEYS[1])) do
-  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
-    return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
-  end
+local wrong = no_lock('lock', nil, true)
+if wrong then
+  return wrong
 end
 local forced = redis.call('del', KEYS[1])
 -- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that

@@ -18,10 +18,7 @@ local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local left_ms = redis.call('pttl', KEYS[1])
 -- A key of another type is refused by the first of these.
 if left_ms ~= -2 and redis.call('hexists', KEYS[1], owner) == 0 then
-  if redis.call('hexists', KEYS[1], 'mode') == 1 then
-    return redis.error_reply('WRONGTYPE the key holds a read-write lock')
-  end
-  return left_ms
+  return no_lock('lock') or left_ms
 end
 
 local token = redis.call('get', KEYS[2]) or '0'

@@ -1,6 +1,6 @@
 -- inspect: what there is under one name, for people to read.
 --
--- KEYS[1]  key       of a lock, a semaphore or a latch
+-- KEYS[1]  lock      or a semaphore or a latch
 -- KEYS[2]  queue     of a fair lock: Redisson's list of tickets, the next one first
 -- KEYS[3]  timeouts  of a fair lock: Redisson's sorted set, ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  alive     of a fair lock: our sorted set, ticket -> epoch ms until which it counts as alive
@@ -11,7 +11,7 @@
 -- ARGV[2]  most      integer > 0; how many holders, tickets and permits are listed at most
 --
 -- Returns  a string: texts in a row, each behind its length and ':'
---          the key's type and its TTL in ms; its value if it is a string
+--          the key's type, of a hash "lock", "read-write lock" or "hash" for others; its TTL in ms; its value if it is a string
 --          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
 --          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
 --          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left
@@ -31,7 +31,13 @@ local function whole(number)
   return number and string.format('%.0f', number) or ''
 end
 local type = redis.call('type', KEYS[1]).ok
-say(type)
+local kind = type
+if type == 'hash' and not no_lock('lock') then
+  kind = 'lock'
+elseif type == 'hash' and not no_lock('read-write lock') then
+  kind = 'read-write lock'
+end
+say(kind)
 say(redis.call('pttl', KEYS[1]))
 say(type == 'string' and string.sub(redis.call('get', KEYS[1]), 1, 100))
 
@@ -66,7 +72,7 @@ end
 local permits = redis.call('type', KEYS[6]).ok == 'zset' and redis.call('zrange', KEYS[6], 0, -1, 'withscores') or {}
 local taken = {}
 for i = 1, #permits, 2 do
-  if tonumber(permits[i + 1]) > now then
+  if #permits[i] == 16 and tonumber(permits[i + 1]) > now then
     taken[#taken + 1] = i
   end
 end

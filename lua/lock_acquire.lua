@@ -9,16 +9,13 @@
 --
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
 --          given one is not taken; run twice by one owner it is as if only the second had run;
---          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error
+--          a hash that is no such lock: the answer is a WRONGTYPE error
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 local left_ms = redis.call('pttl', KEYS[1])
 -- A key of another type is refused by the first of these.
 if left_ms ~= -2 and redis.call('hexists', KEYS[1], owner) == 0 then
-  if redis.call('hexists', KEYS[1], 'mode') == 1 then
-    return redis.error_reply('WRONGTYPE the key holds a read-write lock')
-  end
-  return left_ms
+  return no_lock('lock') or left_ms
 end
 redis.call('hset', KEYS[1], owner, 1)
 local kept = redis.pcall('pexpire', KEYS[1], lease_ms)

@@ -8,8 +8,7 @@
 -- Returns  1         it was held and is free now
 --          0         nobody held it
 --
--- Keeps    a hash that is not a lock: its fields do not start like an owner, "<uuid>:",
---          and the answer is a WRONGTYPE error;
+-- Keeps    a key that holds no such lock: the answer is a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
 local keep_ms = ARGV[1]
 
@@ -17,11 +16,9 @@ local before = redis.call('get', KEYS[2])
 if before then
   return tonumber(before)
 end
-local fields = redis.call('hkeys', KEYS[1])
-for _, field in ipairs(fields) do
-  if not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then
-    return redis.error_reply('WRONGTYPE the key holds a hash that is not a lock')
-  end
+local wrong = no_lock('lock', nil, true)
+if wrong then
+  return wrong
 end
 local forced = redis.call('del', KEYS[1])
 -- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that

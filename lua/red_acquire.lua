@@ -12,16 +12,13 @@
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
 --          given one is not taken; run twice the second run takes nothing: the owner is there because
 --          two nodes are one server, and that counts once;
---          a read-write lock, a hash with the field "mode": the answer is a WRONGTYPE error;
+--          a key that holds no such lock: the answer is a WRONGTYPE error;
 --          a server that was restarted too lately, or is another: the answer is a RESTARTED error
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
--- First, because it is the one that refuses a key of another type.
-if redis.call('hexists', KEYS[1], 'mode') == 1 then
-  return redis.error_reply('WRONGTYPE the key holds a read-write lock')
-end
-if redis.call('exists', KEYS[1]) == 1 then
-  return redis.call('pttl', KEYS[1])
+local left_ms = redis.call('pttl', KEYS[1])
+if left_ms ~= -2 then
+  return no_lock('lock') or left_ms
 end
 if up_s ~= '0' then
   local info = redis.call('info', 'server')

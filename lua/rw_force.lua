@@ -8,9 +8,8 @@
 -- Returns  1         it was held and is free now
 --          0         nobody held it
 --
--- Keeps    a hash that is not a read-write lock: it has no mode of one, or a field that does not start like an
---          owner, "<uuid>:", and the answer is a WRONGTYPE error; the holds' own keys, which mean nothing without
---          the hash and run out by themselves;
+-- Keeps    a key that holds no such lock: the answer is a WRONGTYPE error; the holds' own keys, which mean nothing
+--          without the hash and run out by themselves;
 --          run twice, the second run answers as the first and changes nothing
 local keep_ms = ARGV[1]
 
@@ -19,14 +18,9 @@ if before then
   return tonumber(before)
 end
 local mode = redis.call('hget', KEYS[1], 'mode')
-local ours = mode == 'read' or mode == 'write' or redis.call('exists', KEYS[1]) == 0
--- Of a large hash looking at some fields is enough.
-local fields = redis.call('hscan', KEYS[1], '0', 'count', 128)[2]
-for i = 1, #fields, 2 do
-  ours = ours and (fields[i] == 'mode' or string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:'))
-end
-if not ours then
-  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+local wrong = no_lock('read-write lock', mode, true)
+if wrong then
+  return wrong
 end
 local forced = redis.call('del', KEYS[1])
 -- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that

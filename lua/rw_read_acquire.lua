@@ -26,25 +26,20 @@ redis.call('get', KEYS[4])
 local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
 if not free and mode ~= 'read' and mode ~= 'write' then
-  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+  return not_a('read-write lock')
 end
 
 local again = not free and redis.call('hexists', KEYS[1], owner) == 1
 if not again and mode == 'write' then
   if write_field == '' or redis.call('hexists', KEYS[1], write_field) == 0 then
-    return refused(left_ms)
+    return no_lock('read-write lock', mode) or refused(left_ms)
   end
 elseif not again and behind ~= '' then
-  return refused(other_ms)
-end
-if not again and left_ms == -1 then
-  -- No lock is left like this, and a stranger's hash with a mode of its own would be given an end here. Of a large
-  -- one looking at some fields is enough.
-  local fields = redis.call('hscan', KEYS[1], '0', 'count', 128)[2]
-  for i = 1, #fields, 2 do
-    if fields[i] ~= 'mode' and not string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:') then
-      return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
-    end
+  return mode and no_lock('read-write lock', mode) or refused(other_ms)
+elseif not again and not free then
+  local wrong = no_lock('read-write lock', mode)
+  if wrong then
+    return wrong
   end
 end
 

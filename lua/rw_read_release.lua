@@ -50,7 +50,7 @@ local function longest_life(fields)
   local longest = -2
   for i = 1, #fields, 2 do
     if fields[i] ~= 'mode' then
-      local life = is_reader(fields[i], fields[i + 1]) and life_ms(prefix, fields[i], fields[i + 1]) or math.huge
+      local life = is_hold(fields[i], fields[i + 1]) and life_ms(prefix, fields[i], fields[i + 1]) or math.huge
       if life == -2 then
         redis.call('hdel', KEYS[1], fields[i])
       end

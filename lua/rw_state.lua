@@ -1,20 +1,24 @@
--- rw_state: who has the lock.
+-- rw_state: who has the lock, or until when.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
+-- ARGV[1]  asked     "who" or "left"
 --
 -- Returns  0         nobody
 --          1         readers
 --          2         a writer
 --          3         a writer, with read holds below its write hold
+--          n         if asked what is left: as lock_state
 --
--- Keeps    everything; a hash that is not a read-write lock is answered with a WRONGTYPE error
-
+-- Keeps    everything; a key that holds no such lock is answered with a WRONGTYPE error
 local mode = redis.call('hget', KEYS[1], 'mode')
-if mode == 'read' then
-  return 1
-elseif mode == 'write' then
-  return redis.call('hlen', KEYS[1]) > 2 and 3 or 2
-elseif redis.call('exists', KEYS[1]) == 1 then
-  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+local wrong = no_lock('read-write lock', mode)
+if wrong then
+  return wrong
 end
-return 0
+if ARGV[1] == 'left' then
+  return redis.call('pttl', KEYS[1])
+end
+if mode == 'write' then
+  return redis.call('hlen', KEYS[1]) > 2 and 3 or 2
+end
+return mode and 1 or 0

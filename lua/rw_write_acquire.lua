@@ -22,10 +22,6 @@
 --          WRONGTYPE error; run twice it changes nothing more
 local field, lease_ms, prefix = ARGV[1], ARGV[5], ARGV[6]
 
-local function not_ours()
-  return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
-end
-
 local function granted()
   if noted == waiter then
     redis.call('del', KEYS[2])
@@ -37,11 +33,11 @@ end
 local mode = redis.call('hget', KEYS[1], 'mode')
 local left_ms = redis.call('pttl', KEYS[1])
 if left_ms ~= -2 and mode ~= 'read' and mode ~= 'write' then
-  return not_ours()
+  return not_a('read-write lock')
 end
 if mode == 'write' then
   if redis.call('hexists', KEYS[1], field) == 0 then
-    return refused(left_ms)
+    return no_lock('read-write lock', mode) or refused(left_ms)
   end
   if left_ms < tonumber(lease_ms) then
     redis.call('pexpire', KEYS[1], lease_ms)
@@ -49,11 +45,14 @@ if mode == 'write' then
   return granted()
 end
 if behind ~= '' then
-  return refused(other_ms)
+  return mode and no_lock('read-write lock', mode) or refused(other_ms)
 end
 
 if mode == 'read' then
   local count = redis.call('hlen', KEYS[1])
+  if count == 1 then
+    return not_a('read-write lock')
+  end
   -- From a different place each time, since nothing is left where an earlier call dropped the dead. The time that is left
   -- is as good as a random number.
   local cursor = string.format('%.0f', math.max(left_ms, 0))
@@ -70,8 +69,8 @@ if mode == 'read' then
     for i = 1, #fields, 2 do
       local reader, holds = fields[i], fields[i + 1]
       if reader ~= 'mode' then
-        if not is_reader(reader, holds) then
-          return not_ours()
+        if not is_hold(reader, holds) then
+          return not_a('read-write lock')
         end
         local life = life_ms(prefix, reader, holds)
         if not life then

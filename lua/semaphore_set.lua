@@ -19,7 +19,7 @@ if before then
 end
 local value = redis.call('get', KEYS[1])
 if value then
-  if not string.find(value, '^%-?%d+$') then
+  if value ~= '0' and not string.find(value, '^%-?[1-9]%d*$') then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
 end

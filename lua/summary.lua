@@ -1,6 +1,6 @@
 -- summary: whether a key is that of a lock, or of the permits that are taken, and what there is to say in a line.
 --
--- KEYS[1]  key       a hash, or a sorted set
+-- KEYS[1]  lock      or any hash, or a sorted set
 -- KEYS[2]  queue     of the fair lock that a hash may be
 -- KEYS[3]  token     of the fenced lock that a hash may be
 --
@@ -25,17 +25,11 @@ if type ~= 'hash' then
 end
 
 local held, kind = redis.call('hlen', KEYS[1]), 1
--- Of a stranger's hash, which may be very large, looking at some fields is enough.
-local fields = redis.call('hscan', KEYS[1], '0', 'count', 16)[2]
-for i = 1, #fields, 2 do
-  if fields[i] == 'mode' and (fields[i + 1] == 'read' or fields[i + 1] == 'write') then
-    kind = 4
-  elseif not string.find(fields[i], '^%x+%-%x+%-%x+%-%x+%-%x+:%d+') then
+if no_lock('lock') then
+  if no_lock('read-write lock') then
     return nil
   end
-end
-if kind == 4 then
-  held = held - 1
+  held, kind = held - 1, 4
 elseif redis.call('exists', KEYS[2]) == 1 then
   kind = 2
 elseif redis.call('exists', KEYS[3]) == 1 then

@@ -10,7 +10,11 @@ local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')
   local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-  local over = redis.call('zcount', KEYS[2], 0, now)
+  local soonest = redis.call('zrange', KEYS[2], 0, 0, 'withscores')
+  if #soonest > 0 and #soonest[1] ~= 16 then
+    return redis.error_reply('WRONGTYPE the key of its timeouts holds a sorted set of something else')
+  end
+  local over = #soonest > 0 and tonumber(soonest[2]) <= tonumber(now) and redis.call('zcount', KEYS[2], 0, now) or 0
   if available and available ~= '0' and (#available > 15 or not string.match(available, '^-?[1-9]%d*$')) then
     return redis.error_reply('WRONGTYPE the key holds a string that is no number of permits')
   end

@@ -5,12 +5,8 @@
 -- lock's slot, but not among KEYS: the only ones that a script reaches so. Dragonfly wants the flag above for that; for
 -- other servers it is a comment.
 
--- What one call looks at: so many readers at a time, and so many holds in all.
-local SOME, holds_to_look_at = 128, 1000
-
-local function is_reader(field, count)
-  return string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') and string.find(count, '^%d+$')
-end
+-- How many holds one call looks at.
+local holds_to_look_at = 1000
 
 -- How long a reader lives on: -2 if it is dead, nil if that would take too many looks. In its last millisecond it has 0 left.
 local function life_ms(prefix, reader, count)

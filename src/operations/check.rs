@@ -493,8 +493,8 @@ fn arguments(command: &str) -> &'static [&'static str] {
     match command {
         "time" => &[],
         "info" => &["server"],
-        "get" | "pttl" | "type" | "exists" | "del" | "persist" | "hlen" | "hkeys" | "hgetall"
-        | "llen" | "lpop" | "rpop" | "zcard" | "incr" | "decr" | "hrandfield" | "hvals" => &["K"],
+        "get" | "pttl" | "type" | "exists" | "del" | "persist" | "hlen" | "hgetall" | "llen"
+        | "lpop" | "rpop" | "zcard" | "incr" | "decr" | "hrandfield" | "hvals" => &["K"],
         "hget" | "hexists" | "hdel" | "zscore" | "zrem" | "lindex" | "incrby" | "decrby"
         | "hscan" | "pexpire" | "lpush" | "rpush" | "incrbyfloat" => &["K", "1"],
         "hset" | "hincrby" | "zadd" | "lrange" | "lrem" | "zrange" | "zcount" | "set"

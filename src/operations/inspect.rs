@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::acquire::spec::LockSpec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::net::request::Request;
 use crate::operations::processes::{self, Process, Processes};
 #[cfg(feature = "serde")]
@@ -41,8 +41,6 @@ pub enum LockKind {
     ExpirableSemaphore,
     /// A latch, closed.
     Latch,
-    /// A key that none of this crate would make.
-    Other,
 }
 
 impl fmt::Display for LockKind {
@@ -56,7 +54,6 @@ impl fmt::Display for LockKind {
             Self::Semaphore => "semaphore",
             Self::ExpirableSemaphore => "expirable semaphore",
             Self::Latch => "latch",
-            Self::Other => "no lock",
         })
     }
 }
@@ -228,7 +225,7 @@ fn look(shared: &Arc<SharedSession>, name: &str) -> Result<(LockInfo, Processes)
     let everything = everything.extract_error();
     let everything = everything.map_err(|err| session.error(doing, name, err))?;
     let read = inspect::texts(&everything).and_then(|texts| read(name, key, texts));
-    let mut info = read.ok_or_else(|| session.error(doing, name, "an unexpected reply"))?;
+    let mut info = read.ok_or_else(|| session.error(doing, name, "an unexpected reply"))??;
     let mut processes = Processes::new();
     match text(clients) {
         Ok(list) => processes = processes::of_list(&list),
@@ -257,18 +254,16 @@ fn sum(counts: &Value) -> u64 {
     numbers.sum()
 }
 
-fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
+fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
     let mut texts = Texts(texts.into_iter());
     let (kind, ends_in, value) = (texts.text()?, texts.span(), texts.text()?);
     let mut seen = Seen {
         key_type: kind,
-        number: value.parse().ok(),
+        number: value.parse().ok().filter(|n: &i64| n.to_string() == value),
         ..Seen::default()
     };
     let (fields, mut holders) = texts.list(|texts| {
         let (field, value, left) = (texts.text()?, texts.text()?, texts.span());
-        seen.has_mode |= field == "mode";
-        seen.is_strange |= field != "mode" && !is_owner(field.trim_end_matches(":write"));
         Some(Holder {
             count: value.parse().unwrap_or(0),
             mode: HoldMode::Exclusive,
@@ -288,19 +283,26 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
     let token = texts.number();
     (seen.waiting, seen.taken, seen.has_token) = (waiting, taken, token.is_some());
     seen.has_round = texts.text()? == "1";
-    let kind = seen.kind();
+    let kind = match seen.kind() {
+        Ok(kind) => kind,
+        Err(what) => {
+            return Some(Err(Error::WrongType {
+                name: name.into(),
+                found: Some(format!("the key `{key}` holds a {what}")),
+            }));
+        }
+    };
     let held = match &kind {
-        LockKind::Other => 0,
         LockKind::ExpirableSemaphore => taken,
         LockKind::RwLock => fields.saturating_sub(1),
         _ => fields,
     };
-    holders.retain(|holder| kind != LockKind::Other && holder.owner != "mode");
+    holders.retain(|holder| holder.owner != "mode");
     if kind == LockKind::RwLock {
         holders.iter_mut().for_each(Holder::tell_mode);
     }
     holders.extend(permits);
-    Some(LockInfo {
+    Some(Ok(LockInfo {
         name: name.into(),
         key: key.into(),
         kind,
@@ -313,7 +315,7 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<LockInfo> {
         free: seen.number,
         ends_in,
         unknown: Vec::new(),
-    })
+    }))
 }
 
 fn permit(texts: &mut Texts) -> Option<Holder> {
@@ -329,11 +331,9 @@ fn permit(texts: &mut Texts) -> Option<Holder> {
 /// What there is under a name, from which its kind follows.
 #[derive(Default)]
 struct Seen {
+    /// Of a hash what the script says of it.
     key_type: String,
     number: Option<i64>,
-    has_mode: bool,
-    /// A field of the hash is not of a lock.
-    is_strange: bool,
     waiting: u64,
     taken: u64,
     has_token: bool,
@@ -341,20 +341,21 @@ struct Seen {
 }
 
 impl Seen {
-    fn kind(&self) -> LockKind {
-        match &*self.key_type {
-            "hash" if self.is_strange => LockKind::Other,
-            "hash" if self.has_mode => LockKind::RwLock,
+    /// The kind; what the key holds if this crate would not make it.
+    fn kind(&self) -> std::result::Result<LockKind, &str> {
+        Ok(match &*self.key_type {
+            "read-write lock" => LockKind::RwLock,
+            "string" if self.number.is_none() => return Err("string that is not a number"),
             "string" | "none" if self.taken > 0 => LockKind::ExpirableSemaphore,
-            "string" if self.number.is_none() => LockKind::Other,
             "string" if self.has_round => LockKind::Latch,
             "string" => LockKind::Semaphore,
-            "hash" | "none" if self.waiting > 0 => LockKind::FairLock,
-            "hash" | "none" if self.has_token => LockKind::FencedLock,
-            "hash" => LockKind::Lock,
+            "lock" | "none" if self.waiting > 0 => LockKind::FairLock,
+            "lock" | "none" if self.has_token => LockKind::FencedLock,
+            "lock" => LockKind::Lock,
             "none" => LockKind::Free,
-            _ => LockKind::Other,
-        }
+            "hash" => return Err("hash that is not a lock"),
+            other => return Err(other),
+        })
     }
 }
 
@@ -367,15 +368,6 @@ impl Holder {
             None => (HoldMode::Read, std::mem::take(&mut self.owner)),
         };
     }
-}
-
-/// Whether it may be the owner of a lock: `<uuid>:<number>`.
-fn is_owner(field: &str) -> bool {
-    let parts = field.rsplit_once(':');
-    parts.is_some_and(|(id, number)| {
-        let is_id = |c: char| c.is_ascii_hexdigit() || c == '-';
-        id.len() == 36 && id.chars().all(is_id) && number.bytes().all(|b| b.is_ascii_digit())
-    })
 }
 
 impl LockInfo {
@@ -408,7 +400,6 @@ impl fmt::Display for LockInfo {
         write!(f, "{}: {}", Shown(&self.name), self.kind)?;
         match self.kind {
             LockKind::Free => {}
-            LockKind::Other => write!(f, ", its key holds something else")?,
             LockKind::Latch => write!(f, ", {} left to count", self.free.unwrap_or(0))?,
             LockKind::Semaphore => write!(f, ", {} free", self.free.unwrap_or(0))?,
             LockKind::ExpirableSemaphore => {
@@ -563,7 +554,7 @@ mod tests {
             permits.len(),
         );
         texts.extend(rest.map(str::to_owned));
-        read("n", "p:n", texts)
+        read("n", "p:n", texts)?.ok()
     }
 
     #[test]
@@ -579,9 +570,9 @@ mod tests {
         let taken = [["00ff", "300"]];
         for (info, kind, holders) in [
             (said("none", "", &[], &[], &[], none), LockKind::Free, 0),
-            (said("hash", "", &held, &[], &[], none), LockKind::Lock, 1),
+            (said("lock", "", &held, &[], &[], none), LockKind::Lock, 1),
             (
-                said("hash", "", &held, &[["a:1", ""]], &[], none),
+                said("lock", "", &held, &[["a:1", ""]], &[], none),
                 LockKind::FairLock,
                 1,
             ),
@@ -591,15 +582,14 @@ mod tests {
                 0,
             ),
             (
-                said("hash", "", &held, &[], &[], ["7", ""]),
+                said("lock", "", &held, &[], &[], ["7", ""]),
                 LockKind::FencedLock,
                 1,
             ),
-            (said("hash", "", &both, &[], &[], none), LockKind::RwLock, 2),
             (
-                said("hash", "", &[["a", "b", ""]], &[], &[], none),
-                LockKind::Other,
-                0,
+                said("read-write lock", "", &both, &[], &[], none),
+                LockKind::RwLock,
+                2,
             ),
             (
                 said("string", "3", &[], &[], &[], none),
@@ -616,13 +606,14 @@ mod tests {
                 LockKind::Latch,
                 0,
             ),
-            (said("string", "x", &[], &[], &[], none), LockKind::Other, 0),
-            (said("list", "", &[], &[], &[], none), LockKind::Other, 0),
         ] {
             let info = info.expect("it is read");
             assert_eq!((info.kind, info.holders.len()), (kind, holders), "{info:?}");
         }
-        let info = said("hash", "", &both, &[], &[], none).expect("it is read");
+        for (kind, value) in [("hash", ""), ("string", "x"), ("list", "")] {
+            assert_eq!(said(kind, value, &[], &[], &taken, none), None, "{kind}");
+        }
+        let info = said("read-write lock", "", &both, &[], &[], none).expect("it is read");
         assert_eq!(
             (info.holders[0].mode, info.holders[1].mode),
             (HoldMode::Write, HoldMode::Read)
@@ -635,7 +626,7 @@ mod tests {
     #[test]
     fn what_is_shown_says_who_and_where() {
         let mut info = said(
-            "hash",
+            "lock",
             "",
             &[[OWNER, "2", ""]],
             &[["b:3", ""]],

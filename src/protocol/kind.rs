@@ -100,10 +100,9 @@ impl Kind {
             renewed: |reply, _| script::renewed(reply).map(Some),
             refresh: None,
             force,
-            // Refused for a key of another type, so that a stranger's key is never called a lock.
-            state: |of| Request::command("asking for the lock", &["HLEN", of.key()]),
-            is_locked: |_, state| state > 0,
-            remaining: |of| Request::command("asking for the lease", &["PTTL", of.key()]),
+            state: |of| state(of, "asking for the lock"),
+            is_locked: |_, left_ms| left_ms != -2,
+            remaining: |of| state(of, "asking for the lease"),
             is_given_back_when_lost: |_, _| false,
             evidence: |of, _, owner| Evidence::field(of, owner),
         }
@@ -322,6 +321,11 @@ fn force(of: &Protocol, request: &str, keep_ms: &str) -> Request {
     let channel = keys::lock_channel(of.key());
     let keys: [&[&str]; 3] = [&[of.key()], &[request], &channel];
     Request::script_of_parts(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
+}
+
+/// Asks until when the lock is held. A script, so that a stranger's hash is never called a lock.
+fn state(of: &Protocol, doing: &'static str) -> Request {
+    Request::script::<&str>(doing, &script::LOCK_STATE, &[of.key()], &[])
 }
 
 /// Has the hold that a field of the lock's hash is end after `span`; of a read hold also the `hold` beside it.

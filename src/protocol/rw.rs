@@ -24,7 +24,22 @@ pub(crate) static KIND: Kind = Kind {
         let keys = [of.key(), &of.channel(), request];
         Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
     },
-    state: |of| Request::script::<&str>("asking for the lock", &script::RW_STATE, &[of.key()], &[]),
+    state: |of| {
+        Request::script(
+            "asking for the lock",
+            &script::RW_STATE,
+            &[of.key()],
+            &["who"],
+        )
+    },
+    remaining: |of| {
+        Request::script(
+            "asking for the lease",
+            &script::RW_STATE,
+            &[of.key()],
+            &["left"],
+        )
+    },
     is_locked: |mode, state| match mode {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,

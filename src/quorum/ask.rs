@@ -320,8 +320,8 @@ impl Quorum {
 
     /// Whether no majority of nodes has the lock free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
-        let fields = self.survey(until, |protocol| protocol.state())?;
-        let free = fields.iter().filter(|fields| **fields == 0).count();
+        let left = self.survey(until, |protocol| protocol.remaining())?;
+        let free = left.iter().filter(|ms| **ms == -2).count();
         Ok(!self.nodes.majority.has(free))
     }
 

@@ -242,7 +242,9 @@ impl Semaphore {
             redis::Value::Nil => Ok(0),
             redis::Value::BulkString(digits) => std::str::from_utf8(&digits)
                 .ok()
-                .and_then(|digits| digits.parse().ok())
+                .and_then(|digits| Some((digits, digits.parse::<i64>().ok()?)))
+                .filter(|(digits, n)| n.to_string() == *digits)
+                .map(|(_, n)| n)
                 .ok_or_else(wrong_type),
             other => {
                 Err(self

@@ -574,3 +574,37 @@ fn over_tls_it_needs_the_ca() {
         (0, "mine\n".into(), String::new())
     );
 }
+
+#[test]
+fn a_record_of_the_application_is_wrong_use_for_every_command() {
+    let server = Server::start();
+    let name = unique("user");
+    for limited in [false, true] {
+        server.cli(&["HSET", &name, "name", "Ann"]);
+        if limited {
+            server.cli(&["PEXPIRE", &name, "600000"]);
+        }
+        let record: Vec<u8> = server.ask(&["DUMP", &name]);
+        for args in [
+            &["who", &name][..],
+            &["unlock", "--force", &name],
+            &[
+                "unlock",
+                "--owner",
+                "9f8e7d6c-5b4a-4321-8fed-cba987654321:57",
+                &name,
+            ],
+            &["run", &name, "--", "true"],
+            &["run", "--fair", &name, "--", "true"],
+            &["run", "-x", &name, "--", "true"],
+        ] {
+            let (status, out, err) = done(redlatch(&server).args(args));
+            assert_eq!(status, 64, "{args:?}: {out} {err}");
+            assert!(
+                err.contains("holds a hash that is not a"),
+                "{args:?}: {err}"
+            );
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), record);
+    }
+}

@@ -127,7 +127,7 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
                 .release_ids(&ids)?
                 .contains(&true)
         }
-        LockKind::Semaphore | LockKind::Latch | LockKind::Other => {
+        LockKind::Semaphore | LockKind::Latch => {
             let why = format!("`{}`: {}, which has no holders", Shown(name), its.kind);
             return Err(Failure::new(USAGE, why));
         }

@@ -379,9 +379,13 @@ fn is_of_another_type_than<A: Lock, B: Lock>() {
             }
         }
         assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
-        // Nobody could make use of a wrong answer to this one: it is the key's.
-        let left = other.remaining().unwrap().unwrap();
-        assert!(left <= lease, "not lengthened: {left:?}");
+        for asked in [other.is_locked().map(drop), other.remaining().map(drop)] {
+            assert!(matches!(asked, Err(Error::WrongType { .. })), "{asked:?}");
+        }
+        assert!(
+            ms(server.pttl(&name).unsigned_abs()) <= lease,
+            "not lengthened"
+        );
     }
     assert!(begun.elapsed() < loosely(LONG / 4), "{:?}", begun.elapsed());
     assert_eq!(server.hgetall(&name), fields);

@@ -5,6 +5,7 @@ mod bad_input;
 mod kinds;
 mod read;
 mod red;
+mod strangers;
 
 use std::collections::HashSet;
 use std::fmt::Debug;

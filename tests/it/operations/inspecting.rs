@@ -209,11 +209,12 @@ fn owners_of_others_are_shown_as_they_are() {
         ("zset", vec!["ZADD", "zset", "1", "a"]),
     ] {
         server.cli(&command);
-        let info = look(&client, name);
-        assert_eq!(
-            (info.kind, info.holders.len(), info.held),
-            (LockKind::Other, 0, 0),
-            "{info}"
+        let wrong = client.inspect(name).unwrap_err();
+        let said = format!("the key `{name}` holds a ");
+        assert!(
+            matches!(&wrong, redlatch::Error::WrongType { .. })
+                && wrong.to_string().contains(&said),
+            "{wrong}"
         );
     }
     // Nothing was changed.
@@ -305,4 +306,57 @@ fn each_master_of_a_red_lock_is_asked() {
         !report.is_fit() && report.to_string().contains("it cannot be asked"),
         "{report}"
     );
+}
+
+timed!(all_holds_of_an_owner_are_taken_and_nobody_elses);
+fn all_holds_of_an_owner_are_taken_and_nobody_elses() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    let name = unique("both");
+    // A thread of Redisson's has one owner for both.
+    let (owner, lock) = (
+        "a7b6e3c2-1111-4222-8333-444455556666:37",
+        client.rwlock(&name),
+    );
+    let written = format!("{owner}:write");
+    server.cli(&["HSET", &name, "mode", "write", &written, "2", owner, "1"]);
+    server.cli(&["PEXPIRE", &name, "30000"]);
+    let hold = format!("{{{name}}}:{owner}:rwlock_timeout:1");
+    server.cli(&["SET", &hold, "1", "PX", "30000"]);
+    assert_eq!(look(&other, &name).held, 2);
+    assert!(other.force_unlock_owner(&name, owner).unwrap());
+    assert_eq!(look(&other, &name).kind, LockKind::Free);
+    assert!(!other.force_unlock_owner(&name, owner).unwrap());
+    assert_eq!(server.dbsize(), 0);
+
+    let theirs = other.rwlock(&name);
+    let (ours, theirs) = (lock.read().unwrap(), theirs.read().unwrap());
+    assert!(other.force_unlock_owner(&name, ours.owner()).unwrap());
+    let info = look(&other, &name);
+    held_by(&info, LockKind::RwLock, theirs.owner());
+}
+
+timed!(a_name_in_a_text_for_people_stays_on_its_line);
+fn a_name_in_a_text_for_people_stays_on_its_line() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = format!("{}\x1b[2J\r\nfree", unique("odd"));
+    let shown = name.replace('\x1b', r"\u{1b}").replace("\r\n", r"\r\n");
+    let is_shown = |text: &str| {
+        assert!(text.contains(&shown), "{text:?}");
+        let printed = |c: char| !c.is_control() || c == '\n';
+        assert!(
+            text.chars().all(printed) && !text.contains("\nfree"),
+            "{text:?}"
+        );
+    };
+    let guard = client.fair_lock(&name).lock().unwrap();
+    is_shown(&look(&client, &name).to_string());
+    let listed: Vec<_> = client.list("*").map(Result::unwrap).collect();
+    assert_eq!(listed[0].name, name);
+    is_shown(&listed[0].to_string());
+    server.cli(&["DEL", &name]);
+    is_shown(&guard.unlock().unwrap_err().to_string());
+    server.cli(&["SET", &name, "x"]);
+    is_shown(&client.inspect(&name).unwrap_err().to_string());
 }

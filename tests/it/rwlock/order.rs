@@ -642,7 +642,7 @@ fn redisson_reads(server: &Server, name: &str, stop: &AtomicBool) {
         if stop.load(Ordering::SeqCst) {
             let mut pipe = redis::pipe();
             pipe.atomic()
-                .hdel(name, comes)
+                .del(name)
                 .del(hold_key(name, comes))
                 .publish(format!("redisson_rwlock:{{{name}}}"), 0);
             let () = pipe.query(&mut con).unwrap();

@@ -1,0 +1,371 @@
+//! A key that the application uses for something else: every verb of every kind says so, and changes nothing.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{CancelToken, Client, Error, RedLock, Result};
+
+use crate::support::{LONG, STRANGER, Server, ms, open, timed, unique};
+
+/// A verb, what it is called on, and what it says.
+type Verb = (&'static str, Result<()>);
+
+/// Keys that hold no lock of a kind: a title, and the commands that make one.
+type Strangers = &'static [(&'static str, &'static [&'static [&'static str]])];
+
+/// No lock and nothing that counts.
+const OF_ANY: Strangers = &[
+    ("a text", &[&["SET", "KEY", "hello"]]),
+    ("a list", &[&["RPUSH", "KEY", "a", "b"]]),
+    ("a set", &[&["SADD", "KEY", "a"]]),
+    ("a sorted set", &[&["ZADD", "KEY", "1", "a"]]),
+    ("a stream", &[&["XADD", "KEY", "1-1", "field", "value"]]),
+    (
+        "a record",
+        &[&["HSET", "KEY", "name", "Ann", "mail", "ann@example"]],
+    ),
+    (
+        "a session",
+        &[
+            &["HSET", "KEY", "user", "17", "role", "admin"],
+            &["PEXPIRE", "KEY", "600000"],
+        ],
+    ),
+];
+
+/// Permits, or a count.
+const NUMBER: Strangers = &[("a number", &[&["SET", "KEY", "1"]])];
+
+/// Almost a lock.
+const OF_LOCKS: Strangers = &[
+    (
+        "a record with a mode",
+        &[&["HSET", "KEY", "name", "Ann", "mode", "dark"]],
+    ),
+    (
+        "one that reads",
+        &[
+            &["HSET", "KEY", "path", "1", "mode", "read"],
+            &["PEXPIRE", "KEY", "600000"],
+        ],
+    ),
+    (
+        "one that writes",
+        &[
+            &["HSET", "KEY", "path", "1", "mode", "write"],
+            &["PEXPIRE", "KEY", "600000"],
+        ],
+    ),
+    ("nothing but a mode", &[&["HSET", "KEY", "mode", "read"]]),
+    (
+        "carts",
+        &[
+            &[
+                "HSET",
+                "KEY",
+                "0b7e1c52-6f0a-4f3e-9b8f-1d2c3a4b5c6d:cart",
+                "1",
+            ],
+            &["PEXPIRE", "KEY", "600000"],
+        ],
+    ),
+    (
+        "texts by what might be owners",
+        &[
+            &["HSET", "KEY", STRANGER, "ten"],
+            &["PEXPIRE", "KEY", "600000"],
+        ],
+    ),
+];
+
+const READ: Strangers = &[(
+    "a read-write lock",
+    &[
+        &["HSET", "KEY", "mode", "read", STRANGER, "1"],
+        &["PEXPIRE", "KEY", "600000"],
+    ],
+)];
+
+const PLAIN: Strangers = &[(
+    "a plain lock",
+    &[
+        &["HSET", "KEY", STRANGER, "1"],
+        &["PEXPIRE", "KEY", "600000"],
+    ],
+)];
+
+/// The verbs of an exclusive lock, and their verdicts.
+macro_rules! lock {
+    ($lock:expr) => {{
+        let lock = $lock;
+        vec![
+            ("lock", lock.lock().map(drop)),
+            ("try_lock", lock.try_lock().map(drop)),
+            ("try_lock_for", lock.try_lock_for(LONG).map(drop)),
+            (
+                "try_lock_until",
+                lock.try_lock_until(Instant::now() + LONG).map(drop),
+            ),
+            ("with", lock.with(|_| ())),
+            ("is_locked", lock.is_locked().map(drop)),
+            ("remaining", lock.remaining().map(drop)),
+            ("force_unlock", lock.force_unlock().map(drop)),
+        ]
+    }};
+}
+
+fn rwlock([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
+    let lock = client.rwlock(name);
+    vec![
+        ("read", lock.read().map(drop)),
+        ("try_read", lock.try_read().map(drop)),
+        ("try_read_for", lock.try_read_for(LONG).map(drop)),
+        ("write", lock.write().map(drop)),
+        ("try_write", lock.try_write().map(drop)),
+        ("try_write_for", lock.try_write_for(LONG).map(drop)),
+        ("is_read_locked", lock.is_read_locked().map(drop)),
+        ("is_write_locked", lock.is_write_locked().map(drop)),
+        ("remaining", lock.remaining().map(drop)),
+        ("force_unlock", lock.force_unlock().map(drop)),
+    ]
+}
+
+fn semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
+    let its = client.semaphore(name);
+    vec![
+        ("acquire", its.acquire().map(drop)),
+        ("try_acquire", its.try_acquire().map(drop)),
+        ("try_acquire_for", its.try_acquire_for(LONG).map(drop)),
+        ("try_set_permits", its.try_set_permits(1).map(drop)),
+        ("add_permits", its.add_permits(1)),
+        ("drain_permits", its.drain_permits().map(drop)),
+        ("available_permits", its.available_permits().map(drop)),
+        ("release", its.release(1)),
+    ]
+}
+
+fn expirable_semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
+    let its = client.expirable_semaphore(name);
+    let id = "0".repeat(32);
+    vec![
+        ("acquire", its.acquire().map(drop)),
+        ("try_acquire", its.try_acquire().map(drop)),
+        ("try_acquire_for", its.try_acquire_for(LONG).map(drop)),
+        ("try_set_permits", its.try_set_permits(1).map(drop)),
+        ("set_permits", its.set_permits(1)),
+        ("add_permits", its.add_permits(1)),
+        ("permits", its.permits().map(drop)),
+        ("release_id", its.release_id(&id).map(drop)),
+        ("release_ids", its.release_ids(&[&id]).map(drop)),
+        ("lease_of", its.lease_of(&id).map(drop)),
+    ]
+}
+
+fn latch([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
+    let its = client.latch(name);
+    vec![
+        ("try_set_count", its.try_set_count(1).map(drop)),
+        ("count_down", its.count_down()),
+        ("count", its.count().map(drop)),
+        ("wait", its.wait()),
+        ("wait_for", its.wait_for(LONG).map(drop)),
+        ("delete", its.delete().map(drop)),
+    ]
+}
+
+/// The verbs that are not about one kind.
+fn any([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
+    vec![
+        ("inspect", client.inspect(name).map(drop)),
+        (
+            "force_unlock_owner",
+            client.force_unlock_owner(name, STRANGER).map(drop),
+        ),
+    ]
+}
+
+/// Whether this is what is wrong, with every member that failed.
+fn is_wrong_type(verdict: &Result<()>, name: &str) -> bool {
+    match verdict {
+        Err(Error::WrongType { name: its, .. }) => its == name,
+        Err(Error::Members { failures, .. }) => failures
+            .iter()
+            .all(|(_, err)| matches!(err, Error::WrongType { name: its, .. } if its == name)),
+        _ => false,
+    }
+}
+
+/// Has `verbs` deal with each of these, at the name's key or at the one that `key` says.
+fn are_told(
+    kind: &str,
+    strangers: &[Strangers],
+    key: impl Fn(&str) -> String,
+    verbs: impl Fn(&[Client; 2], &str) -> Vec<Verb>,
+) {
+    let servers = [(); 2].map(|()| Server::start());
+    let clients = [open(&servers[0]), open(&servers[1])];
+    for (title, commands) in strangers.iter().copied().flatten() {
+        let name = unique("record");
+        let key = key(&name);
+        for command in *commands {
+            let words = command.iter().map(|word| match *word {
+                "KEY" => &*key,
+                word => word,
+            });
+            let command: Vec<_> = words.collect();
+            servers.iter().for_each(|server| drop(server.cli(&command)));
+        }
+        let content = || {
+            let of = |server: &Server| (server.ask(&["DUMP", &key]), server.pttl(&key) > 0);
+            servers.each_ref().map(of)
+        };
+        let before: [(Vec<u8>, bool); 2] = content();
+        for (verb, verdict) in verbs(&clients, &name) {
+            assert!(
+                is_wrong_type(&verdict, &name),
+                "{kind}, {verb} of {title}: {verdict:?}"
+            );
+            assert_eq!(content(), before, "{kind}, {verb} of {title}");
+        }
+        for server in &servers {
+            let keys = server.keys_but_requests();
+            assert_eq!(keys, [&*key], "{kind} of {title} left something behind");
+            server.cli(&["FLUSHALL"]);
+        }
+    }
+    assert_eq!(clients[0].stats().holds, 0);
+}
+
+fn itself(name: &str) -> String {
+    name.to_owned()
+}
+
+timed!(every_verb_of_every_kind_says_that_a_key_is_no_such_lock);
+fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
+    let plain = &[OF_ANY, OF_LOCKS, NUMBER, READ];
+    std::thread::scope(|scope| {
+        macro_rules! told {
+            ($($kind:literal: $strangers:expr, $verbs:expr;)+) => {
+                $(scope.spawn(|| are_told($kind, $strangers, itself, $verbs));)+
+            };
+        }
+        told! {
+            "mutex": plain, |[client, _], name| lock!(client.mutex(name));
+            "reentrant lock": plain, |[client, _], name| lock!(client.reentrant_lock(name));
+            "fair lock": plain, |[client, _], name| lock!(client.fair_lock(name));
+            "fair mutex": plain, |[client, _], name| lock!(client.fair_mutex(name));
+            "fenced lock": plain, |[client, _], name| lock!(client.fenced_lock(name));
+            "spin lock": plain, |[client, _], name| lock!(client.spin_lock(name));
+            "multi-lock": plain, |[client, _], name| lock!(client.multi_lock([name, "other"]));
+            "RedLock": plain, |clients, name| lock!(RedLock::new(clients, name).unwrap());
+            "read-write lock": &[OF_ANY, OF_LOCKS, NUMBER, PLAIN], rwlock;
+            "semaphore": &[OF_ANY, PLAIN], semaphore;
+            "expirable semaphore": &[OF_ANY, PLAIN], expirable_semaphore;
+            "latch": &[OF_ANY, PLAIN], latch;
+            "any": &[OF_ANY, OF_LOCKS], any;
+        }
+        // Permits that are out are in a key of their own, of which the dead are removed.
+        scope.spawn(|| {
+            are_told(
+                "permits",
+                &[&[("scores", &[&["ZADD", "KEY", "1", "Ann", "2", "Bob"]])]],
+                |name| format!("{{{name}}}:timeout"),
+                expirable_semaphore,
+            );
+        });
+    });
+}
+
+timed!(of_a_large_hash_only_a_part_is_looked_at);
+fn of_a_large_hash_only_a_part_is_looked_at() {
+    let server = Server::start();
+    let clients = [open(&server), open(&server)];
+    let fields: Vec<String> = (0..100_000).map(|n| format!("field {n}")).collect();
+    for chunk in fields.chunks(1_000) {
+        let values = chunk.iter().flat_map(|field| [field, "value"]);
+        let command: Vec<_> = ["HSET", "large"].into_iter().chain(values).collect();
+        server.cli(&command);
+    }
+    server.cli(&["SLOWLOG", "RESET"]);
+    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "50000"]);
+    for (verb, verdict) in lock!(clients[0].mutex("large"))
+        .into_iter()
+        .chain(rwlock(&clients, "large"))
+    {
+        assert!(is_wrong_type(&verdict, "large"), "{verb}: {verdict:?}");
+    }
+    assert_eq!(server.ask::<u64>(&["SLOWLOG", "LEN"]), 0);
+    assert_eq!(server.ask::<u64>(&["HLEN", "large"]), 100_000);
+}
+
+timed!(who_waits_is_told_when_the_key_becomes_a_record);
+fn who_waits_is_told_when_the_key_becomes_a_record() {
+    let server = Server::start();
+    let (holder, client) = (open(&server), open(&server));
+    let name = unique("becomes");
+    let token = CancelToken::new();
+    for limited in [false, true] {
+        let guard = holder.mutex(&name).lease(ms(900)).lock().unwrap();
+        let waits = client.mutex(&name).cancel_on(&token);
+        let waiting = std::thread::spawn(move || waits.lock().map(drop));
+        server.cli(&["DEL", &name]);
+        server.cli(&["HSET", &name, "name", "Ann"]);
+        if limited {
+            server.cli(&["PEXPIRE", &name, "600000"]);
+        }
+        let before: Vec<u8> = server.ask(&["DUMP", &name]);
+        let verdict = waiting.join().unwrap();
+        assert!(is_wrong_type(&verdict, &name), "{verdict:?}");
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), before);
+        assert_eq!(server.pttl(&name) > 0, limited);
+        server.cli(&["DEL", &name]);
+    }
+}
+
+// Locks as Redisson's clients and this crate's make them: nobody takes one for something else.
+timed!(a_lock_of_others_is_waited_for_whatever_it_looks_like);
+fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("theirs");
+    let negative = STRANGER.replace(":57", ":-8812345678901234567");
+    for (owner, limited) in [(STRANGER, true), (&negative, true), (STRANGER, false)] {
+        let write = format!("{owner}:write");
+        for fields in [
+            &[owner, "3"][..],
+            &["mode", "read", owner, "2"],
+            &["mode", "write", &write, "1"],
+            &["mode", "write", &write, "1", owner, "1"],
+        ] {
+            let command = [&["HSET", &name], fields].concat();
+            server.cli(&command);
+            // Of a reader, or it counts as dead.
+            let hold = format!("{{{name}}}:{owner}:rwlock_timeout:1");
+            server.cli(&["SET", &hold, "1"]);
+            if limited {
+                server.cli(&["PEXPIRE", &name, "600000"]);
+            }
+            let busy = ms(20);
+            if fields[0] == "mode" {
+                let lock = client.rwlock(&name);
+                assert!(lock.try_write_for(busy).unwrap().is_none(), "{fields:?}");
+                assert!(lock.is_read_locked().unwrap() || lock.is_write_locked().unwrap());
+            } else {
+                assert!(client.mutex(&name).try_lock_for(busy).unwrap().is_none());
+                assert!(
+                    client
+                        .fair_lock(&name)
+                        .try_lock_for(busy)
+                        .unwrap()
+                        .is_none()
+                );
+                assert!(client.fenced_lock(&name).try_lock().unwrap().is_none());
+                assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
+                let left = client.mutex(&name).remaining().unwrap().unwrap();
+                assert_eq!(left == Duration::MAX, !limited);
+            }
+            assert!(client.inspect(&name).unwrap().held > 0);
+            server.cli(&["FLUSHALL"]);
+        }
+    }
+}
