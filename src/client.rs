@@ -120,7 +120,10 @@ impl Client {
     /// ```
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
-        mutex::Mutex::of(self.handle(name.as_ref(), &reentrant::KIND).non_reentrant())
+        mutex::Mutex::of(
+            self.handle(name.as_ref(), &reentrant::KIND)
+                .non_reentrant("mutex"),
+        )
     }
 
     /// Returns the fair lock of this name: first come, first served across all processes. Sends nothing.
@@ -146,7 +149,10 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
-        FairMutex::of(self.handle(name.as_ref(), &fair::KIND).non_reentrant())
+        FairMutex::of(
+            self.handle(name.as_ref(), &fair::KIND)
+                .non_reentrant("fair"),
+        )
     }
 
     /// Returns the lock of this name whose holds have tokens: Redisson's `RFencedLock`. Sends nothing.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Loss;
 use crate::report::report;
@@ -15,8 +15,16 @@ use crate::report::report;
 /// client that it hears of, but not own a handle of it, or that client would never be dropped. A panic is logged, and
 /// otherwise does no harm.
 ///
-/// Further holds of a thread that has the lock already count as acquired and released, too. Of several locks at once each
-/// is reported by its name.
+/// A hold is one outermost acquisition by one thread, or a permit. Each is [`acquired`](Self::acquired) once, and later
+/// either [`released`](Self::released) or [`lost`](Self::lost), once, so acquired less released less lost is what is held.
+/// In detail:
+///
+/// - Locking again in the same thread tells nothing; the hold ends with the last of its guards.
+/// - Each thread that reads by a shared hold has one of its own, also where Redis has one for all of them.
+/// - Members of a multi-lock count by their names, a `RedLock` once, permits of an expirable semaphore each, and permits
+///   that a [`Semaphore`](crate::Semaphore) gave to one call together. Permits that are forgotten stay acquired.
+/// - `unlock` waits for Redis, and tells `lost` if somebody else had taken the lock; dropping a guard does not wait, and
+///   tells `released`.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,10 +50,11 @@ pub trait Observer: Send + Sync {
     /// Something was not acquired.
     fn refused(&self, _event: &Refused<'_>) {}
 
-    /// Something was released by its holder. A hold that was lost before is [`lost`](Self::lost) only.
+    /// Something was released by its holder, and was not known to be lost.
     fn released(&self, _event: &Released<'_>) {}
 
-    /// A hold is lost; the same as [`Config::on_lost`](crate::Config::on_lost).
+    /// A hold is lost. [`Config::on_lost`](crate::Config::on_lost) hears once of readers that shared one in Redis, and this
+    /// hears of each of them.
     fn lost(&self, _loss: &Loss) {}
 
     /// A server that was there cannot be reached any more.
@@ -61,8 +70,8 @@ pub trait Observer: Send + Sync {
 pub struct Acquired<'a> {
     /// The name, as given to the client.
     pub name: &'a str,
-    /// `reentrant` (a [`Mutex`](crate::Mutex), too), `fair`, `fenced`, `spin`, `read-write`, `red`, `semaphore`, `permits`
-    /// (of an expirable semaphore).
+    /// `reentrant`, `mutex`, `fair` (a [`FairMutex`](crate::FairMutex), too), `fenced`, `spin`, `read-write`, `red`,
+    /// `semaphore`, `permits` (of an expirable semaphore).
     pub kind: &'static str,
     /// How long the call took.
     pub waited: Duration,
@@ -140,5 +149,27 @@ impl Observers {
         if told.is_err() {
             report!(Error, "the observer panicked");
         }
+    }
+}
+
+/// A hold that an observer was told of, and whose end has to be told once.
+pub(crate) struct Observed {
+    pub(crate) observer: Observers,
+    pub(crate) name: Arc<str>,
+    pub(crate) kind: &'static str,
+    pub(crate) since: Instant,
+}
+
+impl Observed {
+    /// Tells that the holder has released it.
+    pub(crate) fn released(&self) {
+        let held = self.since.elapsed();
+        let (name, kind) = (&*self.name, self.kind);
+        self.observer
+            .tell(|observer| observer.released(&Released { name, kind, held }));
+    }
+
+    pub(crate) fn lost(&self, loss: &Loss) {
+        self.observer.tell(|observer| observer.lost(loss));
     }
 }

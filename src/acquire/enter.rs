@@ -61,8 +61,10 @@ impl LockSpec {
 
     /// The same for a handle of the user's, whose client may have an observer.
     pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
-        let taken = self.observed(|| self.acquire(wait), GuardInner::is_handed_over)?;
-        Ok(taken.map(|(held, observed)| held.observed(observed)))
+        self.observed(
+            || self.acquire(wait),
+            |held, began| self.observe(held, began),
+        )
     }
 
     /// Waits for what [`enter`](Self::enter) has begun.

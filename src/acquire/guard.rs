@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use redis::FromRedisValue;
 
 use crate::acquire::guarded::Work;
-use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
@@ -34,7 +33,10 @@ pub(crate) struct GuardInner {
     released: bool,
     /// Another thread of this process has had it, or has it as well.
     is_handed_over: bool,
-    observed: Option<Box<Observed>>,
+    /// The thread had the lock already.
+    is_reentered: bool,
+    /// An observer hears of the hold, so dropping this guard is noted there.
+    is_observed: bool,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
 }
@@ -53,7 +55,8 @@ impl GuardInner {
             lost: LossChannel::default(),
             released: false,
             is_handed_over: false,
-            observed: None,
+            is_reentered: false,
+            is_observed: false,
         }
     }
 
@@ -63,25 +66,42 @@ impl GuardInner {
         held
     }
 
-    pub(crate) fn is_handed_over(&self) -> bool {
-        self.is_handed_over
+    /// Has its end told to an observer; `Some` if that has to be told of its beginning, and whether it was handed over.
+    pub(crate) fn be_observed(&mut self) -> Option<bool> {
+        self.is_observed = true;
+        if self.is_reentered {
+            self.hold.observe_again(self.thread);
+            return None;
+        }
+        Some(self.is_handed_over)
     }
 
-    /// An observer is told of its end.
-    pub(crate) fn observed(mut self, observed: Option<Box<Observed>>) -> Self {
-        self.observed = observed;
-        self
+    /// Tells an observer how it ended, if it was the last guard of its thread for this hold. A hold that is known to be lost
+    /// is reported by whoever found that.
+    fn tell_end(&mut self, err: Option<&Error>) {
+        if !std::mem::take(&mut self.is_observed) || self.is_copy() {
+            return;
+        }
+        let Some(observed) = self.hold.unobserve(self.thread) else {
+            return;
+        };
+        match err {
+            Some(Error::Lost { reason, .. }) => observed.lost(&self.hold.loss_for(*reason)),
+            _ => observed.released(),
+        }
     }
 
-    pub(crate) fn be_observed(&mut self, observed: Box<Observed>) {
-        self.observed = Some(observed);
+    pub(crate) fn thread(&self) -> u64 {
+        self.thread
     }
 
     pub(crate) fn reentered(lock: &LockSpec, hold: Arc<Hold>, thread: u64, count: u32) -> Self {
         if hold.mode == Mode::Exclusive {
             hold.count.store(count, Ordering::Relaxed);
         }
-        Self::new(lock, hold, thread)
+        let mut held = Self::new(lock, hold, thread);
+        held.is_reentered = true;
+        held
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -186,7 +206,13 @@ impl GuardInner {
         }
         let now = Instant::now();
         let in_time = self.hold.valid_until() > now;
-        let release = self.let_go(now, false)?;
+        let release = match self.let_go(now, false) {
+            Ok(release) => release,
+            Err(err) => {
+                self.tell_end(Some(&err));
+                return Err(err);
+            }
+        };
         Ok(Unlocking {
             held: self,
             in_time,
@@ -293,11 +319,13 @@ impl Unlocking {
         self.held.send(self.release.as_ref());
     }
 
-    pub(crate) fn finish(self, until: Instant) -> Result<()> {
-        match &self.release {
+    pub(crate) fn finish(mut self, until: Instant) -> Result<()> {
+        let unlocked = match &self.release {
             Some(call) => self.held.unlocked(call, self.in_time, until),
             None => Ok(()),
-        }
+        };
+        self.held.tell_end(unlocked.as_ref().err());
+        unlocked
     }
 }
 
@@ -310,11 +338,6 @@ impl Drop for GuardInner {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
         }
-        if let Some(observed) = &self.observed
-            && !self.is_copy()
-            && self.hold.loss().is_none()
-        {
-            observed.released();
-        }
+        self.tell_end(None);
     }
 }

@@ -30,7 +30,7 @@ impl Session {
         T::from_redis_value(reply).map_err(|err| self.unread(hold, err.to_string()))
     }
 
-    /// The reply to a command cannot be read. The command has run, so trying again would repeat it.
+    /// The error for a reply that cannot be read. The command has run, so a retry would repeat it.
     fn unread(&self, hold: &Hold, why: String) -> Error {
         let doing = "reading the reply to a guarded command";
         self.error(doing, hold.entry().name(), lasting(why))

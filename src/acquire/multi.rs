@@ -134,7 +134,7 @@ impl Members {
             Ok(Some(all)) => {
                 for (part, held) in self.parts.iter().zip(all.held.0.iter_mut().flatten()) {
                     if part.session().observer.is_some() {
-                        held.be_observed(part.was_granted(began, false));
+                        part.observe(held, began);
                     }
                 }
                 return taken;

@@ -4,36 +4,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::acquire::Outcome;
+use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::LockSpec;
 use crate::error::{Error, Result};
-use crate::observer::{Acquired, Observers, Refusal, Refused, Released};
-
-/// A hold whose end an observer is told of.
-pub(crate) struct Observed {
-    observer: Observers,
-    name: Arc<str>,
-    kind: &'static str,
-    since: Instant,
-}
-
-impl Observed {
-    /// Its holder has released it.
-    pub(crate) fn released(&self) {
-        let held = self.since.elapsed();
-        let (name, kind) = (&*self.name, self.kind);
-        self.observer
-            .tell(|observer| observer.released(&Released { name, kind, held }));
-    }
-}
+use crate::observer::{Acquired, Observed, Refusal, Refused};
 
 impl LockSpec {
-    /// Acquires something, counts refusals, and tells the observer what has come of it. `is_handed_over`: the grant came from
-    /// another thread of this process.
+    /// Acquires something, counts refusals, and tells the observer what has come of it. `grant` is called with what was
+    /// granted, and when the call began, if there is an observer.
     pub(crate) fn observed<G>(
         &self,
         acquire: impl FnOnce() -> Result<Outcome<G>>,
-        is_handed_over: impl FnOnce(&G) -> bool,
-    ) -> Result<Option<(G, Option<Box<Observed>>)>> {
+        grant: impl FnOnce(&mut G, Instant),
+    ) -> Result<Option<G>> {
         let began = self.session().observer.is_some().then(Instant::now);
         let outcome = acquire();
         let refusal = match &outcome {
@@ -49,10 +32,19 @@ impl LockSpec {
             let name = self.name.to_string();
             return Err(Error::Late { name });
         }
-        Ok(outcome?.granted().map(|grant| {
-            let observed = began.map(|began| self.was_granted(began, is_handed_over(&grant)));
-            (grant, observed)
-        }))
+        let mut granted = outcome?.granted();
+        if let (Some(granted), Some(began)) = (&mut granted, began) {
+            grant(granted, began);
+        }
+        Ok(granted)
+    }
+
+    /// Tells the observer of a guard, unless its thread has the lock already. The observer hears of its end.
+    pub(crate) fn observe(&self, held: &mut GuardInner, began: Instant) {
+        if let Some(handed_over) = held.be_observed() {
+            held.hold()
+                .observe(held.thread(), self.was_granted(began, handed_over));
+        }
     }
 
     /// Counts it, and tells the observer if there was one when it `began`.
@@ -60,7 +52,7 @@ impl LockSpec {
         let session = self.session();
         session.counters.refused.add(1);
         if let Some(began) = began {
-            let (name, kind, waited) = (&*self.name, self.key.kind.name, began.elapsed());
+            let (name, kind, waited) = (&*self.name, self.reported_as, began.elapsed());
             let event = Refused {
                 name,
                 kind,
@@ -72,8 +64,7 @@ impl LockSpec {
     }
 
     pub(crate) fn was_granted(&self, began: Instant, handed_over: bool) -> Box<Observed> {
-        let (observer, kind, since) =
-            (&self.session().observer, self.key.kind.name, Instant::now());
+        let (observer, kind, since) = (&self.session().observer, self.reported_as, Instant::now());
         let (name, waited) = (&*self.name, since - began);
         let event = Acquired {
             name,

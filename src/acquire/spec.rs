@@ -38,6 +38,8 @@ pub(crate) struct LockSpec {
     pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
     pub(crate) is_reentrant: bool,
+    /// What an observer hears that it is.
+    pub(crate) reported_as: &'static str,
     /// Its holds belong to no thread.
     pub(crate) may_move: bool,
     /// A wait that ends before Redis has said anything is an error.
@@ -63,6 +65,7 @@ impl LockSpec {
             up_for: Duration::ZERO,
             mode: Mode::Exclusive,
             is_reentrant: true,
+            reported_as: kind.name,
             may_move: false,
             late_is_error: false,
             lease: None,
@@ -94,9 +97,12 @@ impl LockSpec {
     }
 
     /// For locks that their holder cannot take again.
-    pub(crate) fn non_reentrant(mut self) -> Self {
-        self.is_reentrant = false;
-        self
+    pub(crate) fn non_reentrant(self, reported_as: &'static str) -> Self {
+        Self {
+            is_reentrant: false,
+            reported_as,
+            ..self
+        }
     }
 
     /// The same lock, for holds that belong to no thread.

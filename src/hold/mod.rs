@@ -26,6 +26,7 @@ use crate::hold::validity::{Duty, Lease};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
 use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
+use crate::observer::Observed;
 use crate::protocol;
 use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::protocol::script::{Released, Renewed, Unexpected};
@@ -113,6 +114,17 @@ struct Extras {
     /// Its contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
+    /// The threads whose hold an observer was told of. The thread that removes an entry tells its end, so each end is told
+    /// once. Once the hold is lost, only [`Hold::take_observed`] removes entries.
+    observed: Mutex<Vec<Watched>>,
+}
+
+/// One thread's share of a hold, of which an observer hears.
+pub(crate) struct Watched {
+    thread: u64,
+    /// How many guards the thread has.
+    guards: u32,
+    pub(crate) observed: Box<Observed>,
 }
 
 /// What a thread asks for that locks again with a fixed lease.
@@ -521,7 +533,49 @@ impl Hold {
         }
     }
 
-    fn loss_for(&self, reason: LossReason) -> Loss {
+    /// An observer was told that `thread` has it, and is to hear the end of that: at once, if it was lost in between.
+    pub(crate) fn observe(&self, thread: u64, observed: Box<Observed>) {
+        let mut all = self.extras().observed.lock();
+        let Some(reason) = self.loss() else {
+            all.push(Watched {
+                thread,
+                guards: 1,
+                observed,
+            });
+            return;
+        };
+        drop(all);
+        observed.lost(&self.loss_for(reason));
+    }
+
+    /// The thread has one more guard.
+    pub(crate) fn observe_again(&self, thread: u64) {
+        let mut all = self.extras().observed.lock();
+        if let Some(its) = all.iter_mut().find(|its| its.thread == thread) {
+            its.guards += 1;
+        }
+    }
+
+    /// The thread has one guard less; returns what an observer has to be told the end of, if that was the last.
+    pub(crate) fn unobserve(&self, thread: u64) -> Option<Box<Observed>> {
+        let mut all = self.extras.get()?.observed.lock();
+        if self.loss().is_some() {
+            return None;
+        }
+        let at = all.iter().position(|its| its.thread == thread)?;
+        all[at].guards -= 1;
+        (all[at].guards == 0).then(|| all.swap_remove(at).observed)
+    }
+
+    /// Takes out everything of which an observer has to hear that it is lost. The hold is lost already.
+    pub(crate) fn take_observed(&self) -> Vec<Watched> {
+        let extras = self.extras.get();
+        extras.map_or_else(Vec::new, |extras| {
+            std::mem::take(&mut *extras.observed.lock())
+        })
+    }
+
+    pub(crate) fn loss_for(&self, reason: LossReason) -> Loss {
         Loss {
             name: self.entry().name().to_string(),
             owner: self.owner().to_string(),

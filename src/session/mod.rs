@@ -278,7 +278,8 @@ impl Session {
         self.watchdog.disarm(hold);
         self.counters.lost.add(1);
         self.remove_lost(hold);
-        let told = self.observer.is_some().then(|| loss.clone());
+        let observed = hold.take_observed();
+        let told = (!observed.is_empty()).then(|| loss.clone());
         // Before anything that may take time.
         self.notices.notify(loss);
         self.end_lingering(hold);
@@ -292,7 +293,7 @@ impl Session {
             report!(Warn, "the lock `{name}` of {owner} is lost: {reason}");
         }
         if let Some(loss) = told {
-            self.observer.tell(|observer| observer.lost(&loss));
+            observed.iter().for_each(|its| its.observed.lost(&loss));
         }
     }
 

@@ -10,7 +10,6 @@ use redis::{FromRedisValue, Value};
 
 use crate::acquire::guarded::Work;
 use crate::acquire::leased_permits;
-use crate::acquire::observed::Observed;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
@@ -84,6 +83,9 @@ pub struct ExpirableSemaphore {
     entry: OnceLock<Arc<Entry>>,
 }
 
+/// Under which number an observer hears of a permit, which belongs to no thread.
+const NO_THREAD: u64 = 0;
+
 /// One permit of an [`ExpirableSemaphore`], released when dropped.
 ///
 /// It is renewed every third of the client's lease until then, unless the handle has a lease of its own or
@@ -97,7 +99,6 @@ pub struct ExpirablePermit {
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
-    observed: Option<Box<Observed>>,
 }
 
 impl ExpirableSemaphore {
@@ -632,14 +633,17 @@ impl ExpirableSemaphore {
         }
         let entry = self.entry()?;
         let take = || leased_permits::take(&self.inner, entry, n, wait);
-        let Some((holds, mut observed)) = self.inner.observed(take, |_| false)? else {
+        let observe = |holds: &mut Vec<Arc<Hold>>, began| {
+            for hold in holds {
+                hold.observe(NO_THREAD, self.inner.was_granted(began, false));
+            }
+        };
+        let Some(holds) = self.inner.observed(take, observe)? else {
             return Ok(None);
         };
         let permit = |hold| {
             self.inner.session().permits.insert(&hold);
             ExpirablePermit {
-                // All were acquired together.
-                observed: observed.take(),
                 semaphore: self.inner.clone(),
                 hold,
                 updating: Mutex::new(None),
@@ -864,13 +868,17 @@ impl ExpirablePermit {
             self.session()
                 .error(RELEASING, &self.semaphore.name, unexpected)
         })?;
-        match released {
-            Released::Yes { .. } => Ok(()),
+        let reason = match released {
+            Released::Yes { .. } => return Ok(()),
             // It was sent twice, and the first time has released it.
-            _ if replayed && in_time => Ok(()),
-            _ if in_time => Err(self.semaphore.lost(LossReason::Forced)),
-            _ => Err(self.semaphore.lost(LossReason::Expired)),
+            _ if replayed && in_time => return Ok(()),
+            _ if in_time => LossReason::Forced,
+            _ => LossReason::Expired,
+        };
+        if let Some(observed) = self.hold.unobserve(NO_THREAD) {
+            observed.lost(&self.hold.loss_for(reason));
         }
+        Err(self.semaphore.lost(reason))
     }
 
     /// Ends the permit and sends its release.
@@ -909,11 +917,7 @@ impl Drop for ExpirablePermit {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a permit: {err}");
         }
-        if let Some(observed) = self
-            .observed
-            .as_ref()
-            .filter(|_| self.hold.loss().is_none())
-        {
+        if let Some(observed) = self.hold.unobserve(NO_THREAD) {
             observed.released();
         }
     }

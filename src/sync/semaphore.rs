@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::give_permits::{give, submit_release};
-use crate::acquire::observed::Observed;
 use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::LossReason;
-use crate::error::{Error, Result};
+use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
+use crate::observer::Observed;
 use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
 use crate::protocol::script::{self, Released, Request};
@@ -469,8 +468,11 @@ impl Semaphore {
         check(permits)?;
         let entry = self.handle.entry()?;
         let take = || plain_permits::take(&self.handle, &entry, permits, wait);
-        let taken = self.handle.observed(take, |_| false)?;
-        Ok(taken.map(|(since, observed)| SemaphorePermit {
+        let mut observed = None;
+        let taken = self.handle.observed(take, |_, began| {
+            observed = Some(self.handle.was_granted(began, false));
+        })?;
+        Ok(taken.map(|since| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),
             entry,
             permits,
@@ -553,10 +555,17 @@ impl SemaphorePermit {
         match script::released(&value) {
             Ok(Released::Yes { .. }) => Ok(()),
             Ok(_) if replayed => Ok(()),
-            Ok(_) => Err(Error::Lost {
-                name: self.name().to_owned(),
-                reason: LossReason::Forced,
-            }),
+            Ok(_) => {
+                let (name, reason) = (self.name().to_owned(), LossReason::Forced);
+                if let Some(observed) = self.observed.take() {
+                    observed.lost(&Loss {
+                        name: name.clone(),
+                        owner: String::new(),
+                        reason,
+                    });
+                }
+                Err(Error::Lost { name, reason })
+            }
             Err(unexpected) => Err(session.error(doing, self.name(), unexpected)),
         }
     }

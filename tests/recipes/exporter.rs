@@ -23,10 +23,10 @@ fn what_happens_is_recorded_under_labels_that_the_user_gives() {
     });
     let text = prometheus.render();
     for line in [
-        "redlatch_acquired_total{kind=\"reentrant\",lock=\"stock\",outcome=\"granted\"} 1",
-        "redlatch_acquired_total{kind=\"reentrant\",lock=\"stock\",outcome=\"busy\"} 1",
-        "redlatch_wait_seconds_count{kind=\"reentrant\",lock=\"stock\"} 1",
-        "redlatch_hold_seconds_count{kind=\"reentrant\",lock=\"stock\"} 1",
+        "redlatch_acquired_total{kind=\"mutex\",lock=\"stock\",outcome=\"granted\"} 1",
+        "redlatch_acquired_total{kind=\"mutex\",lock=\"stock\",outcome=\"busy\"} 1",
+        "redlatch_wait_seconds_count{kind=\"mutex\",lock=\"stock\"} 1",
+        "redlatch_hold_seconds_count{kind=\"mutex\",lock=\"stock\"} 1",
         "redlatch_held 0",
         "redlatch_waiting 0",
         "redlatch_renewal_lateness_seconds 0",

@@ -192,7 +192,7 @@ impl Connection {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
                 let mut wrote = self.write_out(true);
-                // A server that has taken part of a long command is reading, and takes more as soon as there is space.
+                // A server that has taken part of a long command is reading, so the socket has space again soon.
                 while wrote == Wrote::Part && Instant::now() < until {
                     wrote = self.write_out(true);
                 }

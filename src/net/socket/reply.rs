@@ -19,7 +19,7 @@ use crate::error::printable;
 /// The largest reply of our own requests names a thousand replicas (`ROLE`), or a channel of 64 KiB.
 pub(crate) const LARGEST: usize = 1024 * 1024;
 
-/// The same for the answer to `CLUSTER SLOTS`. With every slot a range of its own, two replicas for each, and announced
+/// The limit for the answer to `CLUSTER SLOTS`. With every slot a range of its own, two replicas for each, and announced
 /// names, that has 8 MiB.
 pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 
@@ -35,7 +35,7 @@ const DEEPEST: usize = 8;
 /// The fewest bytes that an element of an array has: `+`, and the end of the line.
 const SHORTEST: usize = 3;
 
-/// The longest line that holds a number: its kind, a sign, and as many digits as 64 bits may take.
+/// The most bytes of a line that holds a number of 64 bits.
 const NUMBER: usize = 32;
 
 /// How many bytes are read at once at first.
@@ -215,7 +215,7 @@ impl Parser {
                     continue;
                 }
             };
-            // It may complete the array that it is in, and that the next one.
+            // The value may complete its array, and that array the one around it.
             loop {
                 let Some(open) = self.open.last_mut() else {
                     self.end_reply();
@@ -233,7 +233,7 @@ impl Parser {
         Ok(None)
     }
 
-    /// Skips what has come of a reply that exceeds a limit; the error that takes its place, if that was all of it.
+    /// Skips the bytes that have come of a reply beyond a limit; returns the error that takes its place at its end.
     fn skip(&mut self) -> RedisResult<Option<Value>> {
         let Some(mut skipping) = self.skipping.take() else {
             return Ok(None);
@@ -247,7 +247,7 @@ impl Parser {
         Ok(None)
     }
 
-    /// Skips the tokens that have come; whether that was the last.
+    /// Skips the tokens that have come; returns whether the reply ends with them.
     fn skip_tokens(&mut self, skipping: &mut Skipping) -> RedisResult<bool> {
         loop {
             let some = skipping.bytes.min(self.end - self.start);
@@ -328,7 +328,7 @@ impl Parser {
             b':' => Token::Value(Value::Int(number(line)?)),
             _ => match (kind, size(number(line)?)) {
                 (b'*', Some(elements)) => {
-                    // Not yet, but they have to fit.
+                    // The elements are yet to come, and have to fit.
                     self.check(elements.saturating_mul(SHORTEST).saturating_add(len))?;
                     Token::Array(elements)
                 }
@@ -350,14 +350,14 @@ impl Parser {
         Ok(Some((token, len)))
     }
 
-    /// So many bytes of the reply have been dealt with.
+    /// Removes `len` bytes of the reply from the front of the buffer.
     fn consume(&mut self, len: usize) {
         self.start += len;
         self.taken += len;
         self.searched = 0;
     }
 
-    /// All of a reply has been dealt with.
+    /// A reply is complete: the next one has limits of its own.
     fn end_reply(&mut self) {
         self.taken = 0;
         if self.start == self.end && self.buffer.len() > SPARE {

@@ -1,16 +1,19 @@
 //! What an observer hears, and when.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use redlatch::{
-    Acquired, Client, Loss, LossReason, Observer, RedLock, Refusal, Refused, Released, StatKind,
+    Acquired, Client, Error, ExpirableSemaphore, Loss, LossReason, Observer, RedLock, Refusal,
+    Refused, Released, StatKind,
 };
 
 use crate::support::{
-    Crew, Deployment, Server, deployment, eventually, loosely, ms, open, settings, subscribed,
-    timed, unique,
+    Crew, Deployment, Dice, Server, deployment, eventually, loosely, ms, open, settings,
+    subscribed, timed, unique,
 };
 
 /// One thing that was heard: what, of which name and kind, and what else.
@@ -102,7 +105,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
         )+};
     }
     each! {
-        "reentrant": mutex;
+        "mutex": mutex;
         "reentrant": reentrant_lock;
         "fair": fair_lock;
         "fenced": fenced_lock;
@@ -141,21 +144,255 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
             .count(),
         2
     );
-    // A thread that has it already.
+    // A thread that has it already; the hold ends with the last of its guards.
     let lock = client.reentrant_lock(unique("r"));
     let (one, two) = (lock.lock().unwrap(), lock.lock().unwrap());
     thread::sleep(ms(30));
-    drop((one, two));
-    let expected = [
-        ("acquired", ""),
-        ("acquired", ""),
-        ("released", "long"),
-        ("released", "long"),
-    ];
+    drop(one);
+    assert_eq!(ears.take_own(), plain([("acquired", "reentrant", "")]));
+    two.unlock().unwrap();
+    assert_eq!(ears.take_own(), plain([("released", "reentrant", "long")]));
+    // Permits of a call: with ids each has a holder of its own.
+    drop(semaphore.try_acquire_many(1).unwrap());
+    assert_eq!(ears.take_own(), both("semaphore"));
+    drop(slots.acquire_many(2).unwrap());
+    let each = ["acquired", "acquired", "released", "released"];
     assert_eq!(
         ears.take_own(),
-        plain(expected.map(|(what, more)| (what, "reentrant", more)))
+        plain(each.map(|what| (what, "permits", "")))
     );
+}
+
+/// How often each of the events was heard about a name.
+fn counted(heard: &[Event], name: &str) -> [usize; 3] {
+    ["acquired", "released", "lost"].map(|what| {
+        let is = |event: &&Event| event.0 == what && event.1 == name;
+        heard.iter().filter(is).count()
+    })
+}
+
+timed!(each_thread_that_shares_a_hold_hears_of_its_loss);
+fn each_thread_that_shares_a_hold_hears_of_its_loss() {
+    let server = Server::start();
+    let ears = Ears::default();
+    let lease = loosely(ms(600));
+    let config = settings(&server).observer(ears.clone()).lease(lease);
+    let client = Client::open(config).unwrap();
+    let rw = client.rwlock(unique("shared"));
+    let (held, done) = (Barrier::new(6), Barrier::new(6));
+    thread::scope(|scope| {
+        for _ in 0..5 {
+            scope.spawn(|| {
+                let guards = (rw.read().unwrap(), rw.read().unwrap());
+                held.wait();
+                done.wait();
+                drop(guards);
+            });
+        }
+        held.wait();
+        assert_eq!(counted(&ears.heard(), rw.name()), [5, 0, 0]);
+        for key in server.keys() {
+            server.ask::<i64>(&["DEL", &key]);
+        }
+        eventually("the loss is heard", || {
+            counted(&ears.heard(), rw.name())[2] > 0
+        });
+        done.wait();
+    });
+    let lock = client.reentrant_lock(unique("again"));
+    let guards = [(); 3].map(|()| lock.lock().unwrap());
+    server.ask::<i64>(&["DEL", lock.name()]);
+    eventually("the loss is heard", || {
+        counted(&ears.heard(), lock.name())[2] > 0
+    });
+    drop(guards);
+    client.close(Duration::from_secs(5)).unwrap();
+    assert_eq!(counted(&ears.heard(), rw.name()), [5, 0, 5]);
+    assert_eq!(counted(&ears.heard(), lock.name()), [1, 0, 1]);
+}
+
+timed!(whoever_finds_at_the_end_that_it_was_lost_is_heard_to_have_lost_it);
+fn whoever_finds_at_the_end_that_it_was_lost_is_heard_to_have_lost_it() {
+    let server = Server::start();
+    let (client, ears) = with_ears(&server);
+    let is_lost = |name: &str, ended: redlatch::Result<()>| {
+        assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
+        assert_eq!(counted(&ears.heard(), name), [1, 0, 1], "{name}");
+    };
+    let forget = || {
+        for key in server.keys() {
+            server.ask::<i64>(&["DEL", &key]);
+        }
+    };
+    macro_rules! each {
+        ($($lock:ident;)+) => {$(
+            let lock = client.$lock(unique("a"));
+            let guard = lock.lock().unwrap();
+            forget();
+            is_lost(lock.name(), guard.unlock());
+        )+};
+    }
+    each! { mutex; reentrant_lock; fair_lock; fair_mutex; fenced_lock; spin_lock; }
+    let rw = [unique("r"), unique("w")].map(|name| client.rwlock(name));
+    let (read, write) = (rw[0].read().unwrap(), rw[1].write().unwrap());
+    forget();
+    is_lost(rw[0].name(), read.unlock());
+    is_lost(rw[1].name(), write.unlock());
+    let names = [unique("one"), unique("two")];
+    let both = client.multi_lock(&names).lock().unwrap();
+    forget();
+    assert!(both.unlock().is_err());
+    for name in &names {
+        assert_eq!(counted(&ears.heard(), name), [1, 0, 1], "{name}");
+    }
+    let semaphore = client.semaphore(unique("s"));
+    semaphore.try_set_permits(1).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    forget();
+    is_lost(semaphore.name(), permit.release());
+    let slots = client.expirable_semaphore(unique("e"));
+    slots.try_set_permits(1).unwrap();
+    let permit = slots.acquire().unwrap();
+    forget();
+    is_lost(slots.name(), permit.release());
+}
+
+timed!(every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens);
+fn every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens() {
+    if deployment() != Deployment::Single {
+        return;
+    }
+    let mut server = Server::start();
+    let ears = Ears::default();
+    let config = settings(&server)
+        .observer(ears.clone())
+        .lease(loosely(ms(300)))
+        .response_timeout(loosely(ms(300)));
+    let client = Client::open(config).unwrap();
+    let names = [(); 3].map(|()| unique("any"));
+    let (stop, slots) = (
+        AtomicBool::new(false),
+        client.expirable_semaphore(unique("e")),
+    );
+    slots.try_set_permits(3).unwrap();
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (client, names, stop, slots) = (&client, &names, &stop, &slots);
+            scope.spawn(move || use_any(client, names, slots, Dice::new(worker), stop));
+        }
+        let mut dice = Dice::new(99);
+        for round in 0..40 {
+            match dice.draw(3) {
+                0 => {
+                    let mut keys = server.keys();
+                    keys.retain(|_| dice.draw(3) == 0);
+                    for key in keys {
+                        server.ask::<i64>(&["DEL", &key]);
+                    }
+                }
+                1 => {
+                    let role = ["link", "watchdog", "subscriber"][dice.draw(3)];
+                    server.kill_clients_named(role);
+                }
+                _ => thread::sleep(ms(20)),
+            }
+            if round % 16 == 9 {
+                server.kill();
+                server.restart();
+            }
+            let _ = slots.try_set_permits(3);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    // What comes of closing is another matter, with all these faults.
+    let _ = client.close(Duration::from_secs(5));
+    let heard = ears.heard();
+    let mut held = BTreeMap::new();
+    for (what, name, _, _) in &heard {
+        let change = match *what {
+            "acquired" => 1,
+            "released" | "lost" => -1,
+            _ => 0,
+        };
+        let held: &mut i64 = held.entry(name).or_default();
+        *held += change;
+        assert!(
+            *held >= 0,
+            "`{name}` ends more often than it has begun: {heard:?}"
+        );
+    }
+    for what in ["acquired", "released", "lost"] {
+        assert!(
+            heard.iter().any(|event| event.0 == what),
+            "{what} is never heard"
+        );
+    }
+    assert!(held.values().all(|held| *held == 0), "{held:?}");
+}
+
+/// Takes and gives back locks of any kind, each with names of its own, until it has to stop.
+fn use_any(
+    client: &Client,
+    names: &[String; 3],
+    slots: &ExpirableSemaphore,
+    mut dice: Dice,
+    stop: &AtomicBool,
+) {
+    let within = ms(50);
+    while !stop.load(Ordering::Relaxed) {
+        let name = &names[dice.draw(names.len())];
+        let name = |kind: &str| format!("{name}-{kind}");
+        let pause = ms(dice.draw(40).try_into().unwrap());
+        let rest = || thread::sleep(pause);
+        // An error is as good as any other end.
+        match dice.draw(8) {
+            0 => drop(client.mutex(name("mutex")).try_lock_for(within)),
+            1 => {
+                let lock = client.reentrant_lock(name("reentrant"));
+                let one = lock.try_lock_for(within);
+                let two = lock.try_lock_for(within);
+                rest();
+                drop(one);
+                drop(two.map(|two| two.map(|two| two.unlock())));
+            }
+            2 => {
+                let guard = client.rwlock(name("rw")).try_read_for(within);
+                let again = client.rwlock(name("rw")).try_read_for(within);
+                rest();
+                drop((guard, again));
+            }
+            3 => {
+                let guard = client.rwlock(name("rw")).try_write_for(within);
+                rest();
+                if let Ok(Some(guard)) = guard {
+                    drop(guard.downgrade());
+                }
+            }
+            4 => {
+                let guard = client.mutex(name("mutex")).try_lock_owned_for(within);
+                rest();
+                drop(guard.map(|guard| guard.map(|guard| guard.unlock())));
+            }
+            5 => {
+                let several = client
+                    .multi_lock([&names[0], &names[1]])
+                    .try_lock_for(within);
+                rest();
+                drop(several);
+            }
+            6 => {
+                let permits = slots.try_acquire_many_for(2, within);
+                rest();
+                drop(permits);
+            }
+            _ => {
+                let lock = client.fair_lock(name("fair")).lease(loosely(ms(60)));
+                let guard = lock.try_lock_for(within);
+                rest();
+                drop(guard.map(|guard| guard.map(|guard| guard.unlock())));
+            }
+        }
+    }
 }
 
 timed!(refusals_are_heard_with_their_reason);
@@ -179,7 +416,8 @@ fn refusals_are_heard_with_their_reason() {
             .unwrap()
             .is_none()
     );
-    let busy = plain([("refused", "reentrant", "busy"); 4]);
+    let of = |kind| ("refused", kind, "busy");
+    let busy = plain(["mutex", "mutex", "reentrant", "reentrant"].map(of));
     assert_eq!(ears.take_own(), busy);
     assert_eq!(client.stats().refused, 4);
     drop(guard);
@@ -252,7 +490,7 @@ fn a_hand_over_is_heard_and_waiting_threads_are_counted() {
     drop(guard);
     crew.join();
     assert_eq!(client.stats().waiting, 0);
-    let acquired = |more: &str| ("acquired", name.clone(), "reentrant", more.to_owned());
+    let acquired = |more: &str| ("acquired", name.clone(), "mutex", more.to_owned());
     let heard = ears.heard();
     assert!(heard.contains(&acquired("")), "{heard:?}");
     // Within the tenure, if the machine was fast enough.
