@@ -49,6 +49,9 @@ impl fmt::Display for Severity {
     }
 }
 
+#[cfg(feature = "serde")]
+super::serialized::displayed!(Severity);
+
 /// Something that [`Client::check`](crate::Client::check) has found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

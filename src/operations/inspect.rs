@@ -83,6 +83,9 @@ impl fmt::Display for HoldMode {
     }
 }
 
+#[cfg(feature = "serde")]
+serialized::displayed!(LockKind, HoldMode);
+
 /// One hold of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -526,6 +529,34 @@ mod tests {
     use super::*;
 
     const OWNER: &str = "5f0c2b1e-0000-4000-8000-000000000000:17";
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn spans_are_serialized_as_numbers_and_kinds_as_words() {
+        let process = Process {
+            host: "web-3".into(),
+            pid: 7,
+            address: "10.0.0.7:1".into(),
+            label: String::new(),
+            idle: Duration::from_millis(2_500),
+        };
+        let holder = Holder {
+            owner: OWNER.into(),
+            count: 1,
+            mode: HoldMode::Write,
+            lease_left: Some(Duration::from_micros(29_000_500)),
+            process: Some(process),
+        };
+        let written = serde_json::to_value((LockKind::RwLock, holder)).expect("JSON");
+        let process = serde_json::json!(
+            {"host": "web-3", "pid": 7, "address": "10.0.0.7:1", "label": "", "idle_s": 2}
+        );
+        let expected = serde_json::json!([
+            "read-write lock",
+            {"owner": OWNER, "count": 1, "mode": "written", "lease_left_ms": 29_000, "process": process},
+        ]);
+        assert_eq!(written, expected);
+    }
 
     /// What the script says, but for what is left out.
     fn said(
