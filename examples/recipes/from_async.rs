@@ -25,8 +25,9 @@ pub async fn with_lock<T: Send + 'static>(
 }
 
 /// Waits on a thread for blocking calls, and returns a guard that may live across an
-/// `.await`. Dropping it writes to a socket and does not wait; `unlock` waits, so that
-/// belongs on such a thread too.
+/// `.await`. Dropping it never waits. `unlock` waits, so it belongs on such a thread too;
+/// so does dropping the last handle or guard of a client, which closes the client and
+/// may take 2 s while Redis is unreachable.
 pub async fn lock(client: &Client, name: String) -> Result<OwnedMutexGuard> {
     let client = client.clone();
     blocking(move || client.mutex(name).lock_owned()).await

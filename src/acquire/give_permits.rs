@@ -39,7 +39,7 @@ pub(crate) fn give(
         }),
     };
     drop(state);
-    // They have their permits. Delivering may take time, if it has to connect first.
+    // These threads have their permits, and need not wait until the others' are written.
     notify(to);
     if let Some(release) = &release {
         session.connection.deliver(release);

@@ -230,9 +230,7 @@ impl GuardInner {
 
     fn send(&self, release: Option<&Arc<Call>>) {
         if let Some(release) = release {
-            let session = &self.shared.session;
-            session.deliver(&self.hold, release);
-            session.housekeep_soon(&self.hold);
+            self.shared.session.deliver(&self.hold, release);
         }
     }
 

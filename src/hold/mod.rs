@@ -161,9 +161,8 @@ pub(crate) trait Several: Send + Sync {
     /// Ends all parts and queues their releases; returns one of them.
     fn release(&self) -> Arc<Call>;
 
-    /// Sends what is queued, and has the watchdogs read the replies. `connects`: over new connections where the old ones
-    /// were closed.
-    fn send(&self, connects: bool);
+    /// Sends what is queued, without waiting, and has the watchdogs read the replies.
+    fn send(&self);
 
     /// Waits for the replies to the releases; see [`lost_before`].
     fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>>;

@@ -53,11 +53,6 @@ impl BackOff {
         }
     }
 
-    /// Nothing has failed since it last worked.
-    pub(crate) fn is_untried(&self) -> bool {
-        self.pause.is_zero()
-    }
-
     /// When it is tried again, if somebody waits for it, or if nobody does.
     pub(crate) fn ends(&self, is_waited_for: bool) -> Instant {
         self.since
@@ -75,7 +70,7 @@ mod tests {
     #[test]
     fn pauses_double_and_are_shorter_for_those_who_wait() {
         let mut back_off = BackOff::new();
-        assert!(back_off.is_untried() && back_off.ends(false) <= Instant::now());
+        assert!(back_off.ends(false) <= Instant::now());
         let pauses = |its: &BackOff| [true, false].map(|waits| its.ends(waits) - its.since);
         for n in 0..20 {
             back_off = back_off.failed(back_off.since);

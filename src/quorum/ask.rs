@@ -218,7 +218,7 @@ impl Quorum {
         let comes_again = |pause| !stop() && Instant::now() + pause < until;
         let comes_again = request.comes_again_in.is_some_and(comes_again);
         drop(quorum_hold.let_go(comes_again));
-        quorum_hold.send(false);
+        quorum_hold.send();
         let busy = |_, value: &Value| matches!(value, Value::Int(_));
         if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate

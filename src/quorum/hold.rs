@@ -484,12 +484,9 @@ impl Several for QuorumHold {
         self.let_go(false)
     }
 
-    fn send(&self, connects: bool) {
+    fn send(&self) {
         for session in self.nodes.sessions() {
-            match connects {
-                true => session.connection.first().deliver(),
-                false => session.connection.flush(false),
-            }
+            session.connection.first().deliver();
         }
         self.nodes.housekeep_soon();
     }

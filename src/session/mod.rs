@@ -285,8 +285,7 @@ impl Session {
         self.end_lingering(hold);
         let protocol = &hold.entry().protocol;
         if protocol.is_given_back_when_lost(hold.mode, reason) {
-            drop(self.release(hold, true, Instant::now()));
-            self.housekeep_soon(hold);
+            self.give_back(hold);
         }
         if reason != LossReason::Closed {
             let (name, owner) = (hold.entry().name(), &*hold.owner());
@@ -426,8 +425,8 @@ impl Session {
         self.lose(hold, LossReason::Closed);
         // Written together with the other releases, once all are queued; to other servers at once.
         drop(self.release(hold, true, Instant::now()));
-        if hold.several().is_some() {
-            self.housekeep_soon(hold);
+        if let Some(several) = hold.several() {
+            several.send();
         }
     }
 
@@ -509,29 +508,21 @@ impl Session {
         call
     }
 
-    /// Sends a release that was queued, over new connections where the old ones were closed.
+    /// Sends a release that was queued, without waiting, and has its reply read.
     pub(crate) fn deliver(&self, hold: &Hold, release: &Call) {
         match hold.several() {
-            Some(several) => several.send(true),
-            None => self.connection.deliver(release),
-        }
-    }
-
-    /// Has what is left of a release written and read.
-    pub(crate) fn housekeep_soon(&self, hold: &Hold) {
-        match hold.several() {
-            Some(several) => several.send(false),
-            None => self.watchdog.housekeep_soon(),
+            Some(several) => several.send(),
+            None => {
+                self.connection.deliver(release);
+                self.watchdog.housekeep_soon();
+            }
         }
     }
 
     /// Releases what Redis may still keep of a hold that is over.
     pub(crate) fn give_back(&self, hold: &Hold) {
         let release = self.release(hold, true, Instant::now());
-        if hold.several().is_none() {
-            self.connection.deliver(&release);
-        }
-        self.housekeep_soon(hold);
+        self.deliver(hold, &release);
     }
 
     /// Waits for the reply to a release; see [`lost_before`].

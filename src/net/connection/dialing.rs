@@ -191,6 +191,8 @@ impl Connection {
                 drop(state);
                 // Before anybody goes on: a process that only waits for this may end right after it.
                 self.flush(true);
+                // Kept releases go out in portions, each behind the replies to the one before.
+                self.housekeeper.housekeep_now();
             }
             // An attempt of an earlier outage.
             Err(_) if !is_known => return,
@@ -200,10 +202,10 @@ impl Connection {
                     state.phase = Phase::Down(before.clone());
                 }
                 drop(state);
+                self.housekeeper.housekeep_soon();
             }
         }
         self.changed.notify_all();
-        self.housekeeper.housekeep_soon();
     }
 
     pub(super) fn start(&self, state: &mut State, mut connection: socket::Duplex) {

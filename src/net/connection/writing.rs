@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::{Connection, Phase, State, TURN, Wrote, wake};
+use super::{Connection, Phase, State, Wrote, wake};
 use crate::net::call::Call;
 use crate::net::write_queue::write_turn;
 
@@ -45,22 +45,11 @@ impl Connection {
         self.write_out(all);
     }
 
-    /// Writes queued releases, over a new connection if the server has closed the old one. Done at once, since the process
-    /// may be about to end, unless another thread leads and writes them by its next reply.
+    /// Writes queued releases as far as the socket takes them, and never waits. Without a connection, one is made in the
+    /// background and sends them.
     pub(crate) fn deliver(self: &Arc<Self>) {
-        if self.write_out(false) != Wrote::Down {
-            return;
-        }
-        let state = self.state.lock();
-        let untried = match &state.phase {
-            Phase::Down(before) | Phase::Connecting(before, _) => before.back_off.is_untried(),
-            Phase::Up(_) | Phase::Closed => false,
-        };
-        let untried = untried && state.pipeline.has_unacknowledged();
-        drop(state);
-        if untried {
-            // Without a connection it is sent later.
-            self.up(Instant::now() + TURN, &|| false).ok();
+        if self.write_out(false) == Wrote::Down && self.is_missed() {
+            self.want();
         }
     }
 

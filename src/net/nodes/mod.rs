@@ -291,7 +291,7 @@ impl Nodes {
         let to = self.connection(node);
         if to.take_over(release, rests) {
             if !rests {
-                to.flush(false);
+                to.deliver();
             }
             to.housekeep_soon();
         } else if let Some(info) = &release.deferred {
@@ -362,7 +362,7 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        at.flush(false);
+        at.deliver();
         at.housekeep_soon();
     }
 
@@ -371,7 +371,7 @@ impl Nodes {
         self.at(call).flush(false);
     }
 
-    /// Writes a release at once where it was submitted to; see [`Connection::deliver`].
+    /// Writes a release where it was submitted to; see [`Connection::deliver`].
     pub(crate) fn deliver(&self, release: &Call) {
         self.at(release).deliver();
     }

@@ -51,8 +51,21 @@ pub(crate) const GUARDED: &str = "guarded";
 /// The shortest time for which a read may wait.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// How long one write waits for space in the socket's buffer. The system rounds it up to a few milliseconds.
+/// The flags of a write that returns at once when the socket is full: `MSG_DONTWAIT`, and `MSG_NOSIGNAL` on Linux, which the
+/// standard library passes as well. `None` on systems on which a write waits for a [`WRITE_SLICE`].
+const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "android")) {
+    Some(0x40 | 0x4000)
+} else if cfg!(target_vendor = "apple") {
+    Some(0x80)
+} else {
+    None
+};
+
+/// How long one write waits for space in the socket's buffer, where it does. The system rounds it up to a few milliseconds.
 const WRITE_SLICE: Duration = Duration::from_millis(1);
+
+/// For how long a few bytes are offered to a socket that does not take them.
+const FEW_FOR: Duration = Duration::from_millis(20);
 
 /// One server, for all connections of a client.
 #[derive(Clone)]
@@ -228,11 +241,18 @@ impl Socket {
         }
     }
 
-    /// Writes all of `bytes`, which are few: if the socket does not take them, the server does not read.
-    pub(crate) fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        match self.write_some(bytes)? == bytes.len() {
-            true => Ok(()),
-            false => Err(io::ErrorKind::TimedOut.into()),
+    /// Writes all of `bytes`, which are few: if the socket does not take them for a while, the server does not read.
+    pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let until = Instant::now() + FEW_FOR;
+        loop {
+            bytes = &bytes[self.write_some(bytes)?..];
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(WRITE_SLICE);
         }
     }
 
@@ -304,13 +324,34 @@ impl Socket {
     }
 }
 
+/// A socket that is written to without waiting for space, where the system can do that.
+pub(crate) trait WriteAtOnce {
+    fn write_at_once(&self, bytes: &[u8]) -> io::Result<usize>;
+}
+
+impl WriteAtOnce for TcpStream {
+    fn write_at_once(&self, bytes: &[u8]) -> io::Result<usize> {
+        match AT_ONCE {
+            Some(flags) => SockRef::from(self).send_with_flags(bytes, flags),
+            None => { self }.write(bytes),
+        }
+    }
+}
+
+#[cfg(unix)]
+impl WriteAtOnce for UnixStream {
+    fn write_at_once(&self, bytes: &[u8]) -> io::Result<usize> {
+        match AT_ONCE {
+            Some(flags) => SockRef::from(self).send_with_flags(bytes, flags),
+            None => { self }.write(bytes),
+        }
+    }
+}
+
 /// Writes once; how much of that the socket has taken.
-fn written<S>(socket: &S, bytes: &[u8]) -> io::Result<usize>
-where
-    for<'a> &'a S: Write,
-{
+fn written(socket: &impl WriteAtOnce, bytes: &[u8]) -> io::Result<usize> {
     loop {
-        match { socket }.write(bytes) {
+        match socket.write_at_once(bytes) {
             Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
             Err(err)

@@ -2,6 +2,7 @@
 
 mod are_real;
 mod connection;
+mod drops;
 mod failover;
 mod hostile;
 mod network;

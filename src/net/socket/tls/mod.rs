@@ -28,7 +28,7 @@ use rustls::ClientConnection;
 
 use self::failure::Context;
 pub(super) use self::handshake::secure;
-use super::{WRITE_SLICE, written};
+use super::{WRITE_SLICE, WriteAtOnce, written};
 use crate::report::report;
 
 /// How many encrypted bytes are read at once.
@@ -149,9 +149,9 @@ impl Session {
     }
 }
 
-impl<S> TlsStream<S>
+impl<S: WriteAtOnce> TlsStream<S>
 where
-    for<'a> &'a S: Read + Write,
+    for<'a> &'a S: Read,
 {
     fn new(socket: S, tls: ClientConnection, context: Context) -> Self {
         Self {
