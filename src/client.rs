@@ -359,11 +359,11 @@ impl Client {
         unlock_owner(&self.shared, name.as_ref(), owner.as_ref())
     }
 
-    /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, and the rights
-    /// of the user for each kind of lock.
+    /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, the rights of
+    /// the user for each kind of lock, and whether a hold of each kind can be taken.
     ///
-    /// Each finding says what to do. To find out about rights each command is tried on a key of its own, which is deleted
-    /// at the end. Over connections of its own; blocks at most for the response timeout.
+    /// Each finding says what to do. Commands and holds are tried on a key of its own, which is deleted at the end. Over
+    /// connections of its own; blocks at most for the response timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -374,7 +374,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`](crate::Error::Closed). A server that is away is a finding.
+    /// [`Error::Closed`](crate::Error::Closed). A server that is unreachable, or rejects the login, is a finding.
     pub fn check(&self) -> Result<Report> {
         check(&self.shared)
     }

@@ -414,7 +414,7 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
 pub(crate) const RUNNING: &str = "running a guarded command";
 
 /// What to do about it, where the server does not say.
-fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Option<&'static str> {
+pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Option<&'static str> {
     use std::io::ErrorKind as Io;
     let detail = err.detail().unwrap_or_default();
     Some(match (err.code(), as_io(err).map(std::io::Error::kind)) {
@@ -434,8 +434,16 @@ fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Option<&'stati
             "this server is a replica: give the URL of its master, or let sentinels find it with redis+sentinel://host:26379/service"
         }
         (Some("ERR"), _) if detail.starts_with("unknown command") => {
-            "if it is a sentinel and no server, the URL begins with redis+sentinel://"
+            "if it is a sentinel and no server, the URL begins with redis+sentinel://; otherwise its configuration must not rename or disable the command"
         }
+        // Valkey can be built, and packaged, without the module.
+        _ if detail.contains("scripting engine") => {
+            "locks need Lua scripts: load Valkey's Lua module, `loadmodule libvalkeylua.so` in its configuration"
+        }
+        (Some("NOREPLICAS"), _) => "connect replicas, or lower min-replicas-to-write",
+        (Some("OOM"), _) => "raise maxmemory, or keep locks on a server of their own",
+        (Some("MISCONF"), _) => "make room on the disk of the server, and look at its log",
+        (Some("MOVED"), _) => "this is a node of a cluster: the URL begins with redis+cluster://",
         (_, Some(Io::NotFound | Io::PermissionDenied)) if server?.starts_with('/') => {
             "check the path of the URL: it has to be the `unixsocket` of a server that runs, and open to this user"
         }
@@ -774,6 +782,15 @@ mod tests {
     }
 
     #[test]
+    fn a_server_without_lua_is_told_what_it_lacks() {
+        let line = b"-ERR Could not find scripting engine 'lua'\r\n";
+        let reply = redis::parse_redis_value(line).expect("a reply");
+        let err = reply.extract_error().expect_err("an error");
+        let text = Error::redis("acquiring the lock", err).to_string();
+        assert!(text.contains("load Valkey's Lua module"), "{text}");
+    }
+
+    #[test]
     fn no_text_is_told_twice_on_the_way_to_the_source() {
         let refused = |line: &str| {
             let reply = redis::parse_redis_value(line.as_bytes()).expect("a reply");
@@ -785,6 +802,7 @@ mod tests {
         let mut all = vec![
             refused("-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
             refused("-ERR unknown command 'EVALSHA'\r\n"),
+            refused("-ERR Could not find scripting engine 'lua'\r\n"),
             refused("-READONLY You can't write against a read only replica.\r\n"),
             refused("-OOM\r\n"),
             Error::redis("connecting", io(std::io::ErrorKind::ConnectionRefused)).at(&"h:1"),

@@ -9,8 +9,9 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::inspect::each_of;
 use super::text;
+use super::trial::Trial;
 use crate::config::replicas::ReplicaAck;
-use crate::error::Result;
+use crate::error::{Result, advice, excerpt, is_redirection};
 use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
@@ -148,7 +149,7 @@ impl RedLock {
                     findings.extend(found);
                     clocks.extend(its);
                 }
-                Err(err) => findings.push(away(server, &err.to_string())),
+                Err(err) => findings.push(away(server, &err.to_string(), None)),
             }
         }
         findings.extend(skewed(&clocks));
@@ -180,21 +181,25 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
             until,
         };
         let apart = nodes.apart(node, until);
-        match apart.and_then(|mut apart| one.all(&mut apart)) {
+        match apart.and_then(|mut apart| one.all(&mut apart, node)) {
             Ok(clock) => clocks.extend(clock),
-            Err(err) => one.findings.push(away(server, &err.to_string())),
+            Err(err) => {
+                let advice = advice(&err, None, "connecting");
+                one.findings.push(away(server, &err.to_string(), advice));
+            }
         }
         findings.append(&mut one.findings);
     }
     Ok((findings, clocks))
 }
 
-fn away(server: String, why: &str) -> Finding {
+fn away(server: String, why: &str, advice: Option<&str>) -> Finding {
+    let advice = advice.unwrap_or("start it, or correct the URL, the network or the login");
     Finding {
         server,
         severity: Severity::Problem,
         what: format!("it cannot be asked: {why}"),
-        advice: "start it, or correct the URL, the network or the login".into(),
+        advice: advice.into(),
     }
 }
 
@@ -230,7 +235,11 @@ impl Checked<'_> {
         });
     }
 
-    fn all(&mut self, server: &mut Apart) -> std::result::Result<Option<Clock>, RedisError> {
+    fn all(
+        &mut self,
+        server: &mut Apart,
+        node: usize,
+    ) -> std::result::Result<Option<Clock>, RedisError> {
         let began = now_ms();
         let questions = [
             Request::command(DOING, &["TIME"]),
@@ -247,8 +256,70 @@ impl Checked<'_> {
                 "give the user +info",
             ),
         }
-        self.rights(server)?;
+        let name: Arc<str> = self.name_at(node).into();
+        if self.rights(server, &name)? {
+            // The last of the rights has left this connection to messages.
+            let mut another = self.session.connection.apart(node, self.until)?;
+            self.holds(&mut another, &name)?;
+        }
         Ok(clock)
+    }
+
+    /// A name that nobody else uses, of this master if the prefix allows that.
+    fn name_at(&self, node: usize) -> String {
+        let (session, nodes) = (self.session, &self.session.connection);
+        let client = session.owners.client();
+        let prefix = session.registry.prefix();
+        let name = |n| format!("redlatch-check:{client}:{n}");
+        let is_there = |name: &String| {
+            let key = format!("{prefix}{name}");
+            nodes.are_one() || nodes.master_of(&key, self.until).ok() == Some(node)
+        };
+        (0..1000)
+            .map(name)
+            .find(is_there)
+            .unwrap_or_else(|| name(0))
+    }
+
+    /// Takes and releases a hold of each kind.
+    fn holds(
+        &mut self,
+        server: &mut Apart,
+        name: &Arc<str>,
+    ) -> std::result::Result<(), RedisError> {
+        let Ok(Trial { steps, tidy }) = Trial::new(self.session, DOING, name) else {
+            return Ok(());
+        };
+        let (labels, questions): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+        let answers = server.ask(&questions, self.until)?;
+        server.ask(&[tidy], self.until)?;
+        let is_cluster = !self.session.connection.are_one();
+        let mut failed: BTreeMap<String, (BTreeSet<&str>, Option<&str>)> = BTreeMap::new();
+        let mut moved = false;
+        for (label, answer) in labels.into_iter().zip(answers) {
+            let Err(err) = answer.extract_error() else {
+                continue;
+            };
+            // A slot on its way to another node is no fault of this one.
+            if is_cluster && (is_redirection(&err) || err.code() == Some("TRYAGAIN")) {
+                moved = true;
+                continue;
+            }
+            let advice = advice(&err, None, "checking");
+            let what = failed.entry(excerpt(&err.to_string()).into_owned());
+            what.or_insert((BTreeSet::new(), advice)).0.insert(label);
+        }
+        if failed.is_empty() && !moved {
+            let what = "a hold of each kind was taken and released";
+            self.found(Severity::Note, what.into(), "");
+        }
+        for (why, (kinds, advice)) in failed {
+            let kinds: Vec<_> = kinds.into_iter().collect();
+            let what = format!("cannot take {}: {why}", kinds.join(", "));
+            let advice = advice.unwrap_or("look at its log and its configuration");
+            self.found(Severity::Problem, what, advice);
+        }
+        Ok(())
     }
 
     /// What `INFO` says of the server and its settings.
@@ -322,25 +393,31 @@ impl Checked<'_> {
     }
 
     /// Tries every command that a kind needs, on a key of its own. Where the server can say what a user may do, it is asked
-    /// and nothing is tried.
-    fn rights(&mut self, server: &mut Apart) -> std::result::Result<(), RedisError> {
-        let session = self.session;
-        let name = format!("redlatch-check:{}", session.owners.client());
-        let key = match session.registry.unregistered(&EntryKey {
+    /// and nothing is tried. Returns whether all kinds have what they need.
+    fn rights(
+        &mut self,
+        server: &mut Apart,
+        name: &Arc<str>,
+    ) -> std::result::Result<bool, RedisError> {
+        let key = match self.session.registry.unregistered(&EntryKey {
             kind: &reentrant::KIND,
-            id: name.into(),
+            id: Arc::clone(name),
         }) {
             Ok(entry) => entry.protocol.key().to_owned(),
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(false),
         };
         let user = server.ask(&[Request::command(DOING, &["ACL", "WHOAMI"])], self.until)?;
         let user = user.into_iter().next().and_then(|user| text(user).ok());
         let tries = tries(&key);
         let (answers, can_be_asked) = self.try_all(server, user.as_deref(), &tries)?;
-        let mut lacking: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut lacking: BTreeMap<(bool, String), BTreeSet<&str>> = BTreeMap::new();
         for ((kind, args), answer) in tries.iter().zip(answers) {
-            if let Some(right) = lacks(args, answer) {
-                lacking.entry(right).or_default().insert(kind);
+            let lack = match is_unknown(&answer) {
+                true => Some((true, args[0].to_ascii_uppercase())),
+                false => lacks(args, answer).map(|right| (false, right)),
+            };
+            if let Some(lack) = lack {
+                lacking.entry(lack).or_default().insert(kind);
             }
         }
         if lacking.is_empty() {
@@ -355,20 +432,29 @@ impl Checked<'_> {
                 "",
             );
         }
-        for (right, kinds) in lacking {
+        let mut all = true;
+        for ((is_unknown, lack), kinds) in lacking {
             let kinds: Vec<_> = kinds.into_iter().collect();
             let severity = match kinds == [INSPECTING] || kinds == [WAITING] {
                 true => Severity::Warning,
                 false => Severity::Problem,
             };
-            let what = format!("the user lacks {right}, for: {}", kinds.join(", "));
-            let advice = format!(
-                "ACL SETUSER {} {right}",
-                user.as_deref().unwrap_or("<user>")
-            );
-            self.found(severity, what, &advice);
+            all &= severity < Severity::Problem;
+            let kinds = kinds.join(", ");
+            match is_unknown {
+                true => self.found(
+                    severity,
+                    format!("it does not know {lack}, for: {kinds}"),
+                    "its configuration must not rename or disable the command",
+                ),
+                false => {
+                    let user = user.as_deref().unwrap_or("<user>");
+                    let what = format!("the user lacks {lack}, for: {kinds}");
+                    self.found(severity, what, &format!("ACL SETUSER {user} {lack}"));
+                }
+            }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// The answers to all commands; whether the server has only said what they would be.
@@ -508,6 +594,16 @@ fn arguments(command: &str) -> &'static [&'static str] {
         },
         _ => &["K"],
     }
+}
+
+/// Whether a server does not know a command: it is too old, or told so by its configuration.
+fn is_unknown(answer: &Value) -> bool {
+    let err = answer.clone().extract_error().err();
+    err.is_some_and(|err| {
+        err.detail()
+            .unwrap_or_default()
+            .starts_with("unknown command")
+    })
 }
 
 /// The right without which a command was refused, if it was for want of one.

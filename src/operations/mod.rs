@@ -1,5 +1,5 @@
 //! What people ask: who holds a lock, which locks there are, and whether a server is fit for them. Over connections of
-//! their own, so that no lock waits behind a long answer, and with questions that change nothing.
+//! their own, so that no lock waits behind a long answer, and with questions that change nothing but a check's own key.
 
 pub(crate) mod check;
 pub(crate) mod inspect;
@@ -8,6 +8,7 @@ pub(crate) mod processes;
 pub(crate) mod release;
 #[cfg(feature = "serde")]
 mod serialized;
+mod trial;
 
 use std::time::Instant;
 

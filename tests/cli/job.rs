@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use redlatch::Client;
 
-use crate::support::{Deployment, Server, eventually, ms, unique};
+use crate::support::{Deployment, Server, eventually, ms, unique, unless_late};
 use crate::{done, redlatch, runs, started};
 
 /// The state of a process as the kernel tells it, `T` if it is stopped; nothing for one that has ended.
@@ -40,21 +40,11 @@ fn no_process_of_a_job_outlives_the_lock() {
     ] {
         let server = Server::start_as(deployment);
         for script in [SCRIPT, pipeline] {
-            for (event, status) in [
-                ("lost", 70),
-                ("max-hold", 70),
-                ("TERM", 143),
-                ("INT", 130),
-                ("KILL", 0),
-            ] {
+            for (event, status) in [("lost", 70), ("TERM", 143), ("INT", 130), ("KILL", 0)] {
                 let name = unique(event);
-                let args: &[&str] = match event {
-                    "max-hold" => &["--lease", "600ms", "--max-hold", "300ms"],
-                    _ => &["--lease", "600ms"],
-                };
-                let (mut running, mut says) = runs(&server, args, &name, script);
+                let (mut running, mut says) = runs(&server, &["--lease", "3s"], &name, script);
                 let worker = pid(&mut says);
-                assert!(state(worker).is_some() || event == "max-hold");
+                assert!(state(worker).is_some());
                 match event {
                     "lost" => drop(server.cli(&["DEL", &name])),
                     "TERM" => running.signal(Signal::SIGTERM),
@@ -73,10 +63,23 @@ fn no_process_of_a_job_outlives_the_lock() {
                 let mut rest = String::new();
                 says.read_to_string(&mut rest).unwrap();
                 assert_eq!(rest, "", "{event}: the script has ended as well");
-                eventually("it is free", || !server.exists(&name));
+                assert!(event == "KILL" || !server.exists(&name), "{event}");
             }
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_job_that_holds_for_too_long_is_ended_as_a_whole() {
+    let server = Server::start();
+    unless_late(|| {
+        let args = ["--lease", "2s", "--max-hold", "1s"];
+        let (mut running, mut says) = runs(&server, &args, &unique("max"), SCRIPT);
+        let worker = pid(&mut says);
+        assert_eq!(running.status(), Some(70));
+        assert_eq!(state(worker), None);
+    });
 }
 
 #[cfg(target_os = "linux")]
@@ -261,7 +264,7 @@ fn a_stop_stops_the_program_too_and_both_continue() {
     let script = "echo ready; echo $$; while :; do echo work; sleep 0.02; done";
     let mut command = redlatch(&server);
     command
-        .args(["run", "--lease", "500ms", &name, "--", "sh", "-c", script])
+        .args(["run", "--lease", "2s", &name, "--", "sh", "-c", script])
         .process_group(0);
     let (mut running, mut says) = started(&mut command);
     let worker = pid(&mut says);

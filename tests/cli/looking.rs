@@ -4,7 +4,7 @@ use std::process::Command;
 
 use redlatch::{Client, Config};
 
-use crate::support::{Server, free_port, unique};
+use crate::support::{Deployment, Server, free_port, unique};
 use crate::{Running, done, redlatch, runs};
 
 /// A name that clears a terminal and pretends to be another line.
@@ -182,4 +182,45 @@ fn an_empty_no_color_counts_as_unset() {
         assert_eq!(said.contains("\x1b[1m"), coloured, "{no_color:?}: {said}");
     }
     drop(guard);
+}
+
+#[test]
+fn a_check_finds_what_makes_locks_fail_before_they_do() {
+    let server = Server::start_with(&[]);
+    let check = |url: &str, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+        done(command.args(["--url", url, "check"]).args(args))
+    };
+    let (status, said, why) = check(&server.url(), &[]);
+    assert_eq!((status, &*why), (0, ""));
+    assert!(said.contains("a hold of each kind"), "{said}");
+    for deployment in [
+        Deployment::Single,
+        Deployment::Sentinel,
+        Deployment::Cluster,
+    ] {
+        let server = Server::start_as(deployment);
+        let (status, said, _) = check(&server.client_url(), &[]);
+        assert!(
+            status == 0 && said.contains("a hold of each kind"),
+            "{said}"
+        );
+        let wrong = server.client_url().replacen("//", "//nobody:wrong@", 1);
+        let (status, said, _) = check(&wrong, &[]);
+        assert!(status == 69 && said.contains("WRONGPASS"), "{said}");
+        let is_problem = |line: &str| line.starts_with("problem");
+        assert!(said.lines().any(is_problem), "{said}");
+    }
+    let wrong = server.url().replacen("//", "//nobody:wrong@", 1);
+    let (status, said, why) = check(&wrong, &["--json"]);
+    let findings: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (status, &*why, &findings[0]["severity"]),
+        (69, "", &"problem".into())
+    );
+    let (status, said, _) = check(&format!("redis://127.0.0.1:{}/", free_port()), &[]);
+    assert!(status == 69 && said.starts_with("problem"), "{said}");
+    server.cli(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
+    let (status, said, _) = check(&server.url(), &[]);
+    assert!(status == 69 && said.contains("NOREPLICAS"), "{said}");
 }

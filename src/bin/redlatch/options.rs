@@ -259,7 +259,7 @@ fn act(options: Options) -> Result<u8, Failure> {
             show::unlock(&open("unlock")?, &name, owner.as_deref())
         }
         Action::Permits { name, permits } => show::permits(&open("permits")?, &name, permits),
-        Action::Check { form } => show::check(&Client::open(config.lazy().label("check"))?, form),
+        Action::Check { form } => show::check(open("check"), form),
         Action::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Options::command(), "redlatch", &mut text);

@@ -3,7 +3,8 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use redlatch::{Client, LockKind, Severity};
+use redlatch::{Client, Error, LockKind, Severity};
+use serde_json::json;
 
 use crate::options::{BUSY, FREE, Failure, Form, UNAVAILABLE, USAGE};
 use crate::say::{ask, print, say};
@@ -135,8 +136,24 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
     })
 }
 
-pub(crate) fn check(client: &Client, form: Form) -> Result<u8, Failure> {
-    let report = client.check()?;
+pub(crate) fn check(client: redlatch::Result<Client>, form: Form) -> Result<u8, Failure> {
+    let report = match client.and_then(|client| client.check()) {
+        Ok(report) => report,
+        // What keeps a client from opening is a finding like others.
+        Err(err @ Error::Redis { .. }) => {
+            let (severity, what) = (Severity::Problem.to_string(), err.to_string());
+            match form.json {
+                true => {
+                    let found =
+                        json!({"server": "", "severity": severity, "what": what, "advice": ""});
+                    pretty(json!([found]))?;
+                }
+                false => print(format_args!("{severity} {what}"))?,
+            }
+            return Ok(UNAVAILABLE);
+        }
+        Err(err) => return Err(err.into()),
+    };
     let status = if report.is_fit() { 0 } else { UNAVAILABLE };
     if form.json {
         pretty(&report.findings)?;

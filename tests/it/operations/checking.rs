@@ -20,6 +20,10 @@ fn a_server_as_it_comes_is_fit() {
     assert!(report.is_fit(), "{report}");
     assert!(report.to_string().contains("role master"), "{report}");
     assert!(report.to_string().contains("may do all"), "{report}");
+    assert!(
+        report.to_string().contains("a hold of each kind"),
+        "{report}"
+    );
     assert_eq!(server.dbsize(), 0, "nothing is left");
 }
 
@@ -82,6 +86,62 @@ fn each_right_that_is_missing_is_named_with_what_it_is_for() {
         assert!(warnings.contains("&redisson_rwlock:{shop:"), "{report}");
         assert_eq!(server.dbsize(), 0, "nothing is left");
     }
+}
+
+/// Expects a problem, and advice.
+#[track_caller]
+fn is_a_problem(server: &Server, what: &str, advice: &str) {
+    let client = Client::open(Config::new(server.url()).lazy()).unwrap();
+    let report = client.check().unwrap();
+    assert!(!report.is_fit(), "{what}: {report}");
+    let mut problems = report.findings.iter();
+    let found = problems.find(|its| its.severity == Severity::Problem && its.what.contains(what));
+    let found = found.unwrap_or_else(|| panic!("{what}: {report}"));
+    assert!(found.advice.contains(advice), "{what}: {report}");
+}
+
+#[test]
+fn a_server_on_which_nothing_can_be_locked_is_a_problem() {
+    for command in ["EVALSHA", "EVAL", "TIME"] {
+        let server = Server::start_with(&["--rename-command", command, ""]);
+        is_a_problem(&server, command, "must not rename");
+    }
+    let server = Server::start_with(&[]);
+    server.cli(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
+    is_a_problem(&server, "NOREPLICAS", "min-replicas-to-write");
+    let server = Server::start_with(&["--maxmemory-policy", "noeviction"]);
+    server.cli(&["SET", "filling", &"x".repeat(100_000)]);
+    server.cli(&["CONFIG", "SET", "maxmemory", "1000"]);
+    is_a_problem(&server, "OOM", "maxmemory");
+    // Without these, locks work all the same.
+    for command in ["PUBLISH", "SUBSCRIBE", "INFO"] {
+        let server = Server::start_with(&["--rename-command", command, ""]);
+        let client = Client::open(Config::new(server.url())).unwrap();
+        let report = client.check().unwrap();
+        assert!(client.mutex("a").try_lock().unwrap().is_some());
+        assert!(report.is_fit() || command == "INFO", "{command}: {report}");
+        assert!(
+            report.to_string().contains(command) || command == "INFO",
+            "{report}"
+        );
+    }
+}
+
+timed!(a_login_that_is_rejected_is_a_finding);
+fn a_login_that_is_rejected_is_a_finding() {
+    if deployment() == crate::support::Deployment::Cluster {
+        return; // where no client opens without it
+    }
+    let server = Server::start();
+    let config = settings_as(&server, "nobody:wrong@", "").lazy();
+    let report = Client::open(config).unwrap().check().unwrap();
+    assert!(!report.is_fit(), "{report}");
+    let problems = texts(&report, Severity::Problem).join("\n");
+    assert!(
+        problems.contains("WRONGPASS") || problems.contains("invalid username"),
+        "{report}"
+    );
+    assert!(problems.contains("the password of the URL"), "{report}");
 }
 
 #[test]

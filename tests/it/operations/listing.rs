@@ -189,6 +189,9 @@ fn every_master_of_a_cluster_is_gone_through() {
         .iter()
         .filter(|its| its.what.contains("role master"));
     assert_eq!(masters.count(), 3, "{report}");
+    let tried = report.findings.iter();
+    let tried = tried.filter(|its| its.what.contains("a hold of each kind"));
+    assert_eq!(tried.count(), 3, "{report}");
     drop(guards);
 }
 

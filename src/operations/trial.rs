@@ -1,0 +1,102 @@
+//! One hold of each kind, taken and released on a key of its own: the servers on which that fails are not told by settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::hold::entry::EntryKey;
+use crate::local::lock::Mode;
+use crate::net::request::Request;
+use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::kind::{AcquireArgs, Kind};
+use crate::protocol::owner::PermitId;
+use crate::protocol::{fair, fenced, keys, latch, permits, red, reentrant, rw, semaphore};
+use crate::session::Session;
+
+/// When what a trial may leave expires.
+const LEASE: Duration = Duration::from_secs(10);
+const KEEP_MS: &str = "10000";
+
+/// The requests of a trial, each with its kind, and the one that deletes what is left.
+pub(super) struct Trial {
+    pub(super) steps: Vec<(&'static str, Request)>,
+    pub(super) tidy: Request,
+}
+
+impl Trial {
+    pub(super) fn new(session: &Session, doing: &'static str, name: &Arc<str>) -> Result<Self> {
+        let entry = |kind: &'static Kind, id: &Arc<str>| {
+            let id = Arc::clone(id);
+            session.registry.unregistered(&EntryKey { kind, id })
+        };
+        let (owner, mut steps) = (session.owners.id(session.owners.draw()), Vec::new());
+        let red = keys::list([&**name]).into();
+        for (label, kind, id, mode) in [
+            ("locks", &reentrant::KIND, name, Mode::Exclusive),
+            // Once more: the second time, scripts are called by their hash.
+            ("locks", &reentrant::KIND, name, Mode::Exclusive),
+            ("fair locks", &fair::KIND, name, Mode::Exclusive),
+            ("fenced locks", &fenced::KIND, name, Mode::Exclusive),
+            ("read-write locks", &rw::KIND, name, Mode::Shared),
+            ("read-write locks", &rw::KIND, name, Mode::Exclusive),
+            ("RedLocks", &red::KIND, &red, Mode::Exclusive),
+        ] {
+            let entry = entry(kind, id)?;
+            let args = AcquireArgs {
+                mode,
+                token_ttl: LEASE,
+                ..AcquireArgs::plain(&owner, LEASE)
+            };
+            steps.push((label, entry.protocol.acquire(&args)));
+            steps.push((label, entry.protocol.release(mode, owner.as_bytes())));
+        }
+        let lock = entry(&reentrant::KIND, name)?;
+        let key = lock.protocol.key();
+        let beside = [keys::fenced_token, keys::latch_round, keys::permit_timeouts];
+        let mut left: Vec<_> = beside.map(|beside| beside(key)).into();
+        left.push(key.to_owned());
+        let mut request = || {
+            let keys = RequestKeys::alone(&session.owners, key);
+            left.push(keys.own().to_owned());
+            keys
+        };
+        let delete = || Request::command(doing, &["DEL", key]);
+        let (slots, slots_label) = (entry(&semaphore::KIND, name)?, "semaphores");
+        steps.extend([
+            (
+                slots_label,
+                semaphore::set(&slots.protocol, &request(), KEEP_MS, 1),
+            ),
+            (
+                slots_label,
+                semaphore::acquire(&slots.protocol, &request(), KEEP_MS, 1),
+            ),
+            (
+                slots_label,
+                semaphore::release(&slots.protocol, &request(), KEEP_MS, 1),
+            ),
+            (slots_label, delete()),
+        ]);
+        let (slots, slots_label) = (entry(&permits::KIND, name)?, "expirable semaphores");
+        let (set, id) = (permits::Change::TrySet(1), [PermitId::draw()]);
+        steps.extend([
+            (
+                slots_label,
+                permits::change(&slots.protocol, &request(), KEEP_MS, set),
+            ),
+            (slots_label, permits::acquire(&slots.protocol, &id, LEASE)),
+            (slots_label, permits::release(&slots.protocol, &id)),
+            (slots_label, delete()),
+        ]);
+        let gate = entry(&latch::KIND, name)?;
+        steps.extend(
+            [latch::Change::Set(1), latch::Change::CountDown].map(|change| {
+                let step = latch::change(&gate.protocol, &request(), KEEP_MS, change);
+                ("latches", step)
+            }),
+        );
+        let tidy = ["DEL"].into_iter().chain(left.iter().map(String::as_str));
+        let tidy = Request::command(doing, &tidy.collect::<Vec<_>>());
+        Ok(Self { steps, tidy })
+    }
+}
