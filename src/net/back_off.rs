@@ -53,6 +53,11 @@ impl BackOff {
         }
     }
 
+    /// Whether nothing has failed since it last worked.
+    pub(crate) fn is_untried(&self) -> bool {
+        self.pause.is_zero()
+    }
+
     /// When it is tried again, if somebody waits for it, or if nobody does.
     pub(crate) fn ends(&self, is_waited_for: bool) -> Instant {
         self.since
