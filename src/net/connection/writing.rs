@@ -18,7 +18,7 @@ impl Connection {
         Some(self.queue(call)?.generation)
     }
 
-    /// The same, and [writes](Self::flush).
+    /// Queues a call as [`submit`](Self::submit) does, and [writes](Self::flush).
     pub(crate) fn send(&self, call: &Arc<Call>) -> Option<u64> {
         let state = self.queue(call)?;
         let generation = state.generation;
@@ -251,7 +251,7 @@ mod tests {
             while unwritten(connection) > 0 && Instant::now() < useful_until {
                 assert!(connection.housekeep() >= Left::Soon);
             }
-            // Whichever thread has written the rest: the release is not fed by it.
+            // The thread that writes the rest does not send the release.
             let was_woken = woken.take() > 0;
             connection.housekeep();
             let is_kept = connection.state.lock().pipeline.has_unacknowledged();
@@ -288,7 +288,7 @@ mod tests {
             while !is_full() {
                 thread::yield_now();
             }
-            // It reads, and answers nothing.
+            // The server reads, and answers nothing.
             let read = server.read_exact(&mut vec![0; all]);
             connection.close();
             drop(server);
