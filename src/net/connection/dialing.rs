@@ -10,6 +10,7 @@ use super::{Connection, Down, Phase, SLICE, State, Up};
 use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::call::Fault;
+use crate::net::socket::dial::SHARE;
 use crate::net::socket::{self, Duplex, Progress};
 use crate::report::report;
 
@@ -151,7 +152,7 @@ impl Connection {
     }
 
     /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck with a server that
-    /// was away then: it goes on, and the first connection that is there is used.
+    /// was away then, or may need that long: it goes on, beside short ones that begin one after the other.
     pub(super) fn dial(self: &Arc<Self>, state: &mut State) {
         if !matches!(state.phase, Phase::Down(_) | Phase::Connecting(..)) {
             return;
@@ -162,7 +163,11 @@ impl Connection {
                 this.dialled(made, progress);
             }
         };
-        let started = socket::start(&self.endpoint, self.role, self.connect_timeout, done);
+        let timeout = match state.phase {
+            Phase::Connecting(..) => self.connect_timeout.min(SHARE),
+            _ => self.connect_timeout,
+        };
+        let started = socket::start(&self.endpoint, self.role, timeout, done);
         match (&mut state.phase, started) {
             (Phase::Down(before), Ok(attempt)) => {
                 state.phase = Phase::Connecting(before.clone(), vec![attempt]);
@@ -197,7 +202,10 @@ impl Connection {
             // An attempt of an earlier outage.
             Err(_) if !is_known => return,
             Err(err) => {
-                *before = before.failed(by.began, err);
+                // A short attempt that ran out of time says no more than the long one beside it.
+                if attempts.is_empty() || !err.is_timeout() {
+                    *before = before.failed(by.began, err);
+                }
                 if attempts.is_empty() {
                     state.phase = Phase::Down(before.clone());
                 }

@@ -71,8 +71,8 @@ struct Down {
 
 enum Phase {
     Down(Down),
-    /// A thread makes a connection, or two do: the second begins if the first takes long. The state before says how long the
-    /// pause is if both fail.
+    /// A thread makes a connection, or two do: the second has less time, and begins if the first takes long. The state before
+    /// says how long the pause is if both fail.
     Connecting(Down, Vec<Arc<Progress>>),
     Up(Box<Up>),
     Closed,

@@ -1,6 +1,6 @@
 //! Servers that refuse a client: the reason is reported until a connection stands, and no call waits for another attempt.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
@@ -175,22 +175,34 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
     let name = unique("slow");
     let (told, tells) = mpsc::channel();
     let stands_in = thread::spawn(move || {
-        let mut made = Vec::new();
+        let (mut open, mut made, mut most) = (Vec::new(), 0, 0);
+        listener.set_nonblocking(true).unwrap();
         while tells.try_recv().is_err() {
-            listener.set_nonblocking(true).unwrap();
-            match listener.accept() {
-                Ok((stream, _)) => made.push(stream),
-                Err(_) => thread::sleep(ms(5)),
+            if let Ok((stream, _)) = listener.accept() {
+                stream.set_nonblocking(true).unwrap();
+                open.push((stream, Vec::new()));
+                made += 1;
             }
+            // The greeting of each, until the client closes it.
+            open.retain_mut(|(stream, greeting)| {
+                let mut bytes = [0; 1_024];
+                let read = stream.read(&mut bytes);
+                greeting.extend_from_slice(&bytes[..*read.as_ref().unwrap_or(&0)]);
+                !matches!(read, Ok(0))
+            });
+            most = most.max(open.len());
+            thread::sleep(ms(5));
         }
         // From now on nobody listens there.
         drop(listener);
-        assert_eq!(made.len(), 2, "attempts at once");
-        made.pop();
-        let first = made.pop().unwrap();
+        assert_eq!(most, 2, "attempts at once");
+        assert!(made > 2, "another after the second");
+        let (first, greeting) = open.swap_remove(0);
+        drop(open);
         first.set_nonblocking(false).unwrap();
         thread::sleep(ms(1_000));
-        let to = TcpStream::connect(server.addr()).unwrap();
+        let mut to = TcpStream::connect(server.addr()).unwrap();
+        to.write_all(&greeting).unwrap();
         carry(&first, &to);
         carry(&to, &first);
         tells.recv().ok();

@@ -567,7 +567,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let renewals = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewals);
     let begun = Instant::now();
-    proxy.set(Target::Watchdog, Mode::BlackHole);
+    proxy.set(Target::All, Mode::BlackHole);
     // It finds the reader dead, though nobody gave anything back.
     let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
     let took = begun.elapsed();

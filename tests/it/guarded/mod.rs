@@ -193,7 +193,7 @@ fn a_hold_that_its_client_has_given_up_runs_nothing() {
     let guard = net.client.mutex(&net.name).lock().unwrap();
     let count = key(&net.name, "count");
     // Nothing is renewed, and Redis keeps the hold all the same.
-    net.proxy.set(Target::Watchdog, Mode::BlackHole);
+    net.proxy.set(Target::All, Mode::BlackHole);
     assert_eq!(net.server.ask::<i64>(&["PERSIST", &net.name]), 1);
     guard.lost().recv_timeout(LONG).unwrap();
     let sent = net.server.calls("evalsha");

@@ -429,9 +429,9 @@ fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
                 let sem = with_permits(&client, 1);
                 let permit = sem.acquire().unwrap();
                 eventually("it is renewed", || client.stats().renewals > 0);
-                proxy.set(Target::Watchdog, mode);
+                proxy.set(Target::All, mode);
                 if mode == Mode::Refuse {
-                    proxy.cut(Target::Watchdog);
+                    proxy.cut(Target::All);
                 }
                 let loss = permit.lost().recv_timeout(LONG).unwrap();
                 let late = Instant::now().saturating_duration_since(permit.valid_until());
