@@ -67,6 +67,8 @@ pub(crate) struct Contender<'a> {
     is_granted: bool,
     /// When a question is the last before its time is up.
     asks_last_at: Option<Instant>,
+    /// The last pause was cut short for that question.
+    parks_until_last: bool,
     _contending: Contending<'a>,
 }
 
@@ -119,6 +121,7 @@ impl<'a> Contender<'a> {
             listening,
             is_granted: false,
             asks_last_at: wait.deadline().instant().map(asks_last_at),
+            parks_until_last: false,
             _contending: lock.session().contending(),
         }
     }
@@ -129,8 +132,9 @@ impl<'a> Contender<'a> {
 
     /// What the next request says of its place in the queue that Redis keeps, if it keeps one.
     fn says_of_place(&self) -> Place {
+        let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
-            Some(_) if self.asks_last() => Place::Last,
+            Some(_) if is_last() => Place::Last,
             Some(_) => Place::Has,
             None if self.lock.key.kind.order == Order::Server && self.wait.asks_again() => {
                 Place::New
@@ -419,7 +423,7 @@ impl Strategy for Contender<'_> {
     }
 
     fn asks_last(&self) -> bool {
-        self.place.is_some() && self.asks_last_at.is_some_and(|at| Instant::now() >= at)
+        self.parks_until_last
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
@@ -470,9 +474,9 @@ impl Strategy for Contender<'_> {
         let until_last = self
             .asks_last_at
             .map(|at| at.saturating_duration_since(Instant::now()));
-        match until_last.filter(|left| !left.is_zero() && self.place.is_some()) {
-            Some(left) => left.min(pause),
-            None => pause,
-        }
+        let until_last =
+            until_last.filter(|left| !left.is_zero() && self.place.is_some() && *left < pause);
+        self.parks_until_last = until_last.is_some();
+        until_last.unwrap_or(pause)
     }
 }

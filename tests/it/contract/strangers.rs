@@ -307,11 +307,12 @@ fn who_waits_is_told_when_the_key_becomes_a_record() {
         let guard = holder.mutex(&name).lease(ms(900)).lock().unwrap();
         let waits = client.mutex(&name).cancel_on(&token);
         let waiting = std::thread::spawn(move || waits.lock().map(drop));
-        server.cli(&["DEL", &name]);
-        server.cli(&["HSET", &name, "name", "Ann"]);
+        let mut pipe = redis::pipe();
+        pipe.atomic().del(&name).hset(&name, "name", "Ann");
         if limited {
-            server.cli(&["PEXPIRE", &name, "600000"]);
+            pipe.pexpire(&name, 600_000);
         }
+        let () = pipe.query(&mut server.connection()).unwrap();
         let before: Vec<u8> = server.ask(&["DUMP", &name]);
         let verdict = waiting.join().unwrap();
         assert!(is_wrong_type(&verdict, &name), "{verdict:?}");
