@@ -362,7 +362,8 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        at.deliver();
+        // No connection is made for it here: the caller is about to, and is to hear what came of that.
+        at.flush(false);
         at.housekeep_soon();
     }
 
