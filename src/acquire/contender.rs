@@ -13,7 +13,6 @@ use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
 use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::yielding::Yielding;
 use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
@@ -209,7 +208,7 @@ impl<'a> Contender<'a> {
     /// See [`yielding`].
     pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
         let (lock, wait) = (self.lock, self.wait);
-        yielding::yield_to_others(self, lock, wait, until, &mut Yielding::default())
+        yielding::yield_to_others(self, lock, wait, until, &mut None)
     }
 
     /// How many tokens to request: one, or enough to hand the lock over.

@@ -197,7 +197,8 @@ pub(crate) fn acquire<S: Strategy>(
     let mut has_waited = strategy.listening().has_parked();
     let mut was_refused = false;
     let mut parks = Parks::default();
-    let mut yielding = yielding::Yielding::default();
+    // How many messages had come when it yielded last.
+    let mut heard = None;
     // When the time for the next question began: yielding is part of it.
     let mut asks_since = None;
     loop {
@@ -212,7 +213,7 @@ pub(crate) fn acquire<S: Strategy>(
             return end(strategy, spec, wait, Outcome::in_vain(is_taken));
         }
         let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
-        if yielding::yield_to_others(strategy, spec, wait, budget.until, &mut yielding)? {
+        if yielding::yield_to_others(strategy, spec, wait, budget.until, &mut heard)? {
             has_waited = true;
             continue;
         }

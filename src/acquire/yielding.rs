@@ -21,58 +21,31 @@ use crate::time;
 /// Java process about so long.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
-/// How a thread yields while it waits: after its tenure this process lets the others that it has notified have theirs.
+/// Lets others go first if this process owes them that: after the tenure if the release has notified some, and then, for a
+/// tenure of each of them, before the first question of a call and after each message. `heard`: how many messages had come
+/// when the thread yielded last. `true` if it did, or has to stop.
 ///
-/// It counts in time, a tenure for each of them: no message says whose tenure is over, since a process also releases in the
-/// middle of one, when none of its threads happens to wait. Until then others ask first after each message, for four times as
-/// long as after the one before, since a question in vain costs those who have the lock. If they do not come, the lock is free
-/// for three times as long as this thread has yielded so far at most (bench: cross4x4 and cross8x4, fairness).
-#[derive(Debug, Default)]
-pub(crate) struct Yielding {
-    /// `None` unless it has notified several: of two processes the other one is next in any case.
-    until: Option<Instant>,
-    /// How many messages had come when it yielded last.
-    heard: u64,
-    pause: Duration,
-}
-
-impl Yielding {
-    fn to(others: u32, tenure: Duration, now: Instant) -> Self {
-        Self {
-            until: (others > 1).then(|| now + tenure.saturating_mul(others)),
-            heard: 0,
-            pause: PAUSE,
-        }
-    }
-
-    /// For how long others ask first now that so many messages have come.
-    fn pause(&mut self, messages: u64, now: Instant) -> Option<Duration> {
-        let left = self.until?.saturating_duration_since(now);
-        if messages == self.heard || left.is_zero() {
-            return None;
-        }
-        let pause = self.pause.min(left);
-        self.pause = self.pause.saturating_mul(4);
-        Some(pause)
-    }
-}
-
-/// Lets others go first if this thread has to, and there is time for that and for a request: after the tenure if the release
-/// has notified some, and after a message as long as it is their time. `true` if it did, or has to stop.
+/// The pause takes at most half of the time that is left, so that a call with a short time limit yields as others do and still
+/// asks (bench: cross4x4 and cross8x4, fairness). A call that asks once only makes the shortest.
 pub(crate) fn yield_to_others<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
     wait: WaitMode,
     until: Instant,
-    yielding: &mut Yielding,
+    heard: &mut Option<u64>,
 ) -> Result<bool> {
     let release = strategy.yields_after();
-    if release.is_none() && yielding.until.is_none() {
+    let session = spec.session();
+    let messages = strategy.listening().signals().messages;
+    let owed = match strategy.alternates() && *heard != Some(messages) {
+        true => strategy.entry().lock().lock.owes(Instant::now()),
+        false => None,
+    };
+    if release.is_none() && owed.is_none() {
         return Ok(false);
     }
-    let session = spec.session();
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
-    // One that has what it wants has nothing to yield for.
+    // A thread that was handed the lock has nothing to yield for.
     let is_served = || {
         waiter
             .as_ref()
@@ -80,20 +53,13 @@ pub(crate) fn yield_to_others<S: Strategy>(
     };
     let stop = || spec.must_stop(wait) || is_served();
     let pause = match (release, &spec.quorum) {
-        (None, _) => {
-            let messages = strategy.listening().signals().messages;
-            match yielding.pause(messages, Instant::now()) {
-                None => return Ok(false),
-                pause => pause,
-            }
-        }
+        (None, _) => owed,
         (Some(_), Some(quorum)) => quorum.yield_for(PAUSE),
         (Some(_), None) if !spec.key.kind.is_notified => Some(PAUSE),
         (Some(release), None) => {
             let others = notified_others(session, &release, until, &stop);
             if strategy.alternates() {
-                let tenure = strategy.entry().lock().lock.tenure();
-                *yielding = Yielding::to(others, tenure, Instant::now());
+                (strategy.entry().lock().lock).owe(others, PAUSE, Instant::now());
             }
             (others > 0).then_some(PAUSE)
         }
@@ -105,12 +71,13 @@ pub(crate) fn yield_to_others<S: Strategy>(
         // Confirmed meanwhile: then one request is enough.
         acquire::listen(strategy, spec)?;
     }
-    if Instant::now() + 2 * pause >= until {
-        return Ok(false);
-    }
+    let left = until.saturating_duration_since(Instant::now());
+    let most = if wait.asks_again() { left / 2 } else { PAUSE };
+    let pause = pause.min(most);
     session.counters.held_back.add(1);
     time::sleep_unless(pause, &stop);
-    yielding.heard = strategy.listening().signals().messages;
+    (strategy.entry().lock().lock).yielded(pause.max(PAUSE));
+    *heard = Some(strategy.listening().signals().messages);
     Ok(true)
 }
 
@@ -144,34 +111,5 @@ fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
             Some(u32::try_from(others).unwrap_or(u32::MAX))
         }
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TENURE: Duration = Duration::from_millis(5);
-
-    #[test]
-    fn others_ask_first_after_each_message_for_longer_and_longer_but_only_for_their_tenures() {
-        let begin = Instant::now();
-        let at = |ms| begin + Duration::from_millis(ms);
-        let mut yielding = Yielding::to(4, TENURE, begin);
-        assert_eq!(yielding.pause(0, at(1)), None, "no message has come");
-        for (ms, messages, pause) in [(2, 1, 1), (4, 2, 4), (9, 3, 11)] {
-            let others_ask = yielding.pause(messages, at(ms));
-            assert_eq!(others_ask, Some(Duration::from_millis(pause)));
-            yielding.heard = messages;
-            assert_eq!(yielding.pause(messages, at(ms)), None, "the same one");
-        }
-        assert_eq!(yielding.pause(4, at(20)), None, "they have had their time");
-    }
-
-    #[test]
-    fn one_other_is_next_in_any_case() {
-        let begin = Instant::now();
-        assert_eq!(Yielding::to(1, TENURE, begin).pause(1, begin), None);
-        assert_eq!(Yielding::default().pause(1, begin), None);
     }
 }

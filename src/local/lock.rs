@@ -335,6 +335,21 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.yield_after(now)
     }
 
+    /// The release after the tenure has notified so many other processes, which ask first for `pause` at first.
+    pub(crate) fn owe(&mut self, others: u32, pause: Duration, now: Instant) {
+        self.cohort.owe(others, pause, now);
+    }
+
+    /// For how long other processes ask first.
+    pub(crate) fn owes(&self, now: Instant) -> Option<Duration> {
+        self.cohort.owes(now)
+    }
+
+    /// Other processes have asked first for so long.
+    pub(crate) fn yielded(&mut self, pause: Duration) {
+        self.cohort.yielded(pause);
+    }
+
     /// The last release of this process, as long as it matters.
     pub(crate) fn last_release(&self) -> Option<&R> {
         self.cohort.last_release()

@@ -36,6 +36,32 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
     }
 }
 
+// A call that ends before all others have had their turn leaves the rest to the next one of its process.
+#[test]
+fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it() {
+    const TENURE: Duration = ms(500);
+    let server = Server::start();
+    let name = unique("owes");
+    let ours = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
+    let (lock, theirs) = (ours.mutex(&name), Client::open(server.url()).unwrap());
+    let mut others = [(); 40].map(|()| server.connection());
+    let listening = others.each_mut().map(|other| {
+        let mut pubsub = other.as_pubsub();
+        pubsub.subscribe(channel(&name)).unwrap();
+        pubsub
+    });
+    let guard = lock.lock().unwrap();
+    thread::sleep(TENURE);
+    guard.unlock().unwrap();
+    let held = theirs.mutex(&name).lock().unwrap();
+    for calls in 1..=4 {
+        assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
+        let held_back = ours.stats().held_back;
+        assert!(held_back >= calls, "{held_back} times in {calls} calls");
+    }
+    drop((held, listening));
+}
+
 // It has listened itself, and that lingers while it takes the lock again and again.
 timed!(who_has_waited_is_not_taken_for_another_that_waits);
 fn who_has_waited_is_not_taken_for_another_that_waits() {
