@@ -443,7 +443,6 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
         (Some("NOREPLICAS"), _) => "connect replicas, or lower min-replicas-to-write",
         (Some("OOM"), _) => "raise maxmemory, or keep locks on a server of their own",
         (Some("MISCONF"), _) => "make room on the disk of the server, and look at its log",
-        (Some("MOVED"), _) => "this is a node of a cluster: the URL begins with redis+cluster://",
         (_, Some(Io::NotFound | Io::PermissionDenied)) if server?.starts_with('/') => {
             "check the path of the URL: it has to be the `unixsocket` of a server that runs, and open to this user"
         }

@@ -11,7 +11,7 @@ use super::inspect::each_of;
 use super::text;
 use super::trial::Trial;
 use crate::config::replicas::ReplicaAck;
-use crate::error::{Result, advice, excerpt, is_redirection};
+use crate::error::{Result, advice, excerpt, is_redirection, not_followed};
 use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
@@ -305,7 +305,13 @@ impl Checked<'_> {
                 moved = true;
                 continue;
             }
-            let advice = advice(&err, None, "checking");
+            let (err, advice) = match is_redirection(&err) {
+                true => (not_followed(&err), Some("correct the URL")),
+                false => {
+                    let advice = advice(&err, None, "checking");
+                    (err, advice)
+                }
+            };
             let what = failed.entry(excerpt(&err.to_string()).into_owned());
             what.or_insert((BTreeSet::new(), advice)).0.insert(label);
         }

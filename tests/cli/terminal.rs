@@ -124,7 +124,9 @@ fn a_program_reads_the_terminal_stops_and_comes_back() {
         "redlatch run {name} -- sh -c 'read c; echo third:$c' &\n"
     ));
     shell.expect("Stopped");
-    shell.types("\nfg\n");
+    shell.types("\necho no\"\"w; fg\n");
+    // The notice of the stop names the job as well.
+    shell.expect("now");
     shell.expect("redlatch run");
     shell.types("three\n");
     shell.expect("third:three");
@@ -201,11 +203,12 @@ fn a_pager_behind_it_has_the_terminal() {
     shell.expect("begun");
     shell.types("\x1a");
     shell.expect("Stopped");
-    shell.types("\nfg\n");
+    shell.types("\necho no\"\"w; fg\n");
+    // The notice of the stop names the job as well.
+    shell.expect("now");
     shell.expect("redlatch run");
     shell.types("\x03");
-    shell.types("echo stat\"\"us\n");
-    shell.expect("status");
+    shell.expect("$ ");
     eventually("it is free", || is_free(&server, &name));
     shell.types("exit\n");
     shell.running.end();

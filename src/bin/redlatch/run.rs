@@ -54,27 +54,24 @@ fn listen(
 
 pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
     let (sender, signals) = unbounded();
-    let waiting = CancelToken::new();
-    let token = waiting.clone();
+    let cancelled = CancelToken::new();
+    let token = cancelled.clone();
     listen(&ENDING, &sender, move || token.cancel())?;
     let config = config.lease(options.lease).label("run");
-    let client = Client::open(match options.wait {
-        // A Redis that cannot be reached yet is waited for as well.
-        Some(_) => config.lazy(),
-        None => config,
-    })?;
-    let held = match take(&client, options, &waiting) {
-        _ if waiting.is_cancelled() => {
-            // A hold that was granted just before is released.
-            client.close(CLOSING).ok();
-            return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
-        }
-        Ok(Some(held)) => held,
-        Ok(None) => {
-            say_who(&client, options, "busy:");
-            return Ok(options.conflict_exit_code);
-        }
-        Err(failure) => return Err(failure),
+    let mut wait = Wait::new(options, &cancelled);
+    let taken = wait.open(&config).and_then(|client| {
+        let held = wait.take(&client)?;
+        Ok((client, held))
+    });
+    if cancelled.is_cancelled() {
+        // A hold that was granted just before is released.
+        drop(taken);
+        return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
+    }
+    let (client, held) = taken?;
+    let Some(held) = held else {
+        say_who(&client, options, "busy:");
+        return Ok(options.conflict_exit_code);
     };
     listen(&RUNNING, &sender, || {})?;
     let mut job = match Job::start(options, held.token()) {
@@ -129,58 +126,87 @@ fn not_started(options: &Run, err: &std::io::Error) -> Failure {
     Failure::new(status, format!("{}: {err}", options.command[0].display()))
 }
 
-/// Takes the lock, and says who has it if that takes waiting.
-fn take(
-    client: &Client,
-    options: &Run,
-    waiting: &CancelToken,
-) -> Result<Option<Box<dyn Held>>, Failure> {
-    let wait = match options.nonblock {
-        true => Some(Duration::ZERO),
-        false => options.wait,
-    };
-    // A limit that no clock can show is none.
-    let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-    let left = || {
-        deadline.map_or(Duration::MAX, |at| {
-            at.saturating_duration_since(Instant::now())
-        })
-    };
-    let mut is_said = wait == Some(Duration::ZERO) || options.quiet;
-    // Zero would be one attempt of any length.
-    let mut limit = match options.wait {
-        Some(wait) => wait.min(PAUSE),
-        None => Duration::ZERO,
-    };
-    loop {
-        let taken = attempt(client, options, waiting, limit);
-        match &taken {
-            Ok(None) if !left().is_zero() => {
-                if !std::mem::replace(&mut is_said, true) {
-                    say_who(client, options, "waiting for");
-                }
-            }
-            Err(failure) if options.wait.is_some() && failure.is_retryable && !left().is_zero() => {
-                if !std::mem::replace(&mut is_said, true) {
-                    say(format_args!("waiting: {}", failure.why));
-                }
-                std::thread::sleep(PAUSE.min(left()));
-            }
-            _ => return taken,
+/// Waiting for the lock, and with a limit also for Redis.
+struct Wait<'a> {
+    options: &'a Run,
+    cancelled: &'a CancelToken,
+    /// `None` without a limit, or with one that no clock can show.
+    deadline: Option<Instant>,
+    is_said: bool,
+}
+
+impl<'a> Wait<'a> {
+    fn new(options: &'a Run, cancelled: &'a CancelToken) -> Self {
+        let limit = match options.nonblock {
+            true => Some(Duration::ZERO),
+            false => options.wait,
+        };
+        Self {
+            options,
+            cancelled,
+            deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
+            is_said: limit == Some(Duration::ZERO) || options.quiet,
         }
-        limit = left();
+    }
+
+    fn left(&self) -> Duration {
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        self.deadline.map_or(Duration::MAX, left)
+    }
+
+    fn open(&mut self, config: &Config) -> Result<Client, Failure> {
+        loop {
+            match Client::open(config.clone()).map_err(Failure::from) {
+                Err(failure) if self.outlasts(&failure) => {}
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Takes the lock, and says who has it if that takes waiting.
+    fn take(&mut self, client: &Client) -> Result<Option<Box<dyn Held>>, Failure> {
+        // Zero would be one attempt of any length.
+        let mut limit = match self.options.wait {
+            Some(wait) => wait.min(PAUSE),
+            None => Duration::ZERO,
+        };
+        loop {
+            match attempt(client, self.options, self.cancelled, limit) {
+                Ok(None) if !self.left().is_zero() => {
+                    if !std::mem::replace(&mut self.is_said, true) {
+                        say_who(client, self.options, "waiting for");
+                    }
+                }
+                Err(failure) if self.outlasts(&failure) => {}
+                taken => return taken,
+            }
+            limit = self.left();
+        }
+    }
+
+    /// Whether to try again after a pause: the failure may pass, and there is a limit, which is not over.
+    fn outlasts(&mut self, failure: &Failure) -> bool {
+        let is_over = self.left().is_zero() || self.cancelled.is_cancelled();
+        if self.options.wait.is_none() || !failure.is_retryable || is_over {
+            return false;
+        }
+        if !std::mem::replace(&mut self.is_said, true) {
+            say(format_args!("waiting: {}", failure.why));
+        }
+        std::thread::sleep(PAUSE.min(self.left()));
+        true
     }
 }
 
 fn attempt(
     client: &Client,
     options: &Run,
-    waiting: &CancelToken,
+    cancelled: &CancelToken,
     wait: Duration,
 ) -> Result<Option<Box<dyn Held>>, Failure> {
     let name = &options.name;
     if let Some(permits) = options.permits {
-        let semaphore = client.expirable_semaphore(name).cancel_on(waiting);
+        let semaphore = client.expirable_semaphore(name).cancel_on(cancelled);
         if !semaphore.try_set_permits(permits)? {
             let set = semaphore.permits()?;
             if set != i64::from(permits) {
@@ -195,7 +221,7 @@ fn attempt(
     }
     macro_rules! take {
         ($lock:ident, $take:ident) => {{
-            let mut lock = client.$lock(name).cancel_on(waiting);
+            let mut lock = client.$lock(name).cancel_on(cancelled);
             if let Some(span) = options.max_hold {
                 lock = lock.max_hold(span);
             }
