@@ -76,7 +76,9 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let pause = pause.min(most);
     session.counters.held_back.add(1);
     time::sleep_unless(pause, &stop);
-    (strategy.entry().lock().lock).yielded(pause.max(PAUSE));
+    if owed.is_some() {
+        (strategy.entry().lock().lock).yielded(pause.max(PAUSE));
+    }
     *heard = Some(strategy.listening().signals().messages);
     Ok(true)
 }
