@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::support::{
-    Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique, within,
+    STRANGER, Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique, within,
 };
 
 /// The url of a user who may do everything but `rules`.
@@ -154,7 +154,7 @@ fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
     for left in ["30", "200"] {
         let ends_soon = || {
             let name = unique("expires");
-            let _: u64 = server.ask(&["HSET", &name, "somebody:1", "1"]);
+            let _: u64 = server.ask(&["HSET", &name, STRANGER, "1"]);
             let _: bool = server.ask(&["PEXPIRE", &name, left]);
             let guard = waiter.mutex(&name).lock().unwrap();
             let ends_soon = within(ms(150), || !subscribed());

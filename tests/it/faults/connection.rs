@@ -10,9 +10,9 @@ use redlatch::{Client, Config, Error, MutexGuard, RedLock};
 
 use crate::support::quorum::all_keep;
 use crate::support::{
-    LONG, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, client, config, connection_to,
-    eventually, given, in_time, logs, loosely, ms, nothing_is_left, order, say, timed, unique,
-    within,
+    LONG, Mode, Part, Proxy, RESPONSE, SLACK, STRANGER, Server, Target, client, config,
+    connection_to, eventually, given, in_time, logs, loosely, ms, nothing_is_left, order, say,
+    timed, unique, within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.
@@ -274,7 +274,7 @@ fn is_waited_for_while_busy(server: &Server, database: &str) {
     let name = unique("busy");
     let mut con = connection_to(&format!("{}{database}", server.url()));
     let () = redis::cmd("HSET")
-        .arg(&[&name, "somebody:1", "1"])
+        .arg(&[&name, STRANGER, "1"])
         .query(&mut con)
         .unwrap();
     let dropped = waiter.mutex(unique("dropped")).lock().unwrap();
@@ -362,7 +362,7 @@ fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let
     let server = Server::start();
     let client = Client::open(patient(&server.url())).unwrap();
     let name = unique("crowd");
-    let () = server.ask(&["HSET", &name, "somebody:1", "1"]);
+    let () = server.ask(&["HSET", &name, STRANGER, "1"]);
     let lock = client.mutex(&name);
     assert!(lock.try_lock().unwrap().is_none());
     let mut con = server.connection();
@@ -387,7 +387,7 @@ fn a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses() {
     let proxy = Proxy::start(server.addr());
     let client = Client::open(patient(&proxy.url())).unwrap();
     let name = unique("cut");
-    let () = server.ask(&["HSET", &name, "somebody:1", "1"]);
+    let () = server.ask(&["HSET", &name, STRANGER, "1"]);
     let waits = AtomicBool::new(true);
     thread::scope(|scope| {
         // Whoever asks to hear of something is cut off.

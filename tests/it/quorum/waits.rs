@@ -7,8 +7,8 @@ use redlatch::{CancelToken, Client, Error, RedLockGuard};
 
 use crate::support::quorum::{all_keep, masters, nothing_is_left, open, red, take};
 use crate::support::{
-    Crew, LONG, Messages, Mode, Proxy, Server, Target, eventually, loosely, ms, subscribed, timed,
-    unique,
+    Crew, LONG, Messages, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms,
+    subscribed, timed, unique,
 };
 
 /// Nothing here waits for such a lease to end, and it is not renewed.
@@ -279,7 +279,7 @@ fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_tha
     let mut messages = Messages::of(&servers[0]);
     // Others were granted a server each.
     for server in &servers[1..] {
-        server.cli(&["HSET", &name, "somebody:1", "1"]);
+        server.cli(&["HSET", &name, STRANGER, "1"]);
         server.cli(&["PEXPIRE", &name, "60000"]);
     }
     let lock = red(&clients, &name);
@@ -350,7 +350,7 @@ impl Split {
             token: CancelToken::new(),
         };
         for server in &split.servers[1..] {
-            server.cli(&["HSET", &split.name, "somebody:1", "1"]);
+            server.cli(&["HSET", &split.name, STRANGER, "1"]);
             server.cli(&["PEXPIRE", &split.name, "60000"]);
         }
         split
