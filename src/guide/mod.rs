@@ -1,10 +1,15 @@
 #![doc = include_str!("tour.md")]
 
-/// A recipe, as code: the tests and the example run the same file.
+/// A recipe, as code: the tests and the example run the same file. One that needs another crate is compiled there alone.
 macro_rules! recipe {
     ($name:literal) => {
+        recipe!($name, "rust,no_run")
+    };
+    ($name:literal, $how:literal) => {
         concat!(
-            "\n```rust,no_run\n",
+            "\n```",
+            $how,
+            "\n",
             include_str!(concat!("../../examples/recipes/", $name, ".rs")),
             "```\n"
         )
@@ -34,10 +39,10 @@ pub mod operations {}
 #[doc = recipe!("leader")]
 #[doc = recipe!("pool")]
 #[doc = recipe!("stampede")]
-#[doc = recipe!("sql")]
+#[doc = recipe!("sql", "rust,ignore")]
 #[doc = recipe!("web")]
 #[doc = recipe!("shutdown")]
-#[doc = recipe!("from_async")]
+#[doc = recipe!("from_async", "rust,ignore")]
 #[doc = recipe!("without_redis")]
 pub mod recipes {}
 

@@ -12,58 +12,66 @@ pub(super) const GAP: Duration = Duration::from_millis(5);
 /// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
-    tenure: Duration,
+    /// In nanoseconds: a held lock takes few bytes.
+    tenure: u64,
     since: Option<Instant>,
     last_release: Option<(Instant, R)>,
-    /// When it became known of the last release that it has notified nobody.
-    alone_at: Option<Instant>,
-    /// Until then other processes ask first: each that the last release of a whole tenure has notified may have a tenure. No
-    /// message says whose tenure is over, since a process also releases in the middle of one, so this counts in time. All
-    /// calls of this process share it, since one with a short time limit ends before the debt does.
-    owes_until: Option<Instant>,
-    /// For how long others ask first the next time.
-    pause: Duration,
+    /// While nothing is owed: when it became known of the last release that it has notified nobody.
+    ///
+    /// While something is owed, and no cohort has started: until then other processes ask first. Each that the last release of
+    /// a whole tenure has notified may have a tenure. No message says whose tenure is over, since a process also releases in
+    /// the middle of one, so this counts in time. All calls of this process share it, since one with a short time limit ends
+    /// before the debt does.
+    alone_at_or_owes_until: Option<Instant>,
+    /// For how many microseconds others ask first the next time; zero while nothing is owed.
+    pause: u32,
 }
 
 impl<R> Cohort<R> {
     pub(super) fn new(tenure: Duration) -> Self {
         Self {
-            tenure,
+            tenure: u64::try_from(tenure.as_nanos()).unwrap_or(u64::MAX),
             since: None,
             last_release: None,
-            alone_at: None,
-            owes_until: None,
-            pause: Duration::ZERO,
+            alone_at_or_owes_until: None,
+            pause: 0,
         }
     }
 
     pub(super) fn tenure(&self) -> Duration {
-        self.tenure
+        Duration::from_nanos(self.tenure)
     }
 
     /// Redis granted something: the cohort starts, unless it has before. Nothing is owed to others that have not come.
     pub(super) fn granted(&mut self, now: Instant) {
         self.since.get_or_insert(now);
-        self.owes_until = None;
+        if std::mem::take(&mut self.pause) > 0 {
+            self.alone_at_or_owes_until = None;
+        }
     }
 
-    /// The release after the tenure has notified so many others, which ask first for `pause` at first. Of two processes the
-    /// other one is next in any case.
+    /// The release after the tenure, which ended the cohort, has notified so many others. They ask first for `pause` at first.
+    /// Of two processes the other one is next in any case.
     pub(super) fn owe(&mut self, others: u32, pause: Duration, now: Instant) {
-        self.pause = pause;
-        self.owes_until = (others > 1).then(|| now + self.tenure.saturating_mul(others));
+        if others > 1 && self.since.is_none() {
+            self.alone_at_or_owes_until = Some(now + self.tenure().saturating_mul(others));
+            self.pause = micros(pause);
+        }
     }
 
     /// For how long others ask first.
     pub(super) fn owes(&self, now: Instant) -> Option<Duration> {
-        let left = self.owes_until?.saturating_duration_since(now);
-        (!left.is_zero()).then(|| self.pause.min(left))
+        let until = self.alone_at_or_owes_until.filter(|_| self.pause > 0)?;
+        let left = until.saturating_duration_since(now);
+        (!left.is_zero()).then(|| left.min(Duration::from_micros(self.pause.into())))
     }
 
     /// Others have asked first for so long; the next time they do so for four times as long, since a question that is refused
     /// costs the holder. With the same pause each time 20 processes get 18 to 33 % fewer grants.
     pub(super) fn yielded(&mut self, pause: Duration) {
-        self.pause = pause.saturating_mul(4);
+        if self.pause > 0 {
+            self.pause = micros(pause).saturating_mul(4);
+        }
     }
 
     pub(super) fn has_started(&self) -> bool {
@@ -74,7 +82,7 @@ impl<R> Cohort<R> {
     ///
     /// A permit counts from its own grant, a lock from the start of the cohort: see [`is_young`](Self::is_young).
     pub(super) fn is_within_tenure(&self, since: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(since) < self.tenure
+        now.saturating_duration_since(since) < self.tenure()
     }
 
     /// Whether the cohort has started and is younger than a tenure.
@@ -95,14 +103,17 @@ impl<R> Cohort<R> {
 
     /// Whether the last release is known by `now` to have notified nobody.
     pub(super) fn was_alone(&mut self, alone: bool, now: Instant) {
-        self.alone_at = (alone && self.last_release.is_some()).then_some(now);
+        self.alone_at_or_owes_until = (alone && self.last_release.is_some()).then_some(now);
+        self.pause = 0;
     }
 
     /// The cohort is over: another process has the lock, or it was lost.
     pub(super) fn end(&mut self) {
         self.since = None;
         self.last_release = None;
-        self.alone_at = None;
+        if self.pause == 0 {
+            self.alone_at_or_owes_until = None;
+        }
     }
 
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
@@ -120,7 +131,7 @@ impl<R> Cohort<R> {
         if self.is_young(now) {
             return None;
         }
-        let alone = self.alone_at.take();
+        let alone = self.alone_at_or_owes_until.take();
         let (_, release) = self.last_release.take()?;
         self.end();
         let was_alone = alone.is_some_and(|at| self.is_within_tenure(at, now));
@@ -134,7 +145,7 @@ impl<R> Cohort<R> {
     }
 
     fn is_too_long_ago(&self, released_at: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(released_at) > self.tenure.max(GAP)
+        now.saturating_duration_since(released_at) > self.tenure().max(GAP)
     }
 
     #[cfg(test)]
@@ -144,6 +155,10 @@ impl<R> Cohort<R> {
     {
         (self.since, self.last_release)
     }
+}
+
+fn micros(pause: Duration) -> u32 {
+    u32::try_from(pause.as_micros()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -246,7 +261,7 @@ mod tests {
         let now = Instant::now();
         let at = |ms| now + Duration::from_millis(ms);
         let ms = |ms| Some(Duration::from_millis(ms));
-        let mut cohort = started(TENURE, now);
+        let mut cohort: Cohort<u8> = Cohort::new(TENURE);
         assert_eq!(cohort.owes(now), None);
         cohort.owe(4, Duration::from_millis(1), now);
         assert_eq!(cohort.owes(now), ms(1));
@@ -266,13 +281,19 @@ mod tests {
     #[test]
     fn nothing_is_owed_to_one_other_nor_after_a_grant() {
         let now = Instant::now();
-        let mut cohort = started(TENURE, now);
+        let mut cohort: Cohort<u8> = Cohort::new(TENURE);
         cohort.owe(1, TENURE, now);
         assert_eq!(cohort.owes(now), None);
         cohort.owe(2, TENURE, now);
         assert_eq!(cohort.owes(now), Some(TENURE));
         cohort.granted(now);
         assert_eq!(cohort.owes(now), None);
+        cohort.owe(2, TENURE, now);
+        assert_eq!(
+            cohort.owes(now),
+            None,
+            "it was granted before the reply came"
+        );
     }
 
     #[test]
