@@ -379,7 +379,8 @@ fn whoever_is_killed_nothing_goes_on_without_the_lock() {
 fn signals_are_passed_on_and_end_a_wait() {
     let server = Server::start();
     let name = unique("signals");
-    let script = "trap 'echo hup' HUP; trap 'echo usr1; exit 3' USR1; echo ready; while :; do sleep 0.05; done";
+    let script =
+        "trap 'echo hup' HUP; trap 'echo usr1; exit 3' USR1; echo ready; while :; do :; done";
     let (mut running, mut says) = runs(&server, &[], &name, script);
     let mut waits = redlatch(&server);
     waits

@@ -167,7 +167,7 @@ fn ctrl_c_is_one_interrupt_and_ends_a_script() {
     }
     // Ctrl-C ends the program, and the script around it.
     for around in ["", "</dev/null"] {
-        let program = "sh -c \"echo wai\\\"\\\"ting; sleep 100\"";
+        let program = "sh -c \"echo wai\\\"\\\"ting; exec sleep 100\"";
         shell.types(&format!(
             "bash -c 'redlatch run {name} -- {program} {around}; echo go\"\"es on'\n"
         ));
@@ -198,7 +198,7 @@ fn a_pager_behind_it_has_the_terminal() {
     shell.expect("text");
     // Ctrl-Z stops all of a pipeline, of which this is the first part.
     shell.types(&format!(
-        "redlatch run {name} -- sh -c 'echo be\"\"gun; sleep 100' | cat\n"
+        "redlatch run {name} -- sh -c 'echo be\"\"gun; exec sleep 100' | cat\n"
     ));
     shell.expect("begun");
     shell.types("\x1a");

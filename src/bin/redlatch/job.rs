@@ -1,16 +1,18 @@
 //! The processes that run under a lock: the program, and all that it starts in its process group.
 //!
-//! The group is the program's own, so a signal to it reaches the whole job and nothing else.
+//! The group is the job's own, so a signal to it reaches the whole job and nothing else.
 //!
 //! - The terminal, if there is one, belongs to the group while the program needs it, and to this process's group
 //!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped job.
 //! - On Linux, orphans of the job become children of this process, which therefore sees them end.
-//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed.
+//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed. It leads the
+//!   group: so it is there before the program is, and the number of the group is no other's while it is there.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, never, select};
@@ -18,10 +20,11 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use crate::held::Held;
 use crate::options::Run;
+use crate::run::ENDING;
 use crate::say::say;
 use crate::shown::Shown;
 
@@ -43,7 +46,8 @@ pub(crate) struct Ended {
 }
 
 pub(crate) struct Job {
-    /// The process group, numbered like the program, which leads it.
+    program: Pid,
+    /// The process group, led by the guardian, or by the program without one.
     group: Pid,
     ended: Option<Ended>,
     pub(crate) was_lost: bool,
@@ -61,8 +65,7 @@ impl Job {
         let mut command = Command::new(&options.command[0]);
         command
             .args(&options.command[1..])
-            .env("REDLATCH_NAME", &options.name)
-            .process_group(0);
+            .env("REDLATCH_NAME", &options.name);
         match token {
             Some(token) => command.env("REDLATCH_TOKEN", token.to_string()),
             // The token of an outer lock must not pass for one of this lock.
@@ -70,16 +73,17 @@ impl Job {
         };
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true).ok();
-        let mut guardian = guardian();
-        let program = command.spawn()?.id();
-        if let Some(pipe) = guardian.as_mut().and_then(|process| process.stdin.as_mut()) {
-            writeln!(pipe, "{program}").ok();
-        }
+        let guardian = guardian();
+        let leader = guardian
+            .as_ref()
+            .map_or(0, |guardian| guardian.id().cast_signed());
+        let program = command.process_group(leader).spawn()?.id().cast_signed();
         // This thread may take the terminal back, and write to it, while the group has it. Blocked only now, because the
         // program would inherit the mask.
         SigSet::from(Signal::SIGTTOU).thread_block().ok();
         let job = Self {
-            group: Pid::from_raw(program.cast_signed()),
+            program: Pid::from_raw(program),
+            group: Pid::from_raw(if leader == 0 { program } else { leader }),
             ended: None,
             was_lost: false,
             kill_at: None,
@@ -106,7 +110,7 @@ impl Job {
         loop {
             self.look();
             let timer = match self.ended {
-                Some(ended) if killpg(self.group, None) == Err(Errno::ESRCH) => {
+                Some(ended) if self.is_over() => {
                     self.leave_terminal(ended);
                     return ended;
                 }
@@ -141,6 +145,23 @@ impl Job {
         }
     }
 
+    /// Whether no process of the group is left but the guardian.
+    fn is_over(&self) -> bool {
+        let (Some(guardian), Ok(all)) = (&self.guardian, std::fs::read_dir("/proc")) else {
+            return killpg(self.group, None) == Err(Errno::ESRCH);
+        };
+        let (guardian, group) = (guardian.id().to_string(), self.group.to_string());
+        let is_left = |process: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
+            // The name, in parentheses, may be anything.
+            let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+            let (state, _, its_group) = (fields.next()?, fields.next()?, fields.next()?);
+            let is_another = process.file_name() != *guardian;
+            (is_another && its_group == group && state != "Z").then_some(())
+        };
+        all.flatten().find_map(is_left).is_none()
+    }
+
     fn signal(&self, signal: Signal) {
         killpg(self.group, signal).ok();
     }
@@ -152,7 +173,7 @@ impl Job {
         match signal {
             // For the program alone: the default action would end processes that it started.
             SIGUSR1 | SIGUSR2 if self.ended.is_none() => {
-                kill(self.group, named).ok();
+                kill(self.program, named).ok();
             }
             SIGUSR1 | SIGUSR2 => {}
             _ => self.signal(named),
@@ -184,24 +205,24 @@ impl Job {
     fn look(&mut self) {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-                Ok(WaitStatus::Exited(pid, status)) if pid == self.group => {
+                Ok(WaitStatus::Exited(pid, status)) if pid == self.program => {
                     self.ended = Some(Ended {
                         status,
                         signal: None,
                     });
                 }
-                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.group => {
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.program => {
                     let status = 128 + signal as i32;
                     self.ended = Some(Ended {
                         status,
                         signal: Some(signal),
                     });
                 }
-                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => self.stopped(signal),
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.program => self.stopped(signal),
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
                 // A real-time signal, which has no name here, has ended a child: perhaps the program.
                 Err(Errno::EINVAL) if self.ended.is_none() => {
-                    let is_gone = kill(self.group, None) == Err(Errno::ESRCH);
+                    let is_gone = kill(self.program, None) == Err(Errno::ESRCH);
                     self.ended = is_gone.then_some(Ended {
                         status: 128,
                         signal: None,
@@ -271,15 +292,15 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(mut guardian) = self.guardian.take() {
-            // More than a number: there is nothing left to kill.
-            guardian
-                .stdin
-                .take()
-                .map(|mut pipe| writeln!(pipe, "done").ok());
+            let pipe = guardian.stdin.take();
+            pipe.map(|mut pipe| pipe.write_all(DISMISSED).ok());
             guardian.wait().ok();
         }
     }
 }
+
+/// Tells the guardian that the job is over.
+const DISMISSED: &[u8] = b"done";
 
 /// Starts the process that kills the job if this process is killed.
 #[cfg(target_os = "linux")]
@@ -307,12 +328,17 @@ fn guardian() -> Option<Child> {
     None
 }
 
-/// The guardian waits until its input ends. A number with nothing behind it is a group to be killed.
+/// The guardian waits until its input ends. Unless it was dismissed, the process that started it was killed.
 pub(crate) fn guard() -> ExitCode {
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).ok();
-    if let Ok(group) = text.trim().parse() {
-        killpg(Pid::from_raw(group), Signal::SIGKILL).ok();
+    // Signals to the group are not for the guardian.
+    let ignored = Arc::default();
+    for signal in ENDING.into_iter().chain([SIGTSTP]) {
+        signal_hook::flag::register(signal, Arc::clone(&ignored)).ok();
+    }
+    let mut text = Vec::new();
+    std::io::stdin().read_to_end(&mut text).ok();
+    if text != DISMISSED {
+        killpg(getpgrp(), Signal::SIGKILL).ok();
     }
     ExitCode::SUCCESS
 }

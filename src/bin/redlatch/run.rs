@@ -18,7 +18,7 @@ use crate::say::say;
 use crate::shown::Shown;
 
 /// Signals that end a wait. Once the program runs, they are its own.
-const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+pub(crate) const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Signals that matter only while the program runs.
 const RUNNING: [i32; 4] = [SIGTSTP, SIGCONT, SIGWINCH, SIGCHLD];
