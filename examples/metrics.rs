@@ -1,8 +1,8 @@
 //! Serves what a client's locks do as text that Prometheus reads, on <http://127.0.0.1:9899/metrics>.
 //!
 //! ```text
-//! cargo run --release --features metrics --example metrics             until interrupted
-//! cargo run --release --features metrics --example metrics -- --once   prints it once, and ends
+//! cargo run --package recipes --example metrics             until interrupted
+//! cargo run --package recipes --example metrics -- --once   prints it once, and ends
 //! ```
 //!
 //! Starts a redis-server of its own unless `REDIS_URL` is set. Four threads lock two names meanwhile.

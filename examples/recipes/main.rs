@@ -1,7 +1,7 @@
 //! The recipes of the guide, each in a file of its own and run once.
 //!
 //! ```text
-//! cargo run --example recipes        a redis-server of its own, or that of REDIS_URL
+//! cargo run --package recipes --example recipes    a redis-server of its own, or that of REDIS_URL
 //! ```
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]

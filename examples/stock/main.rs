@@ -8,8 +8,8 @@
 //!    - through its guard it does not: the write is refused, and the buyer begins again.
 //!
 //! ```text
-//! cargo run -p stock                            a redis-server of its own
-//! REDIS_URL=redis://host/ cargo run -p stock    keys under a new prefix, removed afterwards
+//! cargo run --package stock                            a redis-server of its own
+//! REDIS_URL=redis://host/ cargo run --package stock    keys under a new prefix, removed afterwards
 //! ```
 //!
 //! Exits with 1 if a figure is wrong.
