@@ -117,7 +117,10 @@ fn started(command: &mut Command) -> (Running, BufReader<std::process::ChildStdo
     let mut says = BufReader::new(running.0.stdout.take().unwrap());
     let mut line = String::new();
     says.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
+    if line != "ready\n" {
+        let errors = running.0.stderr.take().map(std::io::read_to_string);
+        panic!("{line:?} instead of ready: {errors:?}");
+    }
     (running, says)
 }
 

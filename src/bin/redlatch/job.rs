@@ -9,7 +9,7 @@
 //!   group: so it is there before the program is, and the number of the group is no other's while it is there.
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -145,6 +145,11 @@ impl Job {
         }
     }
 
+    fn is_guardian(&self, pid: Pid) -> bool {
+        let guardian = self.guardian.as_ref();
+        guardian.is_some_and(|guardian| guardian.id().cast_signed() == pid.as_raw())
+    }
+
     /// Whether no process of the group is left but the guardian.
     fn is_over(&self) -> bool {
         let (Some(guardian), Ok(all)) = (&self.guardian, std::fs::read_dir("/proc")) else {
@@ -220,6 +225,12 @@ impl Job {
                 }
                 Ok(WaitStatus::Stopped(pid, signal)) if pid == self.program => self.stopped(signal),
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
+                Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..))
+                    if self.is_guardian(pid) =>
+                {
+                    // Somebody has killed it. Its number is free now.
+                    self.guardian = None;
+                }
                 // A real-time signal, which has no name here, has ended a child: perhaps the program.
                 Err(Errno::EINVAL) if self.ended.is_none() => {
                     let is_gone = kill(self.program, None) == Err(Errno::ESRCH);
@@ -292,15 +303,11 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(mut guardian) = self.guardian.take() {
-            let pipe = guardian.stdin.take();
-            pipe.map(|mut pipe| pipe.write_all(DISMISSED).ok());
+            guardian.kill().ok();
             guardian.wait().ok();
         }
     }
 }
-
-/// Tells the guardian that the job is over.
-const DISMISSED: &[u8] = b"done";
 
 /// Starts the process that kills the job if this process is killed.
 #[cfg(target_os = "linux")]
@@ -328,17 +335,14 @@ fn guardian() -> Option<Child> {
     None
 }
 
-/// The guardian waits until its input ends. Unless it was dismissed, the process that started it was killed.
+/// The guardian waits until its input ends, which is when the process that started it was killed.
 pub(crate) fn guard() -> ExitCode {
     // Signals to the group are not for the guardian.
     let ignored = Arc::default();
     for signal in ENDING.into_iter().chain([SIGTSTP]) {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).ok();
     }
-    let mut text = Vec::new();
-    std::io::stdin().read_to_end(&mut text).ok();
-    if text != DISMISSED {
-        killpg(getpgrp(), Signal::SIGKILL).ok();
-    }
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();
+    killpg(getpgrp(), Signal::SIGKILL).ok();
     ExitCode::SUCCESS
 }
