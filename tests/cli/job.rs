@@ -39,7 +39,9 @@ fn no_process_of_a_job_outlives_the_lock() {
         Deployment::Cluster,
     ] {
         let server = Server::start_as(deployment);
-        for script in [SCRIPT, pipeline] {
+        // `timeout` makes a process group of its own.
+        let own_group = "exec timeout 100 sh -c 'echo ready; echo $$; exec sleep 100'";
+        for script in [SCRIPT, pipeline, own_group] {
             for (event, status) in [("lost", 70), ("TERM", 143), ("INT", 130), ("KILL", 0)] {
                 let name = unique(event);
                 let (mut running, mut says) = runs(&server, &["--lease", "3s"], &name, script);

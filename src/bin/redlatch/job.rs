@@ -1,6 +1,7 @@
 //! The processes that run under a lock: the program, and all that it starts in its process group.
 //!
-//! The group is the job's own, so a signal to it reaches the whole job and nothing else.
+//! The group is the job's own, so a signal to it reaches the whole job and nothing else. A program that makes a group of its
+//! own, as `timeout` and interactive shells do, is reached there as well.
 //!
 //! - The terminal, if there is one, belongs to the group while the program needs it, and to this process's group
 //!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped job.
@@ -9,17 +10,16 @@
 //!   group: so it is there before the program is, and the number of the group is no other's while it is there.
 
 use std::fs::File;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, at, never, select};
 use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
+use nix::unistd::{Pid, getpgid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use crate::held::Held;
@@ -49,6 +49,8 @@ pub(crate) struct Job {
     program: Pid,
     /// The process group, led by the guardian, or by the program without one.
     group: Pid,
+    /// The group that the program has made for itself.
+    own_group: Option<Pid>,
     ended: Option<Ended>,
     pub(crate) was_lost: bool,
     kill_at: Option<Instant>,
@@ -73,17 +75,26 @@ impl Job {
         };
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true).ok();
-        let guardian = guardian();
+        let mut guardian = guardian();
         let leader = guardian
             .as_ref()
             .map_or(0, |guardian| guardian.id().cast_signed());
-        let program = command.process_group(leader).spawn()?.id().cast_signed();
+        let spawned = command.process_group(leader).spawn();
+        let program = match spawned {
+            Ok(program) => program.id().cast_signed(),
+            Err(err) => {
+                dismiss(guardian);
+                return Err(err);
+            }
+        };
+        tell(&mut guardian, program);
         // This thread may take the terminal back, and write to it, while the group has it. Blocked only now, because the
         // program would inherit the mask.
         SigSet::from(Signal::SIGTTOU).thread_block().ok();
         let job = Self {
             program: Pid::from_raw(program),
             group: Pid::from_raw(if leader == 0 { program } else { leader }),
+            own_group: None,
             ended: None,
             was_lost: false,
             kill_at: None,
@@ -150,28 +161,46 @@ impl Job {
         guardian.is_some_and(|guardian| guardian.id().cast_signed() == pid.as_raw())
     }
 
-    /// Whether no process of the group is left but the guardian.
+    fn groups(&self) -> impl Iterator<Item = Pid> {
+        [self.group].into_iter().chain(self.own_group)
+    }
+
+    /// Whether no process of the groups is left but the guardian.
     fn is_over(&self) -> bool {
         let (Some(guardian), Ok(all)) = (&self.guardian, std::fs::read_dir("/proc")) else {
-            return killpg(self.group, None) == Err(Errno::ESRCH);
+            return self
+                .groups()
+                .all(|group| killpg(group, None) == Err(Errno::ESRCH));
         };
-        let (guardian, group) = (guardian.id().to_string(), self.group.to_string());
+        let guardian = guardian.id().to_string();
+        let groups: Vec<_> = self.groups().map(|group| group.to_string()).collect();
         let is_left = |process: std::fs::DirEntry| {
             let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
             // The name, in parentheses, may be anything.
             let mut fields = stat.rsplit_once(") ")?.1.split(' ');
             let (state, _, its_group) = (fields.next()?, fields.next()?, fields.next()?);
             let is_another = process.file_name() != *guardian;
-            (is_another && its_group == group && state != "Z").then_some(())
+            let is_ours = groups.iter().any(|group| group == its_group);
+            (is_another && is_ours && state != "Z").then_some(())
         };
         all.flatten().find_map(is_left).is_none()
     }
 
     fn signal(&self, signal: Signal) {
-        killpg(self.group, signal).ok();
+        for group in self.groups() {
+            killpg(group, signal).ok();
+        }
     }
 
-    fn pass_on(&self, signal: i32) {
+    /// Looks whether the program has made a group of its own. Until it is reaped, its number is no other's.
+    fn look_for_own_group(&mut self) {
+        if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
+            self.own_group = Some(self.program).filter(|group| *group != self.group);
+        }
+    }
+
+    fn pass_on(&mut self, signal: i32) {
+        self.look_for_own_group();
         let Ok(named) = Signal::try_from(signal) else {
             return;
         };
@@ -186,6 +215,7 @@ impl Job {
     }
 
     fn end(&mut self, grace: Duration) {
+        self.look_for_own_group();
         self.signal(Signal::SIGTERM);
         // A stopped process handles the signal only once it continues.
         self.signal(Signal::SIGCONT);
@@ -195,6 +225,7 @@ impl Job {
     fn on_time(&mut self, name: &str) {
         let now = Instant::now();
         if self.kill_at.take_if(|at| *at <= now).is_some() {
+            self.look_for_own_group();
             self.signal(Signal::SIGKILL);
         }
         if self.ended.is_some() && *self.remind_at.get_or_insert(now + PATIENCE) <= now {
@@ -209,19 +240,13 @@ impl Job {
     /// Handles all changes of state of the program, and reaps orphans.
     fn look(&mut self) {
         loop {
+            self.look_for_own_group();
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
                 Ok(WaitStatus::Exited(pid, status)) if pid == self.program => {
-                    self.ended = Some(Ended {
-                        status,
-                        signal: None,
-                    });
+                    self.has_ended(status, None);
                 }
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.program => {
-                    let status = 128 + signal as i32;
-                    self.ended = Some(Ended {
-                        status,
-                        signal: Some(signal),
-                    });
+                    self.has_ended(128 + signal as i32, Some(signal));
                 }
                 Ok(WaitStatus::Stopped(pid, signal)) if pid == self.program => self.stopped(signal),
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
@@ -234,14 +259,21 @@ impl Job {
                 // A real-time signal, which has no name here, has ended a child: perhaps the program.
                 Err(Errno::EINVAL) if self.ended.is_none() => {
                     let is_gone = kill(self.program, None) == Err(Errno::ESRCH);
-                    self.ended = is_gone.then_some(Ended {
-                        status: 128,
-                        signal: None,
-                    });
+                    if is_gone {
+                        self.has_ended(128, None);
+                    }
                 }
                 Ok(_) | Err(Errno::EINVAL) => {}
                 Err(_) => return,
             }
+        }
+    }
+
+    fn has_ended(&mut self, status: i32, signal: Option<Signal>) {
+        self.ended = Some(Ended { status, signal });
+        if self.own_group.is_none() {
+            // The program's number may become another's now.
+            tell(&mut self.guardian, 0);
         }
     }
 
@@ -253,10 +285,16 @@ impl Job {
             return self.signal(Signal::SIGCONT);
         }
         let had_terminal = self.return_terminal();
+        if signal == Signal::SIGSTOP && !had_terminal {
+            // Whoever has stopped the program alone may continue it alone, so the lease has to be renewed until then.
+            return;
+        }
         if getsid(None) == Ok(getpgrp()) {
             // No shell in this session could continue the job.
             return self.resume();
         }
+        // No process of the job may work while this one does not renew the lease.
+        self.signal(Signal::SIGSTOP);
         match had_terminal {
             // The keyboard's signal has missed the rest of this process's group, such as a script that started it.
             true => killpg(getpgrp(), Signal::SIGSTOP).ok(),
@@ -302,10 +340,24 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if let Some(mut guardian) = self.guardian.take() {
-            guardian.kill().ok();
-            guardian.wait().ok();
-        }
+        dismiss(self.guardian.take());
+    }
+}
+
+fn dismiss(guardian: Option<Child>) {
+    if let Some(mut guardian) = guardian {
+        guardian.kill().ok();
+        guardian.wait().ok();
+    }
+}
+
+/// Tells the guardian of a group that it has to kill as well, zero for none.
+fn tell(guardian: &mut Option<Child>, group: i32) {
+    let input = guardian
+        .as_mut()
+        .and_then(|guardian| guardian.stdin.as_mut());
+    if let Some(input) = input {
+        writeln!(input, "{group}").ok();
     }
 }
 
@@ -321,7 +373,16 @@ fn guardian() -> Option<Child> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+    // Signals to the group are not for the guardian, which inherits this mask.
+    let signals = ENDING.into_iter().chain([SIGTSTP]);
+    let blocked: SigSet = signals
+        .filter_map(|signal| Signal::try_from(signal).ok())
+        .collect();
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let guardian = command.spawn();
+    if let Ok(before) = before {
+        before.thread_set_mask().ok();
+    }
     if let Err(err) = &guardian {
         say(format_args!(
             "if this process is killed, the command goes on: {err}"
@@ -337,12 +398,13 @@ fn guardian() -> Option<Child> {
 
 /// The guardian waits until its input ends, which is when the process that started it was killed.
 pub(crate) fn guard() -> ExitCode {
-    // Signals to the group are not for the guardian.
-    let ignored = Arc::default();
-    for signal in ENDING.into_iter().chain([SIGTSTP]) {
-        signal_hook::flag::register(signal, Arc::clone(&ignored)).ok();
+    let mut own_group = None;
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        own_group = line.parse().ok().filter(|group| *group > 1);
     }
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();
+    if let Some(group) = own_group {
+        killpg(Pid::from_raw(group), Signal::SIGKILL).ok();
+    }
     killpg(getpgrp(), Signal::SIGKILL).ok();
     ExitCode::SUCCESS
 }

@@ -45,8 +45,9 @@ fn listen(
     let sender = sender.clone();
     std::thread::spawn(move || {
         for signal in handled.forever() {
-            heard();
+            // First, so that the thread that `heard` wakes finds the signal.
             sender.send(signal).ok();
+            heard();
         }
     });
     Ok(())
