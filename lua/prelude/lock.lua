@@ -5,10 +5,12 @@
 -- A hash of more fields is judged by one at random, and a larger one never by all.
 local FEW, SOME = 8, 128
 
--- Whether this is a hold, "<uuid>:<number>" and for one that writes ":write" behind it, and how often its owner has it.
+-- Whether this is a hold, "<uuid>:<number>" and for one that writes ":write" behind it, and how often its owner has it. A
+-- transaction of Redisson's has its number in hexadecimal digits at the end.
 local function is_hold(field, count)
   local behind = string.match(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%-?%d+(.*)$')
-  return (behind == '' or behind == ':write') and string.find(count, '^%d+$')
+  local is_known = behind == '' or behind == ':write' or behind and string.find(string.gsub(behind, '^:write', ''), '^:%x+$')
+  return is_known and string.find(count, '^%d+$')
 end
 
 local function not_a(kind)

@@ -11,7 +11,8 @@ local function look()
   local time = redis.call('time')
   local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
   local soonest = redis.call('zrange', KEYS[2], 0, 0, 'withscores')
-  if #soonest > 0 and #soonest[1] ~= 16 then
+  -- Older versions of Redisson have ids of 32 characters.
+  if #soonest > 0 and #soonest[1] ~= 16 and #soonest[1] ~= 32 then
     return redis.error_reply('WRONGTYPE the key of its timeouts holds a sorted set of something else')
   end
   local over = #soonest > 0 and tonumber(soonest[2]) <= tonumber(now) and redis.call('zcount', KEYS[2], 0, now) or 0

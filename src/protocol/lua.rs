@@ -19,9 +19,9 @@ macro_rules! scripts {
         FAIR_FORCE = "fair_force" after "lock" "fair";
         FENCED_ACQUIRE = "fenced_acquire" after "lock";
         RW_READ_ACQUIRE = "rw_read_acquire" after "lock" "notes";
-        RW_READ_RELEASE = "rw_read_release" after "lock" "readers";
+        RW_READ_RELEASE = "rw_read_release" after "readers" "lock";
         RW_READ_RENEW = "rw_read_renew";
-        RW_WRITE_ACQUIRE = "rw_write_acquire" after "lock" "readers" "notes";
+        RW_WRITE_ACQUIRE = "rw_write_acquire" after "readers" "lock" "notes";
         RW_WRITE_RELEASE = "rw_write_release";
         RW_FORCE = "rw_force" after "lock";
         RW_STATE = "rw_state" after "lock";

@@ -330,8 +330,19 @@ fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
     let client = open(&server);
     let name = unique("theirs");
     let negative = STRANGER.replace(":57", ":-8812345678901234567");
-    for (owner, limited) in [(STRANGER, true), (&negative, true), (STRANGER, false)] {
-        let write = format!("{owner}:write");
+    // Of a transaction.
+    let number = "0123456789abcdef0123456789abcdef";
+    let transaction = format!("{STRANGER}:{number}");
+    for (owner, limited) in [
+        (STRANGER, true),
+        (&negative, true),
+        (STRANGER, false),
+        (&transaction, true),
+    ] {
+        let write = match owner.strip_suffix(number) {
+            Some(begins) => format!("{begins}write:{number}"),
+            None => format!("{owner}:write"),
+        };
         for fields in [
             &[owner, "3"][..],
             &["mode", "read", owner, "2"],
