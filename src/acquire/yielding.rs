@@ -76,7 +76,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let pause = pause.min(most);
     session.counters.held_back.add(1);
     time::sleep_unless(pause, &stop);
-    if owed.is_some() {
+    if owed.is_some() && wait.asks_again() {
         (strategy.entry().lock().lock).yielded(pause.max(PAUSE));
     }
     *heard = Some(strategy.listening().signals().messages);

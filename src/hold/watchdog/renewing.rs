@@ -202,6 +202,10 @@ impl WatchdogThread {
     /// Does what follows from the answer, if there is one.
     fn settle(&mut self, its: Sent) {
         match its.call.outcome() {
+            // The renewals' own connection is there again, and that for commands is silent: what is dropped is sent again.
+            None if Arc::ptr_eq(&its.over, &self.task.commands)
+                && its.begun + 2 * SLICE < Instant::now()
+                && self.task.nodes.at(&its.call).generation().is_some() => {}
             None => self.under_way.push_back(its),
             Some(Err(err)) => {
                 report!(Debug, "renewing {} locks: {err}", its.holds.len());

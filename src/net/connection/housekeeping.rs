@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Connection, GLANCE, Left, Phase, Wrote};
+use super::{Connection, GLANCE, Left, Phase};
 use crate::net::call::Call;
 use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
@@ -93,7 +93,13 @@ impl Connection {
         };
         drop(state);
         let Some(reader) = reader else {
-            let is_full = matches!(self.write_out(true), Wrote::Part | Wrote::Full);
+            self.flush(true);
+            // Another thread may be writing, so the state tells whether anything is left.
+            let mut state = self.state.lock();
+            let is_full = state
+                .up(generation)
+                .is_some_and(|(_, in_flight)| in_flight.unwritten.is_full());
+            let more = state.pipeline.has_unacknowledged();
             return gave_up.max(match more || is_full {
                 true => Left::Soon,
                 false => Left::Later,
@@ -107,8 +113,8 @@ impl Connection {
         }
         // Each portion waits for the replies to the one before.
         match self.state.lock().up(generation) {
-            Some((_, in_flight)) if more || in_flight.last_heard > heard_at => Left::More,
-            Some((_, in_flight)) if in_flight.unwritten.is_full() => Left::Soon,
+            Some((_, in_flight)) if in_flight.last_heard > heard_at => Left::More,
+            Some((_, in_flight)) if more || in_flight.unwritten.is_full() => Left::Soon,
             _ => gave_up.max(Left::Later),
         }
     }
