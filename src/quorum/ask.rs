@@ -264,8 +264,12 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> Option<QuorumReply> {
         let nodes = &self.nodes;
+        // The acquire before has found out whether the key holds a lock, so one command is enough.
         let look = |node: usize| Attempt {
-            request: nodes.list[node].entry.protocol.remaining(),
+            request: Request::command(
+                "asking for the lease",
+                &["PTTL", nodes.list[node].entry.protocol.key()],
+            ),
             undo: None,
         };
         let free = |_, value: &Value| matches!(value, Value::Int(-2));
