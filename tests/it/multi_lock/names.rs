@@ -107,7 +107,12 @@ fn names_are_a_set() {
 fn however_many_names_they_are_one_write_each_way() {
     let server = Server::start();
     let client = open(&server.url());
-    client.multi_lock(["warm", "up"]).with(|_| ()).unwrap();
+    // The connection for renewals is made a moment after the first hold, and its greeting is read, too.
+    let guard = client.multi_lock(["warm", "up"]).lock().unwrap();
+    eventually("all connections are made", || {
+        !server.clients_named("watchdog").is_empty()
+    });
+    guard.unlock().unwrap();
     let reads = || -> i64 {
         let stats: String = server.ask(&["INFO", "stats"]);
         let line = stats
