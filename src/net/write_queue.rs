@@ -128,7 +128,7 @@ mod tests {
 
     fn pair() -> (Socket, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        // Without a limit, so that a write which waits for space waits for ever.
+        // Without a limit, so that a write which waits for space never ends.
         (Socket::Unix(ours), theirs)
     }
 

@@ -28,7 +28,7 @@
 //!                                                      └──────── that thread ─────────┘   or passed on, if its time is up
 //! ```
 //!
-//! Nobody blocks on a full socket: what it does not take at once, the leader writes between two reads.
+//! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
 //!
 //! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
 
@@ -149,9 +149,10 @@ impl Left {
     }
 }
 
-/// Whoever calls [`Connection::housekeep`] from time to time.
+/// Whoever calls [`Connection::housekeep`] from time to time. Its methods are cheap, and are called with the connection's
+/// mutex held, so they must not take that.
 pub(crate) trait Housekeeper: Send + Sync {
-    /// Housekeeping is needed soon. Cheap, and called with mutexes held.
+    /// Housekeeping is needed soon.
     fn housekeep_soon(&self);
 
     /// Housekeeping is needed at once: bytes are unwritten, and no other thread is going to write them.

@@ -527,7 +527,7 @@ fn waits(server: &Server, actor: &Actor, writes: bool) -> Receiver<Instant> {
     waiting
 }
 
-// A reader whose reply is lost asks anew, and is behind the writer that has come since. The writer was behind the reader's
+// A reader whose reply is lost asks again, behind the writer that has come since. The writer was behind the reader's
 // first number, whose note another reader's grant has removed.
 timed!(a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other);
 fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
