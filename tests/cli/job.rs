@@ -75,7 +75,7 @@ fn no_process_of_a_job_outlives_the_lock() {
 #[test]
 fn a_job_that_holds_for_too_long_is_ended_as_a_whole() {
     let server = Server::start();
-    unless_late(|| {
+    unless_late(&|| {
         let args = ["--lease", "2s", "--max-hold", "1s"];
         let (mut running, mut says) = runs(&server, &args, &unique("max"), SCRIPT);
         let worker = pid(&mut says);

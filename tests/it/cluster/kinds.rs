@@ -5,18 +5,15 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
-use redlatch::{
-    Client, Error, FairLock, FairMutex, FencedLock, Mutex, ReentrantLock, ReplicaAck, Result,
-    SpinLock,
-};
+use redlatch::{Client, Error, ReplicaAck, Result};
 
 use crate::support::cluster::Cluster;
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Lock, Notified, Writing, always, beside, eventually, loosely,
-    timed,
+    BY_MESSAGE, Crew, FENCED_LOCK, KINDS, Kind, LONG, MUTEX, Notified, REENTRANT_LOCK, WRITING,
+    always, beside, eventually, for_each_kind, loosely, timed,
 };
 
-fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
+fn threads_and_clients_exclude_each_other(kind: Kind, cluster: &Cluster) {
     const ROUNDS: usize = 8;
     let clients = [cluster.open(), cluster.open()];
     thread::scope(|scope| {
@@ -28,7 +25,7 @@ fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
                 let last_token = AtomicU64::new(0);
                 thread::scope(|scope| {
                     for thread in 0..4 {
-                        let lock = L::of(&clients[thread % 2], &name);
+                        let lock = kind.of(&clients[thread % 2], &name);
                         let (inside, turns, last_token) = (&inside, &turns, &last_token);
                         scope.spawn(move || {
                             for round in 0..ROUNDS {
@@ -39,7 +36,7 @@ fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
                                 let before = inside.fetch_add(1, Ordering::SeqCst);
                                 always(before == 0, "two are inside");
                                 let before = last_token.swap(guard.token(), Ordering::SeqCst);
-                                always(!L::TOKENS || guard.token() > before, "a token again");
+                                always(!kind.tokens || guard.token() > before, "a token again");
                                 thread::yield_now();
                                 inside.fetch_sub(1, Ordering::SeqCst);
                                 turns.fetch_add(1, Ordering::SeqCst);
@@ -65,17 +62,17 @@ fn threads_and_clients_exclude_each_other<L: Lock>(cluster: &Cluster) {
 
 /// Somebody waits with `wait` for what `held` keeps from it, and has it by a message.
 fn is_woken<H, T>(
-    what: &str,
+    name: &str,
     waiter: &Client,
     is_waiting: impl Fn() -> bool,
     held: H,
-    wait: impl FnOnce(&Client) -> Result<T> + Send + 'static,
+    wait: impl FnOnce(&Client, &str) -> Result<T> + Send + 'static,
 ) {
     let wakes = waiter.stats().wakes;
     let mut crew = Crew::new();
-    let (client, (got, has)) = (waiter.clone(), bounded(1));
+    let (client, own_name, (got, has)) = (waiter.clone(), name.to_owned(), bounded(1));
     crew.spawn(move || {
-        drop(wait(&client).unwrap());
+        drop(wait(&client, &own_name).unwrap());
         got.send(Instant::now()).unwrap();
     });
     eventually("it listens", is_waiting);
@@ -84,54 +81,49 @@ fn is_woken<H, T>(
     drop(held);
     crew.join();
     let took = has.recv().unwrap().saturating_duration_since(freed);
-    assert!(took < loosely(BY_MESSAGE), "{what} took {took:?}");
+    assert!(took < loosely(BY_MESSAGE), "{name} took {took:?}");
     let stats = waiter.stats();
-    assert!(stats.wakes > wakes, "{what}: {stats:?}");
-    assert_eq!(stats.poll_rescues, 0, "{what}: {stats:?}");
+    assert!(stats.wakes > wakes, "{name}: {stats:?}");
+    assert_eq!(stats.poll_rescues, 0, "{name}: {stats:?}");
 }
 
-fn a_waiter_is_woken<L: Lock>(cluster: &Cluster) {
-    let Notified::All(prefix, _) = L::NOTIFIED else {
+fn a_waiter_is_woken(kind: Kind, cluster: &Cluster) {
+    let Notified::All(prefix, _) = kind.notified else {
         return;
     };
     let [holder, waiter] = [cluster.open(), cluster.open()];
     for master in 0..3 {
         let name = cluster.name_at(master, "woken");
         let channel = beside(prefix, &name);
-        let held = L::of(&holder, &name).lock().unwrap();
+        let held = kind.of(&holder, &name).lock().unwrap();
         is_woken(
             &name,
             &waiter,
             || cluster.listeners(&name, &channel) == 1,
             held,
-            {
-                let name = name.clone();
-                move |client| L::of(client, &name).lock().map(drop)
-            },
+            move |client, name| kind.of(client, name).lock().map(drop),
         );
     }
 }
 
-/// A test for every kind.
-macro_rules! for_each_kind {
-    ($($test:ident: $check:ident($($lock:ty),+);)+) => {$(
-        timed!($test);
-        fn $test() {
-            let cluster = Cluster::shared();
-            thread::scope(|scope| {
-                $(scope.spawn(|| $check::<$lock>(cluster));)+
-            });
-        }
-    )+};
+timed!(locks_exclude_wherever_their_names_are);
+fn locks_exclude_wherever_their_names_are() {
+    let cluster = Cluster::shared();
+    let exclusive: Vec<_> = KINDS
+        .into_iter()
+        .filter(|kind| kind.foe.is_none())
+        .collect();
+    for_each_kind(&exclusive, |kind| {
+        threads_and_clients_exclude_each_other(kind, cluster)
+    });
 }
 
-for_each_kind! {
-    locks_exclude_wherever_their_names_are: threads_and_clients_exclude_each_other(
-        ReentrantLock, Mutex, FairLock, FairMutex, FencedLock, SpinLock, Writing
-    );
-    waiters_are_woken_wherever_their_names_are: a_waiter_is_woken(
-        ReentrantLock, Mutex, FencedLock, Writing
-    );
+timed!(waiters_are_woken_wherever_their_names_are);
+fn waiters_are_woken_wherever_their_names_are() {
+    let cluster = Cluster::shared();
+    for_each_kind(&[REENTRANT_LOCK, MUTEX, FENCED_LOCK, WRITING], |kind| {
+        a_waiter_is_woken(kind, cluster)
+    });
 }
 
 timed!(the_first_in_line_is_woken_on_a_channel_of_its_own);
@@ -156,10 +148,7 @@ fn the_first_in_line_is_woken_on_a_channel_of_its_own() {
                 }
             },
             held,
-            {
-                let name = name.clone();
-                move |client| client.fair_lock(&name).lock().map(drop)
-            },
+            |client, name| client.fair_lock(name).lock().map(drop),
         );
     }
 }
@@ -180,10 +169,7 @@ fn readers_share_and_writers_wait() {
             &other,
             || cluster.listeners(&name, &channel) == 1,
             one,
-            {
-                let name = name.clone();
-                move |client| client.rwlock(&name).write().map(drop)
-            },
+            |client, name| client.rwlock(name).write().map(drop),
         );
     }
 }
@@ -202,10 +188,7 @@ fn permits_come_back_and_latches_open() {
             &other,
             || cluster.listeners(&name, &channel) == 1,
             semaphore.acquire().unwrap(),
-            {
-                let name = name.clone();
-                move |client| client.semaphore(&name).acquire().map(drop)
-            },
+            |client, name| client.semaphore(name).acquire().map(drop),
         );
         let name = cluster.name_at(master, "leased");
         let semaphore = client.expirable_semaphore(&name);
@@ -216,10 +199,7 @@ fn permits_come_back_and_latches_open() {
             &other,
             || cluster.listeners(&name, &channel) == 1,
             semaphore.acquire().unwrap(),
-            {
-                let name = name.clone();
-                move |client| client.expirable_semaphore(&name).acquire().map(drop)
-            },
+            |client, name| client.expirable_semaphore(name).acquire().map(drop),
         );
         let name = cluster.name_at(master, "latch");
         let latch = client.latch(&name);
@@ -236,10 +216,7 @@ fn permits_come_back_and_latches_open() {
             &other,
             || cluster.listeners(&name, &channel) == 1,
             Counts(&latch),
-            {
-                let name = name.clone();
-                move |client| client.latch(&name).wait()
-            },
+            |client, name| client.latch(name).wait(),
         );
     }
 }

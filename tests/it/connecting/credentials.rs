@@ -9,8 +9,8 @@ use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error};
 
 use crate::support::{
-    Crew, LONG, Lock, Losses, RESPONSE, Server, config, elsewhere, eventually, gets_nothing,
-    in_time, is_waited_for, logs, loosely, ms, subscribed, timed, unique, waited_for_by,
+    Crew, LONG, Losses, RESPONSE, Server, config, elsewhere, eventually, gets_nothing, in_time,
+    is_waited_for, logs, loosely, ms, subscribed, timed, unique,
 };
 
 /// A server that lets no one in without a user and a password.
@@ -199,12 +199,12 @@ fn living_connections_log_in_again_and_what_is_held_is_kept() {
     let client = Client::open(config().on_lost(received.listener())).unwrap();
     let other = Client::open(config()).unwrap();
     let name = unique("again");
-    let guard = redlatch::ReentrantLock::of(&client, &name).lock().unwrap();
+    let guard = client.reentrant_lock(&name).lock().unwrap();
     let kept = other.mutex(unique("kept")).lock().unwrap();
     let mut crew = Crew::new();
     let lock = other.reentrant_lock(&name);
     crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-    waited_for_by::<redlatch::ReentrantLock>(&server, 1);
+    subscribed(&server, 1);
     eventually("both are renewed", || {
         client.stats().renewals > 0 && other.stats().renewals > 0
     });

@@ -3,16 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{
-    Client, Config, Error, FairLock, FairMutex, FencedLock, MAX_LEASE, MIN_LEASE, Mutex,
-    ReentrantLock, SpinLock,
-};
+use redlatch::{Client, Config, Error, MAX_LEASE, MIN_LEASE};
 
 use crate::support::{
-    Crew, Deployment, Guard, LONG, Lock, Messages, Notified, Reading, Server, Writing, beside,
-    connection_to, deployment, eventually, free_port, is_redis_6, keys_of, loosely, ms,
-    nothing_is_left_of, open, settings, settings_as, skipped, subscribed, timed, unique, verdicts,
-    waited_for_by,
+    Crew, Deployment, FAIR_LOCK, FAIR_MUTEX, FENCED_LOCK, KINDS, Kind, LONG, Messages, Notified,
+    Server, beside, connection_to, deployment, eventually, for_each_kind, free_port, is_redis_6,
+    loosely, ms, nothing_is_left_of, open, settings, settings_as, skipped, subscribed, timed,
+    unique, verdicts, waited_for_by,
 };
 
 /// Names that could trip a parser, a pattern or a hash tag.
@@ -67,20 +64,6 @@ fn good_names() -> Vec<String> {
     let mut names = odd_names();
     names.retain(|name| !leaves_its_slot(name));
     names
-}
-
-/// Runs a generic test for each kind of lock, all at once.
-macro_rules! for_each_kind {
-    ($test:ident) => {
-        for_each_kind!(
-            $test: ReentrantLock, Mutex, FairLock, FairMutex, FencedLock, SpinLock, Writing, Reading
-        )
-    };
-    ($test:ident: $($lock:ty),+) => {
-        std::thread::scope(|scope| {
-            $(scope.spawn(|| $test::<$lock>());)+
-        })
-    };
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +121,7 @@ fn every_name_is_its_key_to_the_byte() {
     }
 }
 
-fn has_its_keys_whatever_the_name<L: Lock>() {
+fn has_its_keys_whatever_the_name(kind: Kind) {
     let server = Server::start();
     let client = Client::open(settings(&server).key_prefix("app:")).unwrap();
     let mut messages = Messages::of(&server);
@@ -147,7 +130,7 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         if key.len() > 64 * 1024 {
             continue;
         }
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         if leaves_its_slot(&key) {
             let refused = lock.lock();
             assert!(
@@ -158,14 +141,14 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
         }
         let guard = lock.lock().unwrap();
         assert_eq!(lock.name(), name);
-        assert_eq!(server.keys(), keys_of::<L>(&key, guard.owner()));
-        assert_eq!(server.hgetall(&key), L::fields(guard.owner(), 1));
+        assert_eq!(server.keys(), kind.keys(&key, guard.owner()));
+        assert_eq!(server.hgetall(&key), kind.fields(guard.owner(), 1));
         assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
         guard.unlock().unwrap();
-        assert!(nothing_is_left_of::<L>(&server), "{key:?}");
+        assert!(nothing_is_left_of(kind, &server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
         let received = messages.published(&server);
-        match L::NOTIFIED {
+        match kind.notified {
             Notified::All(prefix, payload) => {
                 assert_eq!(received, [(beside(prefix, &key), payload.to_owned())]);
             }
@@ -178,10 +161,10 @@ fn has_its_keys_whatever_the_name<L: Lock>() {
 // I11
 timed!(every_kind_has_its_keys_whatever_the_name);
 fn every_kind_has_its_keys_whatever_the_name() {
-    for_each_kind!(has_its_keys_whatever_the_name);
+    for_each_kind(&KINDS, has_its_keys_whatever_the_name);
 }
 
-fn hears_of_releases_whatever_the_name<L: Lock>() {
+fn hears_of_releases_whatever_the_name(kind: Kind) {
     const ROUNDS: u32 = 5;
     let server = Server::start();
     let (holder, client) = (open(&server), open(&server));
@@ -190,31 +173,31 @@ fn hears_of_releases_whatever_the_name<L: Lock>() {
     let all_heard = (0..ROUNDS).any(|_| {
         let guards: Vec<_> = good_names()
             .iter()
-            .map(|name| L::Foe::of(&holder, name).lock().unwrap())
+            .map(|name| kind.foe().of(&holder, name).lock().unwrap())
             .collect();
         let mut crew = Crew::new();
         for name in good_names() {
-            let lock = L::of(&client, &name);
+            let lock = kind.of(&client, &name);
             crew.spawn(move || {
                 lock.lock().unwrap().unlock().unwrap();
             });
         }
-        waited_for_by::<L>(&server, guards.len() as u64);
+        waited_for_by(kind, &server, guards.len() as u64);
         crew.all_parked();
         let wakes = client.stats().wakes;
         drop(guards);
         crew.join();
         let woken = client.stats().wakes - wakes;
-        eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+        eventually("nothing is left", || nothing_is_left_of(kind, &server));
         eventually("nobody listens", || server.channels().is_empty());
-        L::LISTENS == 0 || woken >= good_names().len() as u64
+        kind.listens == 0 || woken >= good_names().len() as u64
     });
     assert!(all_heard, "{:?}", client.stats());
 }
 
 timed!(waiters_hear_of_releases_whatever_the_name);
 fn waiters_hear_of_releases_whatever_the_name() {
-    for_each_kind!(hears_of_releases_whatever_the_name);
+    for_each_kind(&KINDS, hears_of_releases_whatever_the_name);
 }
 
 timed!(names_that_differ_are_different_locks);
@@ -245,28 +228,21 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
         (&plain, "ž".repeat(40_000)),
         (&prefixed, "x".repeat(64 * 1024 - 3)),
     ];
-    fn are_refused<L: Lock>(client: &Client, name: &str) {
-        let lock = L::of(client, name);
-        let mut verdicts = verdicts(&lock);
-        verdicts.push(("is_locked", lock.is_locked().map(drop)));
-        verdicts.push(("remaining", lock.remaining().map(drop)));
-        for (verb, verdict) in verdicts {
-            let err = verdict.unwrap_err();
-            assert!(matches!(err, Error::InvalidName { .. }), "{verb}: {err:?}");
-            assert!(!err.is_retryable());
-            assert!(err.to_string().len() < 200, "the name is not repeated");
-        }
-        assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
-    }
     for (client, name) in &cases {
-        are_refused::<ReentrantLock>(client, name);
-        are_refused::<Mutex>(client, name);
-        are_refused::<FairLock>(client, name);
-        are_refused::<FairMutex>(client, name);
-        are_refused::<FencedLock>(client, name);
-        are_refused::<SpinLock>(client, name);
-        are_refused::<Writing>(client, name);
-        are_refused::<Reading>(client, name);
+        for kind in KINDS {
+            let lock = kind.of(client, name);
+            for (verb, verdict) in verdicts(&lock) {
+                let err = verdict.unwrap_err();
+                assert!(
+                    matches!(err, Error::InvalidName { .. }),
+                    "{verb} of {}: {err:?}",
+                    kind.title
+                );
+                assert!(!err.is_retryable());
+                assert!(err.to_string().len() < 200, "the name is not repeated");
+            }
+            assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
+        }
     }
     assert_eq!(server.command_total(), before);
     assert_eq!(plain.stats().names + prefixed.stats().names, 0);
@@ -276,57 +252,14 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
 // Strangers' data
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn leaves_a_key_of_another_type_as_it_is<L: Lock>() {
-    let server = Server::start();
-    let client = open(&server);
-    let kinds: [&[&str]; 5] = [
-        &["SET", "KEY", "1"],
-        &["RPUSH", "KEY", "a", "b"],
-        &["SADD", "KEY", "a"],
-        &["ZADD", "KEY", "1", "a"],
-        &["XADD", "KEY", "1-1", "field", "value"],
-    ];
-    for kind in kinds {
-        let name = unique("typed");
-        let command: Vec<_> = kind
-            .iter()
-            .map(|&part| if part == "KEY" { &*name } else { part })
-            .collect();
-        server.cli(&command);
-        let dump: Vec<u8> = server.ask(&["DUMP", &name]);
-        let lock = L::of(&client, &name);
-        let mut verdicts = verdicts(&lock);
-        verdicts.push(("is_locked", lock.is_locked().map(drop)));
-        for (verb, verdict) in verdicts {
-            match verdict {
-                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
-                other => panic!("{verb} on {}: {other:?}", kind[0]),
-            }
-        }
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), dump);
-        assert_eq!(server.pttl(&name), -1);
-        eventually("it is alone", || server.keys() == [name.as_str()]);
-        // Once it is gone the name is as good as any.
-        server.cli(&["DEL", &name]);
-        lock.lock().unwrap().unlock().unwrap();
-        server.cli(&["FLUSHALL"]);
-    }
-}
-
-// A4, I11
-timed!(a_key_of_another_type_is_an_error_and_stays_as_it_is);
-fn a_key_of_another_type_is_an_error_and_stays_as_it_is() {
-    for_each_kind!(leaves_a_key_of_another_type_as_it_is);
-}
-
 /// A key that a kind has besides its lock belongs to a stranger: nothing is taken.
-fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
+fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
     let server = Server::start();
     let client = open(&server);
     for command in commands {
         let name = unique("besides");
         let key = beside(besides, &name);
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         lock.lock().unwrap().unlock().unwrap();
         server.cli(&["FLUSHALL"]);
         let command: Vec<_> = command
@@ -336,8 +269,9 @@ fn is_refused_for<L: Lock>(besides: &str, commands: &[&[&str]]) {
         server.cli(&command);
         let dump: Vec<u8> = server.ask(&["DUMP", &key]);
         for (verb, verdict) in verdicts(&lock) {
-            // Forcing the lock open is no business of a counter.
-            if L::TOKENS && verb == "force_unlock" {
+            // Questions are about the lock alone, and forcing it open is no business of a counter.
+            let asks = ["is_locked", "remaining"].contains(&verb);
+            if asks || kind.tokens && verb == "force_unlock" {
                 verdict.unwrap();
                 continue;
             }
@@ -363,8 +297,8 @@ fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
         &["HSET", "KEY", "a", "b"],
         &["SADD", "KEY", "a"],
     ];
-    is_refused_for::<FairLock>("redisson_lock_queue", &commands);
-    is_refused_for::<FairMutex>("redisson_lock_timeout", &commands);
+    is_refused_for(FAIR_LOCK, "redisson_lock_queue", &commands);
+    is_refused_for(FAIR_MUTEX, "redisson_lock_timeout", &commands);
 }
 
 // I11
@@ -378,7 +312,7 @@ fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
         &["SET", "KEY", "1.5"],
         &["SET", "KEY", " 1"],
     ];
-    is_refused_for::<FencedLock>("redisson_lock_token", &commands);
+    is_refused_for(FENCED_LOCK, "redisson_lock_token", &commands);
 }
 
 timed!(a_token_counter_at_its_very_end_is_an_error_and_takes_nothing);
@@ -399,42 +333,11 @@ fn a_token_counter_at_its_very_end_is_an_error_and_takes_nothing() {
     assert_eq!(server.get_int(&counter), i64::MAX);
 }
 
-fn leaves_a_hash_of_data_as_it_is<L: Lock>() {
-    let server = Server::start();
-    let client = open(&server);
-    for mode in [None, Some("dark"), Some("read"), Some("write")] {
-        let name = unique("user");
-        server.cli(&["HSET", &name, "name", "alice", "mail", "a@example.org"]);
-        if let Some(mode) = mode {
-            server.cli(&["HSET", &name, "mode", mode]);
-        }
-        let dump: Vec<u8> = server.ask(&["DUMP", &name]);
-        let lock = L::of(&client, &name);
-        for verdict in [lock.try_lock(), lock.try_lock_for(ms(50))] {
-            assert!(
-                matches!(verdict, Err(Error::WrongType { .. })),
-                "{verdict:?}"
-            );
-        }
-        assert!(matches!(lock.force_unlock(), Err(Error::WrongType { .. })));
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), dump);
-        assert_eq!(server.pttl(&name), -1);
-        eventually("it is alone", || server.keys() == [name.as_str()]);
-        server.cli(&["DEL", &name]);
-    }
-}
-
-// I11
-timed!(a_hash_of_data_is_neither_taken_nor_deleted);
-fn a_hash_of_data_is_neither_taken_nor_deleted() {
-    for_each_kind!(leaves_a_hash_of_data_as_it_is);
-}
-
-fn is_told_when_the_key_changes_its_type<L: Lock>() {
+fn is_told_when_the_key_changes_its_type(kind: Kind) {
     let server = Server::start();
     let client = Client::open(settings(&server).lease(loosely(ms(300)))).unwrap();
     let name = unique("switch");
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let guard = lock.lock().unwrap();
     server.cli(&["SET", &name, "precious"]);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
@@ -445,31 +348,34 @@ fn is_told_when_the_key_changes_its_type<L: Lock>() {
     assert!(matches!(lock.try_lock(), Err(Error::WrongType { .. })));
     assert_eq!(server.ask::<String>(&["GET", &name]), "precious");
     assert_eq!(server.pttl(&name), -1, "nobody gave it a limit");
+    // Once it is gone the name is as good as any.
+    server.cli(&["DEL", &name]);
+    lock.lock().unwrap().unlock().unwrap();
 }
 
 timed!(a_key_that_changes_its_type_under_a_holder_is_told);
 fn a_key_that_changes_its_type_under_a_holder_is_told() {
-    for_each_kind!(is_told_when_the_key_changes_its_type);
+    for_each_kind(&KINDS, is_told_when_the_key_changes_its_type);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Settings
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn refuses_impossible_leases<L: Lock>() {
+fn refuses_impossible_leases(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
     let name = unique("lease");
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let before = server.command_total();
     let bad = [
-        lock.clone().lease(Duration::ZERO),
-        lock.clone().lease(ms(9)),
-        lock.clone().lease(Duration::from_nanos(9_999_999)),
-        lock.clone().lease(MAX_LEASE + Duration::from_nanos(1)),
-        lock.clone().lease(Duration::MAX),
-        lock.clone().max_hold(Duration::ZERO),
-        lock.clone().lease(LONG).max_hold(LONG),
+        lock.lease(Duration::ZERO),
+        lock.lease(ms(9)),
+        lock.lease(Duration::from_nanos(9_999_999)),
+        lock.lease(MAX_LEASE + Duration::from_nanos(1)),
+        lock.lease(Duration::MAX),
+        lock.max_hold(Duration::ZERO),
+        lock.lease(LONG).max_hold(LONG),
     ];
     for lock in bad {
         for verdict in [
@@ -488,12 +394,12 @@ fn refuses_impossible_leases<L: Lock>() {
     assert_eq!(client.stats().names, 0);
 
     // The limits themselves are good.
-    let guard = lock.clone().lease(MAX_LEASE).lock().unwrap();
+    let guard = lock.lease(MAX_LEASE).lock().unwrap();
     assert!(guard.is_valid());
     let year = 365 * 24 * 3600 * 1000;
     assert!(server.pttl(&name) > 99 * year);
     guard.unlock().unwrap();
-    let guard = lock.clone().lease(MIN_LEASE).try_lock();
+    let guard = lock.lease(MIN_LEASE).try_lock();
     assert!(matches!(guard, Ok(Some(_)) | Err(Error::Lost { .. })));
     drop(guard);
     let guard = lock.max_hold(Duration::MAX).try_lock_for(LONG);
@@ -505,7 +411,7 @@ fn refuses_impossible_leases<L: Lock>() {
 // L6
 timed!(impossible_leases_are_refused_and_nothing_is_sent);
 fn impossible_leases_are_refused_and_nothing_is_sent() {
-    for_each_kind!(refuses_impossible_leases);
+    for_each_kind(&KINDS, refuses_impossible_leases);
 }
 
 timed!(impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent);

@@ -5,15 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use redlatch::{
-    Client, Error, FairLock, FairMutex, FencedLock, LossReason, Mutex, ReentrantLock, RwLock,
-    SpinLock,
-};
+use redlatch::{Client, Error, LossReason, RwLock};
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Queue, Reading, Server, Writing, always, elsewhere, eventually,
-    increment, keys_of, line, loosely, ms, nothing_is_left_of, open, open_with_lease, timed,
-    unique, verdicts, waited_for_by,
+    Crew, FAIR_LOCK, FAIR_MUTEX, FENCED_LOCK, KINDS, Kind, LONG, MUTEX, Queue, READING,
+    REENTRANT_LOCK, SPIN_LOCK, Server, WRITING, always, elsewhere, eventually, for_each,
+    for_each_kind, increment, is_held_by_stranger, line, loosely, ms, nothing_is_left_of, open,
+    open_with_lease, stranger_holds, timed, unique, verdicts, waited_for_by,
 };
 
 /// Whoever is not told of a release asks after at most a second.
@@ -22,48 +20,42 @@ const BY_ASKING: Duration = ms(2_500);
 /// The lease of those here that are lost: long enough for a busy machine.
 const LEASE: Duration = ms(900);
 
-/// Runs a generic test for every ordered pair of the kinds that have one key, a few at a time.
-macro_rules! for_each_pair {
-    ($test:ident) => {
-        thread::scope(|scope| {
-            for_each_pair!(scope, $test, ReentrantLock);
-            for_each_pair!(scope, $test, FairLock);
-            for_each_pair!(scope, $test, FencedLock);
-            for_each_pair!(scope, $test, SpinLock);
-        })
-    };
-    ($scope:ident, $test:ident, $one:ty) => {
-        $scope.spawn(|| {
-            $test::<$one, ReentrantLock>();
-            $test::<$one, FairLock>();
-            $test::<$one, FencedLock>();
-            $test::<$one, SpinLock>();
-        });
-    };
+/// The kinds that have one key.
+const ALIKE: [Kind; 4] = [REENTRANT_LOCK, FAIR_LOCK, FENCED_LOCK, SPIN_LOCK];
+
+/// Runs a test for every ordered pair of the kinds that have one key, a few at a time.
+#[track_caller]
+fn for_each_pair(test: fn(Kind, Kind)) {
+    for_each_kind(&ALIKE, |one| {
+        for other in ALIKE {
+            eprintln!("{} beside {}", one.title, other.title);
+            test(one, other);
+        }
+    });
 }
 
-fn is_one_kind<A: Lock, B: Lock>() -> bool {
-    std::any::TypeId::of::<A>() == std::any::TypeId::of::<B>()
+fn are_one_kind(a: Kind, b: Kind) -> bool {
+    a.title == b.title
 }
 
 /// Whether keys of neither kind are left but those that stay.
-fn no_trace<A: Lock, B: Lock>(server: &Server) -> bool {
+fn no_trace(a: Kind, b: Kind, server: &Server) -> bool {
     let keys = server.keys_but_requests();
-    keys.iter().all(|key| A::stays(key) || B::stays(key))
+    keys.iter().all(|key| a.stays(key) || b.stays(key))
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One key
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn one_keeps_the_other_out<A: Lock, B: Lock>() {
+fn one_keeps_the_other_out(a: Kind, b: Kind) {
     let server = Server::start();
     let (name, ours, theirs) = (unique("pair"), open(&server), open(&server));
-    let held = A::of(&ours, &name).lock().unwrap();
-    let fields = A::fields(held.owner(), 1);
+    let held = a.of(&ours, &name).lock().unwrap();
+    let fields = a.fields(held.owner(), 1);
     // From another process, and through another entry of this one, where the thread that holds is no holder.
-    for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
-        if is_one_kind::<A, B>() && other.is_owned_by_current_thread() {
+    for other in [b.of(&theirs, &name), b.of(&ours, &name)] {
+        if are_one_kind(a, b) && other.is_owned_by_current_thread() {
             continue;
         }
         assert!(other.try_lock().unwrap().is_none());
@@ -87,19 +79,19 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
     let (sender, received) = unbounded();
     let mut crew = Crew::new();
     for client in [&ours, &theirs] {
-        let (lock, sender) = (B::of(client, &name), sender.clone());
+        let (lock, sender) = (b.of(client, &name), sender.clone());
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
             sender.send((Instant::now(), guard.token())).unwrap();
             guard.unlock().unwrap();
         });
     }
-    let asks = if is_one_kind::<A, B>() && B::QUEUE == Queue::Process {
+    let asks = if are_one_kind(a, b) && b.queue == Queue::Process {
         1
     } else {
         2
     };
-    waited_for_by::<B>(&server, asks);
+    waited_for_by(b, &server, asks);
     crew.all_parked();
     let (freed, before) = (Instant::now(), held.token());
     held.unlock().unwrap();
@@ -110,10 +102,10 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
             "{:?}",
             granted - freed
         );
-        assert!(!B::TOKENS || token > before);
+        assert!(!b.tokens || token > before);
     }
     crew.join();
-    eventually("nothing is left", || no_trace::<A, B>(&server));
+    eventually("nothing is left", || no_trace(a, b, &server));
     assert_eq!(ours.stats().lost + theirs.stats().lost, 0);
     eventually("no entry is left", || {
         ours.stats().names + theirs.stats().names == 0
@@ -122,17 +114,17 @@ fn one_keeps_the_other_out<A: Lock, B: Lock>() {
 
 timed!(kinds_with_one_key_keep_each_other_out);
 fn kinds_with_one_key_keep_each_other_out() {
-    for_each_pair!(one_keeps_the_other_out);
+    for_each_pair(one_keeps_the_other_out);
 }
 
-/// A thread that has it as `A` and wants it as `B`.
-fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
-    if is_one_kind::<A, B>() {
+/// A thread that has it as `a` and wants it as `b`.
+fn one_waits_for_no_hold_of_its_own(a: Kind, b: Kind) {
+    if are_one_kind(a, b) {
         return;
     }
     let server = Server::start();
     let (name, client) = (unique("own"), open(&server));
-    let (held, other) = (A::of(&client, &name).lock().unwrap(), B::of(&client, &name));
+    let (held, other) = (a.of(&client, &name).lock().unwrap(), b.of(&client, &name));
     for verdict in [
         other.try_lock_for(LONG).map(drop),
         other.try_lock_until(Instant::now() + LONG).map(drop),
@@ -154,49 +146,46 @@ fn one_waits_for_no_hold_of_its_own<A: Lock, B: Lock>() {
         let other = other.clone();
         move || sender.send(other.lock().map(drop)).unwrap()
     });
-    waited_for_by::<B>(&server, 1);
+    waited_for_by(b, &server, 1);
     assert!(matches!(other.lock(), Err(Error::WouldDeadlock { .. })));
     held.unlock().unwrap();
     received.recv_timeout(LONG).unwrap().unwrap();
     crew.join();
     // What is lost is waited for no more than anybody else's.
-    let lost = A::of(&client, &name)
-        .lease(loosely(ms(200)))
-        .lock()
-        .unwrap();
+    let lost = a.of(&client, &name).lease(loosely(ms(200))).lock().unwrap();
     eventually("its lease runs out", || !lost.is_valid());
     drop(other.try_lock_for(LONG).unwrap().unwrap());
     drop(lost);
-    eventually("nothing is left", || no_trace::<A, B>(&server));
+    eventually("nothing is left", || no_trace(a, b, &server));
 }
 
 timed!(a_thread_that_has_it_as_another_kind_would_wait_for_itself);
 fn a_thread_that_has_it_as_another_kind_would_wait_for_itself() {
-    for_each_pair!(one_waits_for_no_hold_of_its_own);
+    for_each_pair(one_waits_for_no_hold_of_its_own);
 }
 
 // O4: no kind gives back, renews or undoes what is another's.
-fn one_does_not_touch_what_is_the_others<A: Lock, B: Lock>() {
+fn one_does_not_touch_what_is_the_others(a: Kind, b: Kind) {
     let server = Server::start();
     let (name, ours, theirs) = (unique("touch"), open(&server), open(&server));
-    let (lock, other) = (A::of(&ours, &name), B::of(&theirs, &name));
+    let (lock, other) = (a.of(&ours, &name), b.of(&theirs, &name));
     let lost = lock.lease(loosely(ms(300))).lock().unwrap();
     // Its lease runs out, and the other kind is next.
     let held = other.try_lock_for(LONG).unwrap().unwrap();
-    let fields = B::fields(held.owner(), 1);
+    let fields = b.fields(held.owner(), 1);
     assert!(!lost.is_valid());
     drop(lost);
-    let lost = A::of(&ours, &unique("aside")).lock().unwrap();
+    let lost = a.of(&ours, &unique("aside")).lock().unwrap();
     server.cli(&["DEL", lost.name()]);
     assert!(matches!(lost.unlock(), Err(Error::Lost { .. })));
     assert_eq!(server.hgetall(&name), fields);
     assert!(held.is_valid() && server.pttl(&name) > 20_000);
     // Unaware: its release finds the other kind.
     held.unlock().unwrap();
-    let unaware = A::of(&ours, &name).lock().unwrap();
+    let unaware = a.of(&ours, &name).lock().unwrap();
     server.cli(&["DEL", &name]);
     let held = other.try_lock().unwrap().unwrap();
-    let fields = B::fields(held.owner(), 1);
+    let fields = b.fields(held.owner(), 1);
     match unaware.unlock() {
         Err(Error::Lost {
             reason: LossReason::TakenOver,
@@ -206,31 +195,31 @@ fn one_does_not_touch_what_is_the_others<A: Lock, B: Lock>() {
     }
     assert_eq!(server.hgetall(&name), fields);
     held.unlock().unwrap();
-    assert!(no_trace::<A, B>(&server));
+    assert!(no_trace(a, b, &server));
 }
 
 timed!(no_kind_touches_what_another_holds);
 fn no_kind_touches_what_another_holds() {
-    for_each_pair!(one_does_not_touch_what_is_the_others);
+    for_each_pair(one_does_not_touch_what_is_the_others);
 }
 
 // O7
-fn one_is_forced_open_by_the_other<A: Lock, B: Lock>() {
+fn one_is_forced_open_by_the_other(a: Kind, b: Kind) {
     let server = Server::start();
     let lease = loosely(LEASE);
     let (name, ours) = (unique("force"), open_with_lease(&server, lease));
-    let guard = A::of(&ours, &name).lock().unwrap();
-    assert!(B::of(&ours, &name).force_unlock().unwrap());
-    assert!(!B::of(&ours, &name).force_unlock().unwrap());
+    let guard = a.of(&ours, &name).lock().unwrap();
+    assert!(b.of(&ours, &name).force_unlock().unwrap());
+    assert!(!b.of(&ours, &name).force_unlock().unwrap());
     // At once or at the next renewal, also in the same process: it has another entry.
     let loss = guard.lost().recv_timeout(lease).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
-    assert!(B::of(&ours, &name).try_lock().unwrap().is_some());
+    assert!(b.of(&ours, &name).try_lock().unwrap().is_some());
 }
 
 timed!(every_kind_can_be_forced_open_by_another);
 fn every_kind_can_be_forced_open_by_another() {
-    for_each_pair!(one_is_forced_open_by_the_other);
+    for_each_pair(one_is_forced_open_by_the_other);
 }
 
 /// What threads of all kinds do under one name.
@@ -245,9 +234,9 @@ struct Count<'a> {
 }
 
 impl Count<'_> {
-    fn up<L: Lock>(&self, client: &Client, wait: Option<Duration>) {
+    fn up(&self, kind: Kind, client: &Client, wait: Option<Duration>) {
         let mut con = self.server.connection();
-        let lock = L::of(client, &self.name);
+        let lock = kind.of(client, &self.name);
         while !self.done.load(Ordering::SeqCst) {
             let guard = match wait {
                 Some(wait) => lock.try_lock_for(wait),
@@ -263,7 +252,7 @@ impl Count<'_> {
             let inside = self.inside.fetch_add(1, Ordering::SeqCst);
             always(inside == 0, "two are inside");
             increment(&mut con, &self.counter);
-            if L::TOKENS {
+            if kind.tokens {
                 let last = self.last_token.swap(guard.token(), Ordering::SeqCst);
                 always(guard.token() > last, "a token again");
             }
@@ -290,10 +279,9 @@ fn all_kinds_together_count_exactly() {
         let count = &count;
         for client in &clients {
             for wait in [None, Some(ms(30))] {
-                scope.spawn(move || count.up::<ReentrantLock>(client, wait));
-                scope.spawn(move || count.up::<FairLock>(client, wait));
-                scope.spawn(move || count.up::<FencedLock>(client, wait));
-                scope.spawn(move || count.up::<SpinLock>(client, wait));
+                for kind in ALIKE {
+                    scope.spawn(move || count.up(kind, client, wait));
+                }
             }
         }
         // Not until each has had a turn: among different kinds nobody promises one.
@@ -309,7 +297,7 @@ fn all_kinds_together_count_exactly() {
     );
     server.cli(&["DEL", &count.counter]);
     eventually("nothing is left", || {
-        nothing_is_left_of::<FencedLock>(&server)
+        nothing_is_left_of(FENCED_LOCK, &server)
     });
     for client in &clients {
         let stats = client.stats();
@@ -322,11 +310,11 @@ fn all_kinds_together_count_exactly() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The reentrant and the other handle of one family are one lock, also to the thread that holds it.
-fn are_one_lock<L: Lock, M: Lock>() {
+fn are_one_lock(lock: Kind, mutex: Kind) {
     let server = Server::start();
     let client = open(&server);
     let name = unique("family");
-    let (lock, mutex) = (L::of(&client, &name), M::of(&client, &name));
+    let (lock, mutex) = (lock.of(&client, &name), mutex.of(&client, &name));
     let held = lock.lock().unwrap();
     assert!(mutex.is_owned_by_current_thread() && mutex.hold_count() == 1);
     for verdict in [
@@ -354,34 +342,31 @@ fn are_one_lock<L: Lock, M: Lock>() {
 
 timed!(a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock);
 fn a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock() {
-    are_one_lock::<ReentrantLock, Mutex>();
-    are_one_lock::<FairLock, FairMutex>();
+    are_one_lock(REENTRANT_LOCK, MUTEX);
+    are_one_lock(FAIR_LOCK, FAIR_MUTEX);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Read-write locks
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// While `A` holds, no verb of `B` takes, changes or waits for anything.
-fn is_of_another_type_than<A: Lock, B: Lock>() {
+/// While `a` holds, no verb of `b` takes, changes or waits for anything.
+fn is_of_another_type_than(a: Kind, b: Kind) {
     let server = Server::start();
     let name = unique("type");
     let lease = loosely(LEASE);
     let (ours, theirs) = (open_with_lease(&server, lease), open(&server));
-    let guard = A::of(&ours, &name).lock().unwrap();
+    let guard = a.of(&ours, &name).lock().unwrap();
     let fields = server.hgetall(&name);
     let begun = Instant::now();
-    for other in [B::of(&theirs, &name), B::of(&ours, &name)] {
+    for other in [b.of(&theirs, &name), b.of(&ours, &name)] {
         for (verb, verdict) in verdicts(&other) {
             match verdict {
                 Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
-                outcome => panic!("{verb}: {outcome:?}"),
+                outcome => panic!("{verb} of {}: {outcome:?}", b.title),
             }
         }
         assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
-        for asked in [other.is_locked().map(drop), other.remaining().map(drop)] {
-            assert!(matches!(asked, Err(Error::WrongType { .. })), "{asked:?}");
-        }
         assert!(
             ms(server.pttl(&name).unsigned_abs()) <= lease,
             "not lengthened"
@@ -390,43 +375,31 @@ fn is_of_another_type_than<A: Lock, B: Lock>() {
     assert!(begun.elapsed() < loosely(LONG / 4), "{:?}", begun.elapsed());
     assert_eq!(server.hgetall(&name), fields);
     let mut keys = server.keys();
-    keys.retain(|key| !A::stays(key));
-    let mut expected = keys_of::<A>(&name, guard.owner());
-    expected.retain(|key| !A::stays(key));
+    keys.retain(|key| !a.stays(key));
+    let mut expected = a.keys(&name, guard.owner());
+    expected.retain(|key| !a.stays(key));
     assert_eq!(keys, expected, "nothing was written besides");
     // Nor does it harm who holds.
     let renewals = ours.stats().renewals;
     eventually("renewals go on", || ours.stats().renewals > renewals + 1);
     assert!(guard.is_valid());
     guard.unlock().unwrap();
-    assert!(nothing_is_left_of::<A>(&server));
+    assert!(nothing_is_left_of(a, &server));
     // And then the name is as good as any.
-    B::of(&theirs, &name).lock().unwrap().unlock().unwrap();
+    b.of(&theirs, &name).lock().unwrap().unlock().unwrap();
 }
 
 timed!(a_read_write_lock_and_any_other_lock_are_of_different_types);
 fn a_read_write_lock_and_any_other_lock_are_of_different_types() {
-    thread::scope(|scope| {
-        macro_rules! against {
-        ($($lock:ty),+) => {
-            $(
-                scope.spawn(|| {
-                    is_of_another_type_than::<$lock, Reading>();
-                    is_of_another_type_than::<$lock, Writing>();
-                    is_of_another_type_than::<Reading, $lock>();
-                    is_of_another_type_than::<Writing, $lock>();
-                });
-            )+
-        };
-    }
-        against!(
-            ReentrantLock,
-            Mutex,
-            FairLock,
-            FairMutex,
-            FencedLock,
-            SpinLock
-        );
+    let others: Vec<_> = KINDS
+        .into_iter()
+        .filter(|kind| kind.mode.is_none())
+        .collect();
+    for_each_kind(&others, |kind| {
+        for side in [READING, WRITING] {
+            is_of_another_type_than(kind, side);
+            is_of_another_type_than(side, kind);
+        }
     });
 }
 
@@ -444,22 +417,32 @@ fn a_read_write_lock_says_so_when_asked_about_another() {
     assert!(!lock.is_read_locked().unwrap() && !lock.is_write_locked().unwrap());
 }
 
-/// Two wait for `A` when the key becomes a lock of the other type.
-fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
+/// What a key is first and what it becomes, for locks with scripts of their own.
+const TURNS: [(Kind, Kind); 6] = [
+    (REENTRANT_LOCK, WRITING),
+    (FAIR_LOCK, READING),
+    (FENCED_LOCK, READING),
+    (SPIN_LOCK, WRITING),
+    (WRITING, REENTRANT_LOCK),
+    (READING, FAIR_LOCK),
+];
+
+/// Two wait for `a` when the key becomes a lock of the other type.
+fn a_wait_ends_with_the_type(a: Kind, b: Kind) {
     let server = Server::start();
     let name = unique("turn");
     let (holder, client) = (open(&server), open(&server));
-    let guard = A::Foe::of(&holder, &name).lock().unwrap();
+    let guard = a.foe().of(&holder, &name).lock().unwrap();
     let (sender, received) = unbounded();
     let mut crew = Crew::new();
     for _ in 0..2 {
-        let (lock, sender) = (A::of(&client, &name), sender.clone());
+        let (lock, sender) = (a.of(&client, &name), sender.clone());
         crew.spawn(move || sender.send(lock.lock().map(drop)).unwrap());
     }
-    let asks = if A::QUEUE == Queue::Redis { 2 } else { 1 };
-    waited_for_by::<A>(&server, asks);
+    let asks = if a.queue == Queue::Redis { 2 } else { 1 };
+    waited_for_by(a, &server, asks);
     crew.all_parked();
-    crate::support::stranger_holds::<B>(&server, &name, 60_000);
+    stranger_holds(b, &server, &name, 60_000);
     // The first asks, and then the next.
     for _ in 0..2 {
         match received.recv_timeout(LONG).unwrap() {
@@ -469,35 +452,30 @@ fn a_wait_ends_with_the_type<A: Lock, B: Lock>() {
     }
     crew.join();
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
-    assert!(crate::support::is_held_by_stranger::<B>(&server, &name));
+    assert!(is_held_by_stranger(b, &server, &name));
     eventually("nothing but that is there", || {
         let keys = server.keys();
-        keys.iter().all(|key| *key == name || A::stays(key))
+        keys.iter().all(|key| *key == name || a.stays(key))
     });
-    waited_for_by::<A>(&server, 0);
+    waited_for_by(a, &server, 0);
     assert_eq!(client.stats().holds, 0);
 }
 
 timed!(a_wait_ends_when_the_key_becomes_of_another_type);
 fn a_wait_ends_when_the_key_becomes_of_another_type() {
-    thread::scope(|scope| {
-        scope.spawn(a_wait_ends_with_the_type::<ReentrantLock, Writing>);
-        scope.spawn(a_wait_ends_with_the_type::<FairLock, Reading>);
-        scope.spawn(a_wait_ends_with_the_type::<FencedLock, Reading>);
-        scope.spawn(a_wait_ends_with_the_type::<SpinLock, Writing>);
-        scope.spawn(a_wait_ends_with_the_type::<Writing, ReentrantLock>);
-        scope.spawn(a_wait_ends_with_the_type::<Reading, FairLock>);
+    for_each(TURNS.map(|turn| (turn.0.title, turn)), |(a, b)| {
+        a_wait_ends_with_the_type(a, b)
     });
 }
 
 /// A hold whose key turned into a lock of the other type is lost, and that one left as it is.
-fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
+fn a_hold_ends_with_the_type(a: Kind, b: Kind) {
     let server = Server::start();
     let client: Client = open_with_lease(&server, LEASE);
     let name = unique("turned");
     for aware in [true, false] {
-        let guard = A::of(&client, &name).lock().unwrap();
-        crate::support::stranger_holds::<B>(&server, &name, 60_000);
+        let guard = a.of(&client, &name).lock().unwrap();
+        stranger_holds(b, &server, &name, 60_000);
         if aware {
             let loss = guard.lost().recv_timeout(LONG).unwrap();
             assert_eq!(loss.reason, LossReason::TakenOver);
@@ -506,7 +484,7 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
             Err(Error::Lost { reason, .. }) => assert_eq!(reason, LossReason::TakenOver),
             outcome => panic!("{outcome:?}"),
         }
-        assert!(crate::support::is_held_by_stranger::<B>(&server, &name));
+        assert!(is_held_by_stranger(b, &server, &name));
         assert!(server.pttl(&name) > 30_000);
         server.cli(&["DEL", &name]);
     }
@@ -514,12 +492,7 @@ fn a_hold_ends_with_the_type<A: Lock, B: Lock>() {
 
 timed!(a_hold_is_lost_when_the_key_becomes_of_another_type);
 fn a_hold_is_lost_when_the_key_becomes_of_another_type() {
-    thread::scope(|scope| {
-        scope.spawn(a_hold_ends_with_the_type::<ReentrantLock, Writing>);
-        scope.spawn(a_hold_ends_with_the_type::<FairLock, Reading>);
-        scope.spawn(a_hold_ends_with_the_type::<FencedLock, Reading>);
-        scope.spawn(a_hold_ends_with_the_type::<SpinLock, Writing>);
-        scope.spawn(a_hold_ends_with_the_type::<Writing, ReentrantLock>);
-        scope.spawn(a_hold_ends_with_the_type::<Reading, FairLock>);
+    for_each(TURNS.map(|turn| (turn.0.title, turn)), |(a, b)| {
+        a_hold_ends_with_the_type(a, b)
     });
 }

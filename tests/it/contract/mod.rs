@@ -20,11 +20,11 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason, Result};
 
 use crate::support::{
-    BY_MESSAGE, Crew, Guard, LONG, Lock, Messages, Mode, Notified, Proxy, Queue, Server, Target,
-    always, beside, by_now, delegated, delete, elsewhere, eventually, everywhere, hold_by_stranger,
-    in_line, increment, is_gone, is_held_by_stranger, keys_of, line, loosely, lose, ms,
+    AnyGuard, BY_MESSAGE, Crew, Kind, LONG, Messages, Mode, Notified, Proxy, Queue, REENTRANT_LOCK,
+    Server, Target, always, beside, by_now, delete, elsewhere, eventually, everywhere,
+    hold_by_stranger, in_line, increment, is_gone, is_held_by_stranger, line, loosely, lose, ms,
     nothing_is_left_of, open, open_with_lease, settings, settings_by, short_lived, shown,
-    stranger_holds, stranger_releases, stranger_takes, unique, waited_for_by,
+    stranger_holds, stranger_releases, stranger_takes, unique, unless_late, waited_for_by,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,10 +32,10 @@ use crate::support::{
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Whom one release notifies, if nobody is in a queue that Redis keeps.
-fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
-    match L::NOTIFIED {
+fn told_by(kind: Kind, name: &str) -> Vec<(String, String)> {
+    match kind.notified {
         Notified::All(prefix, payload) => {
-            let names = L::names(name).into_iter();
+            let names = kind.names(name).into_iter();
             names
                 .map(|name| (beside(prefix, &name), payload.to_owned()))
                 .collect()
@@ -45,8 +45,8 @@ fn told_by<L: Lock>(name: &str) -> Vec<(String, String)> {
 }
 
 #[track_caller]
-fn assert_lost<L: Lock, T: Debug>(result: Result<T>, name: &str, reason: LossReason) {
-    let name = &*shown::<L>(name);
+fn assert_lost<T: Debug>(kind: Kind, result: Result<T>, name: &str, reason: LossReason) {
+    let name = &*shown(kind, name);
     match result {
         Err(Error::Lost {
             name: its,
@@ -63,7 +63,7 @@ fn assert_lost<L: Lock, T: Debug>(result: Result<T>, name: &str, reason: LossRea
 // Exclusion
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn threads_and_clients_exclude_each_other<L: Lock>() {
+fn threads_and_clients_exclude_each_other(kind: Kind) {
     const ROUNDS: usize = 40;
     let server = Server::start();
     let (name, counter) = (unique("excl"), unique("counter"));
@@ -72,7 +72,7 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
     thread::scope(|scope| {
         for client in &clients {
             for thread in 0..4 {
-                let (lock, counter) = (L::of(client, &name), &counter);
+                let (lock, counter) = (kind.of(client, &name), &counter);
                 let (inside, last_token) = (&inside, &last_token);
                 let mut con = server.connection();
                 scope.spawn(move || {
@@ -89,7 +89,7 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
                         };
                         always(inside.fetch_add(1, Ordering::SeqCst) == 0, "two are inside");
                         let before = last_token.swap(guard.token(), Ordering::SeqCst);
-                        always(!L::TOKENS || guard.token() > before, "a token again");
+                        always(!kind.tokens || guard.token() > before, "a token again");
                         increment(&mut con, counter);
                         always(
                             inside.fetch_sub(1, Ordering::SeqCst) == 1,
@@ -105,43 +105,48 @@ fn threads_and_clients_exclude_each_other<L: Lock>() {
     });
     always(server.get_int(&counter) == 3 * 4 * 40, "a turn is lost");
     server.cli(&["DEL", &counter]);
-    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of(kind, &server));
 }
 
-fn busy_is_none<L: Lock>() {
-    keeps_out::<L::Foe, L>();
-    keeps_out::<L, L::Foe>();
+fn busy_is_none(kind: Kind) {
+    keeps_out(kind.foe(), kind);
+    keeps_out(kind, kind.foe());
 }
 
-fn keeps_out<H: Lock, L: Lock>() {
+fn keeps_out(holder: Kind, kind: Kind) {
     let server = Server::start();
     let name = unique("busy");
     let (ours, theirs) = (open(&server), open(&server));
-    let guard = H::of(&ours, &name).lock().unwrap();
-    assert!(L::of(&theirs, &name).try_lock().unwrap().is_none());
+    let guard = holder.of(&ours, &name).lock().unwrap();
+    assert!(kind.of(&theirs, &name).try_lock().unwrap().is_none());
     // Reentrant or not: another thread is another.
     elsewhere(|| {
-        assert!(L::of(&ours, &name).try_lock().unwrap().is_none());
-        assert!(L::of(&ours, &name).try_lock_for(ms(30)).unwrap().is_none());
+        assert!(kind.of(&ours, &name).try_lock().unwrap().is_none());
+        assert!(
+            kind.of(&ours, &name)
+                .try_lock_for(ms(30))
+                .unwrap()
+                .is_none()
+        );
     });
     guard.unlock().unwrap();
-    let theirs = L::of(&theirs, &name).try_lock().unwrap();
+    let theirs = kind.of(&theirs, &name).try_lock().unwrap();
     assert!(theirs.is_some_and(|guard| guard.is_valid()));
     elsewhere(|| {
         // The release of the drop is under way on another connection.
-        assert!(L::of(&ours, &name).try_lock_for(LONG).unwrap().is_some());
+        assert!(kind.of(&ours, &name).try_lock_for(LONG).unwrap().is_some());
     });
 }
 
-fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
+fn a_limited_wait_takes_its_time_and_gives_none(kind: Kind) {
     const WAIT: Duration = ms(150);
     let server = Server::start();
     let name = unique("limit");
     let (holder, client) = (open(&server), open(&server));
-    let guard = L::Foe::of(&holder, &name).lock().unwrap();
-    let lock = L::of(&client, &name);
+    let guard = kind.foe().of(&holder, &name).lock().unwrap();
+    let lock = kind.of(&client, &name);
     // As the one who asks Redis, and as one in the queue of the holder's process.
-    for lock in [lock, L::of(&holder, &name)] {
+    for lock in [lock, kind.of(&holder, &name)] {
         elsewhere(|| {
             let begun = Instant::now();
             assert!(lock.try_lock_for(WAIT).unwrap().is_none());
@@ -160,19 +165,19 @@ fn a_limited_wait_takes_its_time_and_gives_none<L: Lock>() {
             );
         });
     }
-    waited_for_by::<L>(&server, 0);
+    waited_for_by(kind, &server, 0);
     eventually("no place is kept", || line(&server, &name).is_empty());
     guard.unlock().unwrap();
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
 
-fn no_wait_is_one_attempt<L: Lock>() {
+fn no_wait_is_one_attempt(kind: Kind) {
     let server = Server::start();
     let name = unique("once");
     let client = open(&server);
-    drop(L::of(&client, &unique("warm")).lock().unwrap());
-    stranger_holds::<L::Foe>(&server, &name, 60_000);
-    let lock = L::of(&client, &name);
+    drop(kind.of(&client, &unique("warm")).lock().unwrap());
+    stranger_holds(kind.foe(), &server, &name, 60_000);
+    let lock = kind.of(&client, &name);
     let past = Instant::now();
     let before = server.calls("evalsha");
     assert!(lock.try_lock().unwrap().is_none());
@@ -186,52 +191,52 @@ fn no_wait_is_one_attempt<L: Lock>() {
         "nobody waited"
     );
     assert!(line(&server, &name).is_empty(), "nobody stands in line");
-    delete::<L::Foe>(&server, &name);
+    delete(kind.foe(), &server, &name);
     assert!(lock.try_lock().unwrap().is_some());
-    let zero = L::of(&client, &unique("zero"));
+    let zero = kind.of(&client, &unique("zero"));
     assert!(zero.try_lock_for(Duration::ZERO).unwrap().is_some());
-    let past_one = L::of(&client, &unique("past"));
+    let past_one = kind.of(&client, &unique("past"));
     assert!(past_one.try_lock_until(past).unwrap().is_some());
 }
 
-fn an_endless_wait_ends_with_the_lock<L: Lock>() {
+fn an_endless_wait_ends_with_the_lock(kind: Kind) {
     let server = Server::start();
     let name = unique("endless");
     let (holder, client) = (open(&server), open(&server));
-    let guard = L::Foe::of(&holder, &name).lock().unwrap();
+    let guard = kind.foe().of(&holder, &name).lock().unwrap();
     let mut crew = Crew::new();
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     crew.spawn(move || {
         assert!(lock.try_lock_for(Duration::MAX).unwrap().is_some());
     });
-    waited_for_by::<L>(&server, 1);
+    waited_for_by(kind, &server, 1);
     crew.all_parked();
     assert!(!crew.is_finished());
     drop(guard);
     crew.join();
 }
 
-fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
+fn with_holds_the_lock_for_as_long_as_it_runs(kind: Kind) {
     let server = Server::start();
     let name = unique("with");
     let client = open(&server);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let owner = lock.with(|guard| {
         assert!(guard.is_valid());
         guard.settle();
-        assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+        assert_eq!(server.hgetall(&name), kind.fields(guard.owner(), 1));
         guard.owner().to_owned()
     });
     assert!(owner.unwrap().contains(':'));
-    by_now::<L>("with waits for the release", || {
-        nothing_is_left_of::<L>(&server)
+    by_now(kind, "with waits for the release", || {
+        nothing_is_left_of(kind, &server)
     });
     // O6
     let lost = lock.with(|guard| {
         guard.settle();
-        lose::<L>(&server, &name);
+        lose(kind, &server, &name);
     });
-    assert_lost::<L, _>(lost, &name, LossReason::Forced);
+    assert_lost(kind, lost, &name, LossReason::Forced);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         lock.with(|_| panic!("on purpose")).unwrap_or(())
     }));
@@ -244,21 +249,21 @@ fn with_holds_the_lock_for_as_long_as_it_runs<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // L1
-fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
+fn a_drop_wakes_a_waiter_of_another_client_by_message(kind: Kind) {
     let server = Server::start();
     let name = unique("wake");
     let (holder, client) = (open(&server), open(&server));
     for round in 1..=3 {
-        let guard = L::Foe::of(&holder, &name).lock().unwrap();
+        let guard = kind.foe().of(&holder, &name).lock().unwrap();
         let (sender, received) = unbounded();
         let mut crew = Crew::new();
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
             sender.send(Instant::now()).unwrap();
             guard.unlock().unwrap();
         });
-        waited_for_by::<L>(&server, 1);
+        waited_for_by(kind, &server, 1);
         crew.all_parked();
         let dropped = Instant::now();
         drop(guard);
@@ -269,25 +274,25 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message<L: Lock>() {
             granted - dropped
         );
         crew.join();
-        if L::LISTENS == 0 {
+        if kind.listens == 0 {
             assert_eq!(client.stats().wakes, 0, "nobody was told");
         } else {
             assert!(client.stats().wakes >= round, "{:?}", client.stats());
         }
-        waited_for_by::<L>(&server, 0);
+        waited_for_by(kind, &server, 0);
     }
     assert_eq!(client.stats().poll_rescues, 0);
 }
 
-fn a_release_publishes_redissons_message<L: Lock>() {
+fn a_release_publishes_redissons_message(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
     let mut messages = Messages::of(&server);
     for name in ["plain", "tag{ged}"] {
         // Nobody waits.
-        let received = told_by::<L>(name);
+        let received = told_by(kind, name);
         for waits in [true, false] {
-            let guard = L::of(&client, name).lock().unwrap();
+            let guard = kind.of(&client, name).lock().unwrap();
             assert!(messages.published(&server).is_empty());
             if waits {
                 guard.unlock().unwrap();
@@ -297,23 +302,23 @@ fn a_release_publishes_redissons_message<L: Lock>() {
             }
             assert_eq!(messages.published(&server), received);
         }
-        let guard = L::of(&client, name).lock().unwrap();
-        elsewhere(|| assert!(L::of(&client, name).force_unlock().unwrap()));
+        let guard = kind.of(&client, name).lock().unwrap();
+        elsewhere(|| assert!(kind.of(&client, name).force_unlock().unwrap()));
         drop(guard);
         // On the connection of whatever the drop may have sent, and behind it.
-        assert!(!L::of(&client, name).is_locked().unwrap());
+        assert!(!kind.of(&client, name).is_locked().unwrap());
         let heard = messages.published(&server);
         assert_eq!(heard, received);
     }
 
     // Two wait, in processes of their own.
     let name = unique("two");
-    let guard = L::of(&client, &name).lock().unwrap();
+    let guard = kind.of(&client, &name).lock().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     for n in 1..=2 {
-        let lock = L::Foe::of(&open(&server), &name);
+        let lock = kind.foe().of(&open(&server), &name);
         let (sender, gone) = (sender.clone(), gone.clone());
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
@@ -321,12 +326,18 @@ fn a_release_publishes_redissons_message<L: Lock>() {
             gone.recv().unwrap();
             guard.unlock().unwrap();
         });
-        waited_for_by::<L::Foe>(&server, n);
-        in_line::<L::Foe>(&server, &name, &crew, usize::try_from(n).unwrap());
+        waited_for_by(kind.foe(), &server, n);
+        in_line(
+            kind.foe(),
+            &server,
+            &name,
+            &crew,
+            usize::try_from(n).unwrap(),
+        );
     }
     assert!(messages.published(&server).is_empty());
-    let foe = (L::Foe::NOTIFIED, told_by::<L::Foe>(&name));
-    let mut releases = vec![(L::NOTIFIED, told_by::<L>(&name)), foe.clone(), foe];
+    let foe = (kind.foe().notified, told_by(kind.foe(), &name));
+    let mut releases = vec![(kind.notified, told_by(kind, &name)), foe.clone(), foe];
     let mut guard = Some(guard);
     for waiters in [2, 1, 0] {
         let line = line(&server, &name);
@@ -358,19 +369,19 @@ fn a_release_publishes_redissons_message<L: Lock>() {
     crew.join();
 }
 
-fn a_strangers_lock_is_waited_for<L: Lock>() {
+fn a_strangers_lock_is_waited_for(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
     // A client of another kind does not notify those in the queue.
     for alike in [true, false] {
-        if !alike && L::NOTIFIED != Notified::First {
+        if !alike && kind.notified != Notified::First {
             continue;
         }
         let name = unique("stranger");
-        stranger_holds::<L::Foe>(&server, &name, 60_000);
-        let lock = L::of(&client, &name);
+        stranger_holds(kind.foe(), &server, &name, 60_000);
+        let lock = kind.of(&client, &name);
         assert!(lock.try_lock().unwrap().is_none());
-        assert!(L::Foe::of(&client, &name).is_locked().unwrap());
+        assert!(kind.foe().of(&client, &name).is_locked().unwrap());
         assert!(!lock.is_owned_by_current_thread());
         let (sender, received) = unbounded();
         let mut crew = Crew::new();
@@ -378,25 +389,25 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
             let _guard = lock.lock().unwrap();
             sender.send(Instant::now()).unwrap();
         });
-        waited_for_by::<L>(&server, 1);
+        waited_for_by(kind, &server, 1);
         crew.all_parked();
         assert!(
-            is_held_by_stranger::<L::Foe>(&server, &name),
+            is_held_by_stranger(kind.foe(), &server, &name),
             "left as it is"
         );
         let before = client.stats();
         let freed = Instant::now();
         if alike {
-            stranger_releases::<L::Foe>(&server, &name);
+            stranger_releases(kind.foe(), &server, &name);
         } else {
-            stranger_releases::<redlatch::ReentrantLock>(&server, &name);
+            stranger_releases(REENTRANT_LOCK, &server, &name);
         }
         let granted = received.recv_timeout(LONG).unwrap();
         let (took, after) = (granted - freed, client.stats());
         crew.join();
         if alike {
             assert!(took < loosely(BY_MESSAGE), "{took:?}");
-            assert_eq!(after.wakes > before.wakes, L::LISTENS > 0);
+            assert_eq!(after.wakes > before.wakes, kind.listens > 0);
         } else {
             assert!(
                 took < loosely(ms(2500)),
@@ -405,18 +416,18 @@ fn a_strangers_lock_is_waited_for<L: Lock>() {
             assert_eq!(after.wakes, before.wakes);
             assert_eq!(after.poll_rescues, before.poll_rescues + 1);
         }
-        waited_for_by::<L>(&server, 0);
+        waited_for_by(kind, &server, 0);
     }
 }
 
 // M2: whichever of several names it is that somebody else has as a lock of its own.
-fn each_of_several_names_is_waited_for<L: Lock>() {
+fn each_of_several_names_is_waited_for(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
     let name = unique("each");
-    for taken in L::names(&name) {
+    for taken in kind.names(&name) {
         hold_by_stranger(&server, &taken, 60_000);
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         assert!(lock.try_lock().unwrap().is_none());
         assert_eq!(server.keys(), [&*taken], "nothing is kept meanwhile");
         let (sender, received) = unbounded();
@@ -426,11 +437,11 @@ fn each_of_several_names_is_waited_for<L: Lock>() {
             sender.send(Instant::now()).unwrap();
             guard.unlock().unwrap();
         });
-        waited_for_by::<L>(&server, 1);
+        waited_for_by(kind, &server, 1);
         crew.all_parked();
         assert_eq!(server.keys(), [&*taken]);
         let freed = Instant::now();
-        stranger_releases::<redlatch::ReentrantLock>(&server, &taken);
+        stranger_releases(REENTRANT_LOCK, &server, &taken);
         let granted = received.recv_timeout(LONG).unwrap();
         assert!(
             granted - freed < loosely(BY_MESSAGE),
@@ -438,13 +449,13 @@ fn each_of_several_names_is_waited_for<L: Lock>() {
             granted - freed
         );
         crew.join();
-        waited_for_by::<L>(&server, 0);
+        waited_for_by(kind, &server, 0);
     }
     assert_eq!(client.stats().poll_rescues, 0);
 }
 
 // L2
-fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
+fn a_vanished_lock_is_noticed_without_a_message(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
     // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
@@ -452,24 +463,24 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
         let name = unique("vanish");
         let lease = if deleted { 6 * LONG } else { loosely(ms(400)) };
         let lease_ms = u64::try_from(lease.as_millis()).unwrap();
-        stranger_holds::<L::Foe>(&server, &name, lease_ms);
+        stranger_holds(kind.foe(), &server, &name, lease_ms);
         let begun = Instant::now();
         let asked = client.stats().commands;
         let (sender, received) = unbounded();
         let mut crew = Crew::new();
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         crew.spawn(move || {
             let _guard = lock.lock().unwrap();
             sender.send(Instant::now()).unwrap();
         });
-        waited_for_by::<L>(&server, 1);
+        waited_for_by(kind, &server, 1);
         // What the second question finds, after the subscription was confirmed, needs no rescue.
         eventually("it has asked twice", || {
             client.stats().commands >= asked + 2
         });
         crew.all_parked();
         if deleted {
-            delete::<L::Foe>(&server, &name);
+            delete(kind.foe(), &server, &name);
         }
         let granted = received.recv_timeout(LONG).unwrap();
         let took = granted - begun;
@@ -482,30 +493,30 @@ fn a_vanished_lock_is_noticed_without_a_message<L: Lock>() {
             assert!(took < lease + loosely(BY_MESSAGE), "{took:?}");
         }
         crew.join();
-        waited_for_by::<L>(&server, 0);
+        waited_for_by(kind, &server, 0);
     }
     let rescues = client.stats().poll_rescues;
-    if L::LISTENS == 0 {
+    if kind.listens == 0 {
         assert_eq!(rescues, 0, "no message was missed");
     } else {
         assert!(rescues >= 2, "{:?}", client.stats());
     }
 }
 
-fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
+fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
     // Where Redis keeps the queue, every hand-over goes through it.
-    if L::QUEUE == Queue::Redis {
+    if kind.queue == Queue::Redis {
         return;
     }
     const THREADS: u64 = 16;
     let server = Server::start();
     let name = unique("pass");
     let client = Client::open(settings(&server).tenure(Duration::from_secs(1))).unwrap();
-    drop(L::of(&client, &unique("warm")).lock().unwrap());
+    drop(kind.of(&client, &unique("warm")).lock().unwrap());
     eventually("Redis knows the scripts", || {
-        nothing_is_left_of::<L>(&server)
+        nothing_is_left_of(kind, &server)
     });
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let guard = lock.lock().unwrap();
     let holds = Arc::new(Mutex::new(vec![(guard.owner().to_owned(), guard.token())]));
     let mut crew = Crew::new();
@@ -529,28 +540,28 @@ fn passing_it_on_inside_the_process_sends_nothing<L: Lock>() {
     assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
     // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
-    let grants = u64::from(L::TOKENS);
+    let grants = u64::from(kind.tokens);
     let granted = after.acquired - before.acquired;
     assert_eq!(after.passed - before.passed, THREADS - granted);
     assert_eq!(granted, grants);
     assert_eq!(scripts, 2 * grants + 1, "the release of the last");
     if grants == 0 {
         // Of the server's own counting.
-        assert_eq!(server.command_total() - commands, L::RELEASE);
+        assert_eq!(server.command_total() - commands, kind.release);
     }
-    assert!(nothing_is_left_of::<L>(&server));
+    assert!(nothing_is_left_of(kind, &server));
     let holds = holds.lock().unwrap();
     let owners: HashSet<_> = holds.iter().map(|(owner, _)| owner).collect();
     assert_eq!(owners.len() as u64, 1 + grants, "one tenure, one owner");
-    assert!(!L::TOKENS || holds.is_sorted_by(|one, next| one.1 < next.1));
+    assert!(!kind.tokens || holds.is_sorted_by(|one, next| one.1 < next.1));
 }
 
-fn threads_of_a_process_are_served_in_order<L: Lock>() {
+fn threads_of_a_process_are_served_in_order(kind: Kind) {
     let server = Server::start();
     for tenure in [ms(0), ms(5), ms(1000)] {
         let name = unique("fifo");
         let client = Client::open(settings(&server).tenure(tenure)).unwrap();
-        let lock = L::of(&client, &name);
+        let lock = kind.of(&client, &name);
         let guard = lock.lock().unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut crew = Crew::new();
@@ -560,7 +571,7 @@ fn threads_of_a_process_are_served_in_order<L: Lock>() {
                 let _guard = lock.lock().unwrap();
                 order.lock().unwrap().push(i);
             });
-            in_line::<L>(&server, &name, &crew, i + 1);
+            in_line(kind, &server, &name, &crew, i + 1);
         }
         drop(guard);
         crew.join();
@@ -569,26 +580,26 @@ fn threads_of_a_process_are_served_in_order<L: Lock>() {
 }
 
 // F6
-fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: Lock>() {
+fn threads_of_several_processes_are_served_in_the_order_their_kind_promises(kind: Kind) {
     const THREADS: usize = 9;
     let server = Server::start();
     let name = unique("order");
     let clients = [open(&server), open(&server), open(&server)];
-    let guard = L::of(&clients[0], &name).lock().unwrap();
+    let guard = kind.of(&clients[0], &name).lock().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut crew = Crew::new();
     for i in 0..THREADS {
-        let (lock, order) = (L::of(&clients[i % 3], &name), Arc::clone(&order));
+        let (lock, order) = (kind.of(&clients[i % 3], &name), Arc::clone(&order));
         crew.spawn(move || {
             let _guard = lock.lock().unwrap();
             order.lock().unwrap().push(i);
         });
-        in_line::<L>(&server, &name, &crew, i + 1);
+        in_line(kind, &server, &name, &crew, i + 1);
     }
     drop(guard);
     crew.join();
     let order = order.lock().unwrap().clone();
-    match L::QUEUE {
+    match kind.queue {
         Queue::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
         Queue::Process => {
             // Who comes first of several processes is nobody's promise; within each it is.
@@ -599,15 +610,15 @@ fn threads_of_several_processes_are_served_in_the_order_their_kind_promises<L: L
             }
         }
     }
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
 
-fn one_who_leaves_the_queue_does_not_hold_it_up<L: Lock>() {
+fn one_who_leaves_the_queue_does_not_hold_it_up(kind: Kind) {
     let server = Server::start();
     let name = unique("leaver");
     let client = open(&server);
-    let lock = L::of(&client, &name);
-    let guard = L::Foe::of(&client, &name).lock().unwrap();
+    let lock = kind.of(&client, &name);
+    let guard = kind.foe().of(&client, &name).lock().unwrap();
     let (mut crew, mut impatient) = (Crew::new(), Crew::new());
     for _ in 0..3 {
         let [one, other] = [(); 2].map(|()| lock.clone());
@@ -616,34 +627,34 @@ fn one_who_leaves_the_queue_does_not_hold_it_up<L: Lock>() {
     }
     impatient.join();
     crew.all_parked();
-    if L::QUEUE == Queue::Redis {
+    if kind.queue == Queue::Redis {
         eventually("their places too", || line(&server, &name).len() == 3);
     }
     drop(guard);
     crew.join();
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What stands in Redis
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn redis_holds_what_redisson_would_write<L: Lock>() {
+fn redis_holds_what_redisson_would_write(kind: Kind) {
     let server = Server::start();
     let name = unique("wire");
     let client = open(&server);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     assert_eq!(server.dbsize(), 0, "a handle sends nothing");
-    let lives = |guard: &L::Guard, from: i64, to: i64| {
+    let lives = |guard: &AnyGuard, from: i64, to: i64| {
         guard.settle();
         assert_eq!(
             server.keys(),
-            keys_of::<L>(&name, guard.owner()),
+            kind.keys(&name, guard.owner()),
             "these keys and no others"
         );
         for key in server.keys() {
             let ttl = server.pttl(&key);
-            if L::stays(&key) {
+            if kind.stays(&key) {
                 assert_eq!(ttl, -1, "{key}");
             } else {
                 assert!((from..=to).contains(&ttl), "{key}: {ttl}");
@@ -652,47 +663,49 @@ fn redis_holds_what_redisson_would_write<L: Lock>() {
     };
     let guard = lock.lock().unwrap();
     guard.settle();
-    for name in L::names(&name) {
+    for name in kind.names(&name) {
         assert_eq!(server.ask::<String>(&["TYPE", &name]), "hash");
-        assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+        assert_eq!(server.hgetall(&name), kind.fields(guard.owner(), 1));
     }
     let (uuid, number) = guard.owner().split_once(':').unwrap();
     assert_eq!(uuid.len(), 36);
     assert!(uuid.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit()));
     assert!(number.parse::<u64>().is_ok());
     lives(&guard, 25_000, 30_000);
-    if L::TOKENS {
+    if kind.tokens {
         let counter = beside("redisson_lock_token", &name);
         assert_eq!(server.ask::<u64>(&["GET", &counter]), guard.token());
     }
     guard.unlock().unwrap();
-    by_now::<L>("nothing is left", || nothing_is_left_of::<L>(&server));
+    by_now(kind, "nothing is left", || {
+        nothing_is_left_of(kind, &server)
+    });
 
-    let guard = lock.clone().lease(Duration::from_secs(7)).lock().unwrap();
+    let guard = lock.lease(Duration::from_secs(7)).lock().unwrap();
     lives(&guard, 2_000, 7_000);
     drop(guard);
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
 
 // I2
-fn owners_never_repeat<L: Lock>() {
+fn owners_never_repeat(kind: Kind) {
     let server = Server::start();
     let name = unique("owner");
     let clients = [open(&server), open(&server)];
     let mut seen = HashSet::new();
     for round in 0..200 {
-        let lock = L::of(&clients[round % 2], &name);
+        let lock = kind.of(&clients[round % 2], &name);
         let guard = lock.try_lock_for(LONG).unwrap().unwrap();
         assert!(seen.insert(guard.owner().to_owned()), "{}", guard.owner());
     }
 }
 
-fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
+fn a_pair_of_lock_and_drop_is_two_commands(kind: Kind) {
     const PAIRS: u64 = 100;
     let server = Server::start();
     let name = unique("cost");
     let client = open(&server);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     drop(lock.lock().unwrap());
     eventually("the first release ran", || !server.exists(&name));
     let (before, commands) = (server.calls("evalsha"), client.stats().commands);
@@ -710,7 +723,7 @@ fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
     // One of several servers may just be confirming the grant, once.
     eventually("one hold more sends nothing", || {
         let commands = server.command_total();
-        if L::REENTRANT {
+        if kind.reentrant {
             for n in 2..=PAIRS {
                 let again = lock.lock().unwrap();
                 assert_eq!(u64::from(again.hold_count()), 2, "{n}");
@@ -724,7 +737,7 @@ fn a_pair_of_lock_and_drop_is_two_commands<L: Lock>() {
 }
 
 // W4: renewal and release of short leases cross all the time, and nothing is revived.
-fn nothing_is_renewed_after_its_release<L: Lock>() {
+fn nothing_is_renewed_after_its_release(kind: Kind) {
     let server = Server::start();
     let client = open_with_lease(&server, ms(30));
     let until = Instant::now() + ms(300);
@@ -732,7 +745,7 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
     // It has to be so at least once, however late the machine is.
     while Instant::now() < until || (client.stats().renewals == 0 && rounds < 10_000) {
         rounds += 1;
-        let lock = L::of(&client, &format!("w4:{}", rounds % 5));
+        let lock = kind.of(&client, &format!("w4:{}", rounds % 5));
         // Around a third of the lease: just when it is renewed.
         if let Ok(guard) = lock.lock() {
             let linger = ms(9) + Duration::from_micros(rounds * 137 % 2000);
@@ -741,7 +754,7 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
         }
     }
     assert!(client.stats().renewals > 0, "{:?}", client.stats());
-    eventually("all are released", || nothing_is_left_of::<L>(&server));
+    eventually("all are released", || nothing_is_left_of(kind, &server));
     thread::sleep(loosely(ms(60))); // two leases; the answer to a renewal that came first may be unread
     let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
     thread::sleep(ms(60)); // two more
@@ -751,7 +764,7 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
         calls,
         "no traffic without a holder"
     );
-    assert!(nothing_is_left_of::<L>(&server));
+    assert!(nothing_is_left_of(kind, &server));
     assert_eq!(client.stats().holds, 0);
 }
 
@@ -759,18 +772,18 @@ fn nothing_is_renewed_after_its_release<L: Lock>() {
 // Time
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
+fn a_hold_is_renewed_for_as_long_as_it_is_wanted(kind: Kind) {
     let lease = loosely(ms(300));
     let server = Server::start();
     let name = unique("renew");
     let client = open_with_lease(&server, lease);
-    let guard = L::of(&client, &name).lock().unwrap();
+    let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
     let first = guard.valid_until();
     let begun = Instant::now();
     while begun.elapsed() < 2 * lease {
         assert!(guard.is_valid());
-        assert_eq!(server.keys(), keys_of::<L>(&name, guard.owner()));
+        assert_eq!(server.keys(), kind.keys(&name, guard.owner()));
         thread::sleep(ms(10));
     }
     assert!(guard.valid_until() >= first + lease);
@@ -779,12 +792,12 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted<L: Lock>() {
     guard.unlock().unwrap();
 }
 
-fn a_fixed_lease_ends_and_its_holder_is_notified<L: Lock>() {
+fn a_fixed_lease_ends_and_its_holder_is_notified(kind: Kind) {
     let lease = loosely(ms(300));
     let server = Server::start();
     let name = unique("fixed");
     let client = open_with_lease(&server, ms(60));
-    let lock = L::of(&client, &name).lease(lease);
+    let lock = kind.of(&client, &name).lease(lease);
     let before = Instant::now();
     let guard = lock.lock().unwrap();
     let after = Instant::now();
@@ -799,7 +812,7 @@ fn a_fixed_lease_ends_and_its_holder_is_notified<L: Lock>() {
     assert_eq!(loss.reason, LossReason::Expired);
     assert_eq!(
         (loss.name.as_str(), loss.owner.as_str()),
-        (&*shown::<L>(&name), guard.owner())
+        (&*shown(kind, &name), guard.owner())
     );
     assert!(received >= until && received < until + loosely(BY_MESSAGE));
     assert_eq!(guard.valid_until(), until, "not renewed");
@@ -810,17 +823,17 @@ fn a_fixed_lease_ends_and_its_holder_is_notified<L: Lock>() {
     eventually("it is counted", || {
         (client.stats().lost, client.stats().holds) == (1, 0)
     });
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
+    assert_lost(kind, guard.unlock(), &name, LossReason::Expired);
 }
 
 // W10
-fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
+fn max_hold_ends_renewal_and_frees_the_lock(kind: Kind) {
     let (lease, max) = (loosely(ms(300)), loosely(ms(500)));
     let server = Server::start();
     let name = unique("wedged");
     let (client, other) = (open_with_lease(&server, lease), open(&server));
     let asked = Instant::now();
-    let guard = L::of(&client, &name).max_hold(max).lock().unwrap();
+    let guard = kind.of(&client, &name).max_hold(max).lock().unwrap();
     let granted = Instant::now();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let received = Instant::now();
@@ -833,22 +846,22 @@ fn max_hold_ends_renewal_and_frees_the_lock<L: Lock>() {
     );
     assert!(!guard.is_valid());
     elsewhere(|| {
-        let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
+        let theirs = kind.foe().of(&other, &name).try_lock_for(LONG).unwrap();
         assert!(theirs.is_some());
     });
     assert!(granted.elapsed() < max + lease + loosely(BY_MESSAGE));
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::MaxHold);
+    assert_lost(kind, guard.unlock(), &name, LossReason::MaxHold);
 }
 
 // D6, W5
-fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
+fn a_forgotten_guard_with_max_hold_frees_the_lock(kind: Kind) {
     let server = Server::start();
     let name = unique("forgot");
     let (client, other) = (open_with_lease(&server, loosely(ms(200))), open(&server));
     let max = loosely(ms(300));
-    let guard = L::of(&client, &name).max_hold(max).lock().unwrap();
+    let guard = kind.of(&client, &name).max_hold(max).lock().unwrap();
     let _leaked = ManuallyDrop::new(guard);
-    let theirs = L::Foe::of(&other, &name);
+    let theirs = kind.foe().of(&other, &name);
     assert!(theirs.try_lock().unwrap().is_none());
     let theirs = theirs.try_lock_for(max + LONG).unwrap();
     assert!(theirs.is_some());
@@ -856,13 +869,13 @@ fn a_forgotten_guard_with_max_hold_frees_the_lock<L: Lock>() {
 }
 
 // W8
-fn leases_do_not_interfere<L: Lock>() {
+fn leases_do_not_interfere(kind: Kind) {
     let (lease, short) = (loosely(ms(240)), loosely(ms(200)));
     let server = Server::start();
     let name = unique("leases");
     let client = open_with_lease(&server, lease);
-    let renewed = L::of(&client, &name);
-    let fixed = renewed.clone().lease(short);
+    let renewed = kind.of(&client, &name);
+    let fixed = renewed.lease(short);
 
     let guard = renewed.lock().unwrap();
     let mut crew = Crew::new();
@@ -906,16 +919,16 @@ fn leases_do_not_interfere<L: Lock>() {
 }
 
 // K2
-fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
+fn a_grant_that_comes_too_late_is_not_one(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let name = unique("late");
     let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     lock.lock().unwrap().unlock().unwrap();
     proxy.set(Target::Link, Mode::Delay(ms(400)));
-    let late = lock.clone().lease(ms(200)).lock();
-    assert_lost::<L, _>(late, &name, LossReason::Expired);
+    let late = lock.lease(ms(200)).lock();
+    assert_lost(kind, late, &name, LossReason::Expired);
     proxy.pass();
     assert_eq!(client.stats().holds, 0);
     assert!(lock.try_lock().unwrap().is_some(), "no trace is left");
@@ -925,13 +938,13 @@ fn a_grant_that_comes_too_late_is_not_one<L: Lock>() {
 // Cancelling
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
+fn cancelling_ends_waits_and_the_queue_goes_on(kind: Kind) {
     let server = Server::start();
     let name = unique("cancel");
     let (holder, client) = (open(&server), open(&server));
-    let guard = L::Foe::of(&holder, &name).lock().unwrap();
+    let guard = kind.foe().of(&holder, &name).lock().unwrap();
     let token = CancelToken::new();
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let mut cancelled = Crew::new();
     let mut patient = Crew::new();
     // The first asks Redis, the others queue.
@@ -954,7 +967,7 @@ fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
     let took = begun.elapsed();
     assert!(took < loosely(ms(1000)), "{took:?}");
     assert!(!patient.is_finished());
-    if L::QUEUE == Queue::Redis {
+    if kind.queue == Queue::Redis {
         eventually("one place is left", || line(&server, &name).len() == 1);
     }
     drop(guard);
@@ -964,23 +977,23 @@ fn cancelling_ends_waits_and_the_queue_goes_on<L: Lock>() {
     for verdict in [lock.lock().map(Some), lock.try_lock_for(LONG)] {
         assert!(matches!(verdict, Err(Error::Cancelled)), "{verdict:?}");
     }
-    eventually("nobody has it", || nothing_is_left_of::<L>(&server));
+    eventually("nobody has it", || nothing_is_left_of(kind, &server));
     // An attempt is no wait.
     assert!(lock.try_lock().unwrap().is_some());
 }
 
 // D1
-fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
+fn an_acquire_whose_caller_was_cancelled_is_undone(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let name = unique("undo");
     let client = Client::open(settings_by(&server, proxy.addr())).unwrap();
-    drop(L::of(&client, &unique("warm")).lock().unwrap());
-    eventually("warm", || nothing_is_left_of::<L>(&server));
+    drop(kind.of(&client, &unique("warm")).lock().unwrap());
+    eventually("warm", || nothing_is_left_of(kind, &server));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
         proxy.set(Target::Link, mode);
         let token = CancelToken::new();
-        let lock = L::of(&client, &name).cancel_on(&token);
+        let lock = kind.of(&client, &name).cancel_on(&token);
         let mut crew = Crew::new();
         crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
         eventually("the acquire is under way", || proxy.held() > 0);
@@ -990,11 +1003,16 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
         assert!(begun.elapsed() < loosely(ms(1000)));
         proxy.pass();
         eventually("what was taken is given back", || {
-            nothing_is_left_of::<L>(&server)
+            nothing_is_left_of(kind, &server)
         });
         assert_eq!(client.stats().holds, 0);
-        assert!(L::of(&client, &name).try_lock_for(LONG).unwrap().is_some());
-        eventually("free", || nothing_is_left_of::<L>(&server));
+        assert!(
+            kind.of(&client, &name)
+                .try_lock_for(LONG)
+                .unwrap()
+                .is_some()
+        );
+        eventually("free", || nothing_is_left_of(kind, &server));
     }
 }
 
@@ -1003,11 +1021,11 @@ fn an_acquire_whose_caller_was_cancelled_is_undone<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // O7
-fn force_unlock_notifies_everybody_concerned<L: Lock>() {
+fn force_unlock_notifies_everybody_concerned(kind: Kind) {
     let server = Server::start();
     let name = unique("force");
     let client = open(&server);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     assert!(!lock.force_unlock().unwrap(), "nobody has it");
 
     // A holder of this client, at once.
@@ -1016,23 +1034,23 @@ fn force_unlock_notifies_everybody_concerned<L: Lock>() {
     let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     assert!(!guard.is_valid());
-    for name in L::names(&name) {
+    for name in kind.names(&name) {
         assert!(!server.exists(&name));
     }
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Forced);
+    assert_lost(kind, guard.unlock(), &name, LossReason::Forced);
 
     // One of another client at its next renewal; one who waits at once.
     let holder = open_with_lease(&server, loosely(ms(600)));
-    let guard = L::of(&holder, &name).lock().unwrap();
+    let guard = kind.of(&holder, &name).lock().unwrap();
     let other = open(&server);
     let mut crew = Crew::new();
     let (sender, received) = unbounded();
-    let waiting = L::Foe::of(&other, &name);
+    let waiting = kind.foe().of(&other, &name);
     crew.spawn(move || {
         let _guard = waiting.lock().unwrap();
         sender.send(Instant::now()).unwrap();
     });
-    waited_for_by::<L::Foe>(&server, 1);
+    waited_for_by(kind.foe(), &server, 1);
     crew.all_parked();
     let forced = Instant::now();
     assert!(lock.force_unlock().unwrap());
@@ -1047,11 +1065,11 @@ fn force_unlock_notifies_everybody_concerned<L: Lock>() {
 }
 
 // A hold that was granted after the key had been deleted is not the one that was forced.
-fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
+fn forcing_does_not_mistake_a_later_hold(kind: Kind) {
     let server = Server::start();
     let name = unique("mistake");
     let client = open(&server);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let done = AtomicBool::new(false);
     let mut con = server.connection();
     thread::scope(|scope| {
@@ -1073,7 +1091,7 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
             if lost {
                 let still: bool = redis::cmd("HEXISTS")
                     .arg(&name)
-                    .arg(L::field(guard.owner()))
+                    .arg(kind.field(guard.owner()))
                     .query(&mut con)
                     .unwrap();
                 mistaken += u32::from(still);
@@ -1086,27 +1104,27 @@ fn forcing_does_not_mistake_a_later_hold<L: Lock>() {
 
 // O2, O3
 // I3: the reply is lost, and somebody else takes the lock before the request is sent again.
-fn a_force_that_is_sent_twice_counts_once<L: Lock>() {
+fn a_force_that_is_sent_twice_counts_once(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::start(server.client_addr());
     let first = open(&server);
     let ours = Client::open(settings_by(&server, proxy.addr()).response_timeout(LONG)).unwrap();
-    L::of(&ours, &unique("warm")).force_unlock().unwrap();
+    kind.of(&ours, &unique("warm")).force_unlock().unwrap();
     server.cli(&["FLUSHALL"]);
     for held in [true, false] {
         let name = unique("twice");
-        let lost = held.then(|| L::of(&first, &name).lock().unwrap());
+        let lost = held.then(|| kind.of(&first, &name).lock().unwrap());
         proxy.swallow_present(Target::All);
         let mut crew = Crew::new();
         let (sender, received) = bounded(1);
-        let lock = L::of(&ours, &name);
+        let lock = kind.of(&ours, &name);
         crew.spawn(move || sender.send(lock.force_unlock()).unwrap());
         eventually("it was executed", || match held {
-            true => !server.exists(&L::names(&name)[0]),
+            true => !server.exists(&kind.names(&name)[0]),
             false => server.keys() != server.keys_but_requests(),
         });
         let second = open(&server);
-        let guard = L::of(&second, &name).lock().unwrap();
+        let guard = kind.of(&second, &name).lock().unwrap();
         assert!(received.is_empty(), "no reply has come");
         proxy.cut(Target::All);
         let forced = received.recv_timeout(LONG).unwrap();
@@ -1118,37 +1136,37 @@ fn a_force_that_is_sent_twice_counts_once<L: Lock>() {
     }
 }
 
-fn unlock_says_how_it_was_lost<L: Lock>() {
+fn unlock_says_how_it_was_lost(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
 
     let name = unique("deleted");
-    let guard = L::of(&client, &name).lock().unwrap();
+    let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
-    lose::<L>(&server, &name);
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Forced);
+    lose(kind, &server, &name);
+    assert_lost(kind, guard.unlock(), &name, LossReason::Forced);
 
     // O4
     let name = unique("taken");
-    let guard = L::of(&client, &name).lock().unwrap();
+    let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
-    stranger_takes::<L>(&server, &name, 60_000);
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::TakenOver);
-    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+    stranger_takes(kind, &server, &name, 60_000);
+    assert_lost(kind, guard.unlock(), &name, LossReason::TakenOver);
+    assert!(is_held_by_stranger(kind.foe(), &server, &name));
     assert!(server.pttl(&name) > 30_000);
 
     let name = unique("expired");
-    let guard = short_lived(&L::of(&client, &name));
+    let guard = short_lived(|lease| kind.of(&client, &name).lease(lease).lock());
     eventually("it expires", || !guard.is_valid() && !server.exists(&name));
-    stranger_holds::<L::Foe>(&server, &name, 60_000);
-    assert_lost::<L, _>(guard.unlock(), &name, LossReason::Expired);
-    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
+    stranger_holds(kind.foe(), &server, &name, 60_000);
+    assert_lost(kind, guard.unlock(), &name, LossReason::Expired);
+    assert!(is_held_by_stranger(kind.foe(), &server, &name));
 
     // I11: not a lock at all any more.
     let name = unique("string");
-    let guard = L::of(&client, &name).lock().unwrap();
+    let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
-    everywhere::<L>(&server, &name, |server, keys| {
+    everywhere(kind, &server, &name, |server, keys| {
         server.cli(&["SET", &keys[0], "precious"]);
     });
     let err = guard.unlock().unwrap_err();
@@ -1156,42 +1174,42 @@ fn unlock_says_how_it_was_lost<L: Lock>() {
         !err.is_retryable() || matches!(err, Error::Lost { .. }),
         "{err:?}"
     );
-    everywhere::<L>(&server, &name, |server, keys| {
+    everywhere(kind, &server, &name, |server, keys| {
         assert_eq!(server.ask::<String>(&["GET", &keys[0]]), "precious");
     });
 }
 
 // O4, L8
-fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
+fn dropping_a_lost_guard_harms_nobody(kind: Kind) {
     let server = Server::start();
     let name = unique("stale");
     let (client, other) = (open(&server), open(&server));
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
 
     // Unaware: the release finds a stranger.
     let guard = lock.lock().unwrap();
     guard.settle();
-    stranger_takes::<L>(&server, &name, 60_000);
+    stranger_takes(kind, &server, &name, 60_000);
     drop(guard);
-    if L::others().is_none() {
+    if kind.others().is_none() {
         eventually("the release was answered", || {
             client.stats().releases_of_lost == 1
         });
     }
     // Behind the release on its connection; of several servers nobody adds up what they have answered to a drop.
-    assert!(L::Foe::of(&client, &name).is_locked().unwrap());
-    assert!(is_held_by_stranger::<L::Foe>(&server, &name));
-    delete::<L::Foe>(&server, &name);
+    assert!(kind.foe().of(&client, &name).is_locked().unwrap());
+    assert!(is_held_by_stranger(kind.foe(), &server, &name));
+    delete(kind.foe(), &server, &name);
 
     // Aware: an old guard of this thread next to a new one.
-    let old = short_lived(&lock);
+    let old = short_lived(|lease| lock.lease(lease).lock());
     assert_eq!(
         old.lost().recv_timeout(LONG).unwrap().reason,
         LossReason::Expired
     );
     // It is lost a little before Redis lets go of it. A server that still keeps it would refuse the new hold, and could
     // take that later under another number.
-    eventually("it has expired", || is_gone::<L>(&server, &name));
+    eventually("it has expired", || is_gone(kind, &server, &name));
     let new = lock.try_lock_for(LONG).unwrap().unwrap();
     assert_ne!(old.owner(), new.owner());
     assert_eq!((new.hold_count(), lock.hold_count()), (1, 1));
@@ -1200,40 +1218,40 @@ fn dropping_a_lost_guard_harms_nobody<L: Lock>() {
     drop(old);
     assert!(new.is_valid() && lock.is_owned_by_current_thread());
     new.settle();
-    assert_eq!(server.hgetall(&name), L::fields(new.owner(), 1));
-    assert!(L::Foe::of(&other, &name).try_lock().unwrap().is_none());
+    assert_eq!(server.hgetall(&name), kind.fields(new.owner(), 1));
+    assert!(kind.foe().of(&other, &name).try_lock().unwrap().is_none());
     new.unlock().unwrap();
 
     // The next owner is another client.
-    let old = short_lived(&lock);
-    let theirs = L::Foe::of(&other, &name);
+    let old = short_lived(|lease| lock.lease(lease).lock());
+    let theirs = kind.foe().of(&other, &name);
     let new = theirs.try_lock_for(LONG).unwrap().unwrap();
     eventually("it is told", || client.stats().lost >= 2);
     drop(old);
     new.settle();
-    assert_eq!(server.hgetall(&name), L::Foe::fields(new.owner(), 1));
+    assert_eq!(server.hgetall(&name), kind.foe().fields(new.owner(), 1));
     new.unlock().unwrap();
 }
 
 // L8
-fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
+fn a_lost_lock_is_free_for_threads_of_the_same_process(kind: Kind) {
     let server = Server::start();
     let name = unique("again");
     let lease = loosely(ms(300));
     let client = open_with_lease(&server, lease);
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let guard = lock.lock().unwrap();
     let mut crew = Crew::new();
     for _ in 0..3 {
-        let lock = L::Foe::of(&client, &name);
+        let lock = kind.foe().of(&client, &name);
         crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
     }
     crew.all_parked();
     guard.settle();
-    lose::<L>(&server, &name);
+    lose(kind, &server, &name);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     // Those who wait in Redis ask now and then, perhaps before the next renewal.
-    let may_be_taken = L::QUEUE == Queue::Redis;
+    let may_be_taken = kind.queue == Queue::Redis;
     assert!(
         loss.reason == LossReason::Forced || may_be_taken && loss.reason == LossReason::TakenOver,
         "{loss:?}"
@@ -1248,37 +1266,40 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process<L: Lock>() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // A7
-fn questions_are_answered_truly<L: Lock>() {
+fn questions_are_answered_truly(kind: Kind) {
     let server = Server::start();
     let name = unique("ask");
     let (client, other) = (open(&server), open(&server));
-    let (lock, theirs) = (L::of(&client, &name), L::of(&other, &name));
+    let (lock, theirs) = (kind.of(&client, &name), kind.of(&other, &name));
     for lock in [&lock, &theirs] {
-        assert_eq!(lock.name(), shown::<L>(&name));
+        assert_eq!(lock.name(), shown(kind, &name));
         assert!(!lock.is_locked().unwrap() && lock.remaining().unwrap().is_none());
         assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
     }
     let guard = lock.lock().unwrap();
-    assert_eq!((guard.name(), guard.hold_count()), (&*shown::<L>(&name), 1));
+    assert_eq!(
+        (guard.name(), guard.hold_count()),
+        (&*shown(kind, &name), 1)
+    );
     for lock in [&lock, &theirs] {
         assert!(lock.is_locked().unwrap());
         let left = lock.remaining().unwrap().unwrap();
         assert!(left > ms(25_000) && left <= ms(30_000), "{left:?}");
     }
     assert!(lock.is_owned_by_current_thread() && lock.hold_count() == 1);
-    assert!(L::of(&client, &name).is_owned_by_current_thread());
+    assert!(kind.of(&client, &name).is_owned_by_current_thread());
     assert!(!theirs.is_owned_by_current_thread() && theirs.hold_count() == 0);
     elsewhere(|| {
         assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
         assert!(lock.is_locked().unwrap());
     });
-    assert!(format!("{guard:?}{lock:?}").contains(&shown::<L>(&name)));
+    assert!(format!("{guard:?}{lock:?}").contains(&shown(kind, &name)));
     guard.unlock().unwrap();
-    by_now::<L>("it is free", || !lock.is_locked().unwrap());
+    by_now(kind, "it is free", || !lock.is_locked().unwrap());
     assert!(!lock.is_owned_by_current_thread());
 
-    stranger_holds::<L>(&server, &name, 60_000);
-    everywhere::<L>(&server, &name, |server, keys| {
+    stranger_holds(kind, &server, &name, 60_000);
+    everywhere(kind, &server, &name, |server, keys| {
         server.cli(&["PERSIST", &keys[0]]);
     });
     assert_eq!(lock.remaining().unwrap(), Some(Duration::MAX));
@@ -1286,15 +1307,15 @@ fn questions_are_answered_truly<L: Lock>() {
 }
 
 // O5
-fn reentry_is_for_the_holding_thread<L: Lock>() {
+fn reentry_is_for_the_holding_thread(kind: Kind) {
     let server = Server::start();
     let name = unique("reenter");
     let client = open_with_lease(&server, loosely(ms(300)));
-    let lock = L::of(&client, &name);
-    let theirs = L::Foe::of(&client, &name);
+    let lock = kind.of(&client, &name);
+    let theirs = kind.foe().of(&client, &name);
     let first = lock.lock().unwrap();
     elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
-    if !L::REENTRANT {
+    if !kind.reentrant {
         for verdict in [
             lock.lock().map(Some),
             lock.try_lock(),
@@ -1303,7 +1324,7 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
             lock.with(|_| ()).map(|()| None),
         ] {
             assert!(
-                matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == shown::<L>(&name)),
+                matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == shown(kind, &name)),
                 "{verdict:?}"
             );
         }
@@ -1322,7 +1343,7 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
         [2, 1, 0],
     ] {
         // Through another handle, by each verb.
-        let again = L::of(&client, &name);
+        let again = kind.of(&client, &name);
         let first = lock.lock().unwrap();
         first.settle();
         let mut guards = [
@@ -1338,7 +1359,7 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
             elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
             guard.unlock().unwrap();
         }
-        by_now::<L>("it is free", || !server.exists(&name));
+        by_now(kind, "it is free", || !server.exists(&name));
         assert_eq!(lock.hold_count(), 0);
     }
     // The count is Redisson's too, at the next renewal at the latest, and falls again.
@@ -1348,12 +1369,12 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
     let renewed = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewed + 1);
     let received = |n| {
-        let fields = L::fields(one.owner(), n);
-        let names = L::names(&name);
+        let fields = kind.fields(one.owner(), n);
+        let names = kind.names(&name);
         names.iter().all(|name| server.hgetall(name) == fields)
     };
     eventually("Redis knows of two holds", || {
-        received(if L::COUNTED { 2 } else { 1 })
+        received(if kind.counted { 2 } else { 1 })
     });
     drop(two);
     eventually("Redis knows of one hold", || received(1));
@@ -1362,34 +1383,34 @@ fn reentry_is_for_the_holding_thread<L: Lock>() {
 }
 
 // A fixed lease counts anew for every hold, and never less than before.
-fn reentry_renews_a_fixed_lease<L: Lock>() {
-    if !L::REENTRANT {
+fn reentry_renews_a_fixed_lease(kind: Kind) {
+    if !kind.reentrant {
         return;
     }
     let server = Server::start();
     let name = unique("refix");
     let client = open(&server);
-    let lock = L::of(&client, &name);
-    let one = lock.clone().lease(loosely(ms(300))).lock().unwrap();
+    let lock = kind.of(&client, &name);
+    let one = lock.lease(loosely(ms(300))).lock().unwrap();
     let first = one.valid_until();
-    let two = lock.clone().lease(Duration::from_secs(20)).lock().unwrap();
+    let two = lock.lease(Duration::from_secs(20)).lock().unwrap();
     assert!(one.valid_until() > first && one.valid_until() == two.valid_until());
-    by_now::<L>("longer", || server.pttl(&name) > 10_000);
-    let three = lock.clone().lease(ms(50)).lock().unwrap();
+    by_now(kind, "longer", || server.pttl(&name) > 10_000);
+    let three = lock.lease(ms(50)).lock().unwrap();
     assert!(server.pttl(&name) > 10_000, "never shortened");
     assert_eq!(three.hold_count(), 3);
     drop((one, two));
     assert!(server.exists(&name));
     three.unlock().unwrap();
-    by_now::<L>("it is free", || !server.exists(&name));
+    by_now(kind, "it is free", || !server.exists(&name));
 }
 
 // D6
-fn a_panic_gives_the_lock_back<L: Lock>() {
+fn a_panic_gives_the_lock_back(kind: Kind) {
     let server = Server::start();
     let name = unique("panic");
     let (client, other) = (open(&server), open(&server));
-    let lock = L::of(&client, &name);
+    let lock = kind.of(&client, &name);
     let panicked = thread::spawn({
         let lock = lock.clone();
         move || {
@@ -1398,7 +1419,7 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
         }
     });
     assert!(panicked.join().is_err());
-    let theirs = L::Foe::of(&other, &name).try_lock_for(LONG).unwrap();
+    let theirs = kind.foe().of(&other, &name).try_lock_for(LONG).unwrap();
     assert!(theirs.is_some());
     drop(theirs);
     assert!(lock.try_lock_for(LONG).unwrap().is_some());
@@ -1406,11 +1427,12 @@ fn a_panic_gives_the_lock_back<L: Lock>() {
 }
 
 // A guard outlives its handle and its client's handle, and keeps both alive.
-fn a_guard_owns_what_it_needs<L: Lock>() {
+fn a_guard_owns_what_it_needs(kind: Kind) {
     let server = Server::start();
     let name = unique("owns");
     let lease = loosely(ms(400));
-    let guard = L::of(&open_with_lease(&server, lease), &name)
+    let guard = kind
+        .of(&open_with_lease(&server, lease), &name)
         .lock()
         .unwrap();
     let begun = Instant::now();
@@ -1419,21 +1441,23 @@ fn a_guard_owns_what_it_needs<L: Lock>() {
         thread::sleep(ms(5));
     }
     guard.settle();
-    assert_eq!(server.hgetall(&name), L::fields(guard.owner(), 1));
+    assert_eq!(server.hgetall(&name), kind.fields(guard.owner(), 1));
     guard.unlock().unwrap();
-    by_now::<L>("nothing is left", || nothing_is_left_of::<L>(&server));
+    by_now(kind, "nothing is left", || {
+        nothing_is_left_of(kind, &server)
+    });
 }
 
 /// Runs tests of this module for a kind of lock.
 macro_rules! held_to {
-    ($lock:ty: $($test:ident,)+) => {
-        crate::contract::held_to! { $lock, crate::support::as_it_is: $($test,)+ }
+    ($kind:path: $($test:ident,)+) => {
+        crate::contract::held_to! { $kind, crate::support::as_it_is: $($test,)+ }
     };
-    ($lock:ty, $around:path: $($test:ident,)+) => {
+    ($kind:path, $around:path: $($test:ident,)+) => {
         $(
             #[test]
             fn $test() {
-                crate::support::unless_late(|| $around(crate::contract::$test::<$lock>));
+                crate::contract::runs($kind, $around, crate::contract::$test);
             }
         )+
     };
@@ -1441,13 +1465,14 @@ macro_rules! held_to {
 
 pub(crate) use held_to;
 
+fn runs(kind: Kind, around: fn(&dyn Fn()), test: fn(Kind)) {
+    unless_late(&|| around(&|| test(kind)));
+}
+
 macro_rules! contract {
-    ($kind:ident: $lock:ty) => {
-        contract!($kind: $lock, crate::support::as_it_is);
-    };
-    ($kind:ident: $lock:ty, $around:path) => {
-        mod $kind {
-            crate::contract::held_to! { $lock, $around:
+    ($($title:ident: $kind:ident,)+) => {
+        $(mod $title {
+            crate::contract::held_to! { crate::support::$kind:
                 threads_and_clients_exclude_each_other,
                 busy_is_none,
                 a_limited_wait_takes_its_time_and_gives_none,
@@ -1486,7 +1511,7 @@ macro_rules! contract {
                 a_panic_gives_the_lock_back,
                 a_guard_owns_what_it_needs,
             }
-        }
+        })+
     };
 }
 
@@ -1494,21 +1519,23 @@ macro_rules! contract {
 // The kinds
 // ---------------------------------------------------------------------------------------------------------------------
 
-contract!(reentrant_lock: redlatch::ReentrantLock);
-contract!(mutex: redlatch::Mutex);
-contract!(fair_lock: redlatch::FairLock);
-contract!(fair_mutex: redlatch::FairMutex);
-contract!(fenced_lock: redlatch::FencedLock);
-contract!(spin_lock: redlatch::SpinLock);
-contract!(rwlock_writing: crate::support::Writing);
+contract! {
+    reentrant_lock: REENTRANT_LOCK,
+    mutex: MUTEX,
+    fair_lock: FAIR_LOCK,
+    fair_mutex: FAIR_MUTEX,
+    fenced_lock: FENCED_LOCK,
+    spin_lock: SPIN_LOCK,
+    rwlock_writing: WRITING,
+}
 
 /// Below a lock there is nothing that knows of TLS: what waits, listens, renews and is given up is enough.
 #[cfg(feature = "tls")]
 mod over_tls {
     macro_rules! over_tls {
-        ($($kind:ident: $lock:ty,)+) => {
-            $(mod $kind {
-                crate::contract::held_to! { $lock, crate::support::over_tls:
+        ($($title:ident: $kind:ident,)+) => {
+            $(mod $title {
+                crate::contract::held_to! { crate::support::$kind, crate::support::over_tls:
                     threads_and_clients_exclude_each_other,
                     a_drop_wakes_a_waiter_of_another_client_by_message,
                     a_vanished_lock_is_noticed_without_a_message,
@@ -1524,8 +1551,8 @@ mod over_tls {
     }
 
     over_tls! {
-        reentrant_lock: redlatch::ReentrantLock,
-        fair_lock: redlatch::FairLock,
+        reentrant_lock: REENTRANT_LOCK,
+        fair_lock: FAIR_LOCK,
     }
 }
 
@@ -1540,31 +1567,22 @@ fn two_names(name: &str) -> [String; 2] {
 }
 
 /// Two names of one client: the one that is asked for, and a second. They are two holds.
-#[derive(Clone, Debug)]
-struct Both(redlatch::MultiLock);
-
-impl Lock for Both {
-    type Guard = redlatch::MultiLockGuard;
-    type Foe = Self;
-
-    const REENTRANT: bool = true;
-
-    fn names(name: &str) -> Vec<String> {
-        two_names(name).to_vec()
-    }
-    fn of(client: &Client, name: &str) -> Self {
+const TWO_NAMES: Kind = Kind {
+    title: "multi-lock",
+    handle: |client, name| {
         // In the wrong order, and one of them twice.
         let [one, two] = two_names(name);
-        Self(client.multi_lock([&two, &one, &two]))
-    }
-    delegated!();
-}
+        client.multi_lock([&two, &one, &two]).into()
+    },
+    names: |name| two_names(name).to_vec(),
+    ..REENTRANT_LOCK
+};
 
 mod multi_lock {
     // Missing is what is reported of one hold. Commands, owners and losses of two are twice as many, and each is
     // reported by the name of its own lock; those who wait for a second lock with the first in hand begin anew, and
     // have no place in a line; and a member that is not lost itself stays locked until the guard is gone.
-    crate::contract::held_to! { super::Both:
+    crate::contract::held_to! { super::TWO_NAMES:
         each_of_several_names_is_waited_for,
         threads_and_clients_exclude_each_other,
         busy_is_none,

@@ -7,24 +7,15 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason};
 
+use crate::support::rwlock::hold_key;
 use crate::support::{
-    Crew, LONG, Lock, Losses, Mode, Proxy, Reading, SLACK, STRANGER, Server, Target, Writing,
-    always, elsewhere, eventually, in_haste, increment, keys_of, loosely, ms, open,
-    open_with_lease, settings, settings_by, subscribed, timed, unique, unless_late,
+    Crew, LONG, Losses, Mode, Proxy, READING, SLACK, STRANGER, Server, Target, WRITING, always,
+    elsewhere, eventually, in_haste, increment, loosely, ms, open, open_with_lease, settings,
+    settings_by, stranger_holds, subscribed, timed, unique, unless_late,
 };
 
-/// The key that lives as long as a read hold.
-fn hold_key(name: &str, owner: &str) -> String {
-    let braced = if name.contains('{') {
-        name.to_owned()
-    } else {
-        format!("{{{name}}}")
-    };
-    format!("{braced}:{owner}:rwlock_timeout:1")
-}
-
 mod as_any_other {
-    crate::contract::held_to! { super::Reading:
+    crate::contract::held_to! { crate::support::READING:
         busy_is_none,
         a_limited_wait_takes_its_time_and_gives_none,
         no_wait_is_one_attempt,
@@ -150,7 +141,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
         });
         received.recv_timeout(LONG).unwrap();
     }
-    assert_eq!(server.hgetall(&name), Reading::fields(first.owner(), 1));
+    assert_eq!(server.hgetall(&name), READING.fields(first.owner(), 1));
     // Whoever is last gives it back, and nobody before.
     first.unlock().unwrap();
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
@@ -249,7 +240,7 @@ fn leases_of_readers_do_not_interfere() {
         assert!(guard.is_valid(), "renewed next to a fixed one");
         thread::sleep(ms(5));
     }
-    assert_eq!(server.hgetall(&name), Reading::fields(&owner, 1));
+    assert_eq!(server.hgetall(&name), READING.fields(&owner, 1));
     guard.unlock().unwrap();
     assert_eq!(server.dbsize(), 0);
 }
@@ -373,7 +364,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
             write.unlock().unwrap();
             assert_eq!((counts(), state()), ((1, 0), (true, false)));
             assert!(lock.is_owned_by_current_thread());
-            assert_eq!(server.hgetall(&name), Reading::fields(read.owner(), 1));
+            assert_eq!(server.hgetall(&name), READING.fields(read.owner(), 1));
             // Others may read now, and nobody may write.
             theirs.try_read().unwrap().unwrap().unlock().unwrap();
             assert!(theirs.try_write().unwrap().is_none());
@@ -416,7 +407,7 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
         assert!(other.rwlock(&name).try_write().unwrap().is_none());
         drop(write);
         eventually("only the read hold is there", || {
-            server.hgetall(&name) == Reading::fields(read.owner(), 1)
+            server.hgetall(&name) == READING.fields(read.owner(), 1)
         });
         read.unlock().unwrap();
         assert_eq!(server.dbsize(), 0);
@@ -429,7 +420,7 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
 
 /// Two threads share a hold; after `robbed` both are notified of `reason`, once, and the hold is not revived.
 fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send + Sync) {
-    unless_late(|| both_are_told_once(reason, &robbed));
+    unless_late(&|| both_are_told_once(reason, &robbed));
 }
 
 fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str) + Send + Sync)) {
@@ -493,8 +484,8 @@ fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
                 _ => server.cli(&["DEL", &hold_key(name, owner)]),
             };
             eventually("the other half goes too", || {
-                server.hgetall(name) == Reading::fields(STRANGER, 1)
-                    && server.keys() == keys_of::<Reading>(name, STRANGER)
+                server.hgetall(name) == READING.fields(STRANGER, 1)
+                    && server.keys() == READING.keys(name, STRANGER)
             });
         });
     }
@@ -505,7 +496,7 @@ timed!(a_read_hold_where_somebody_writes_is_taken_over);
 fn a_read_hold_where_somebody_writes_is_taken_over() {
     both_are_told(LossReason::TakenOver, |server, name, _| {
         server.cli(&["DEL", name]);
-        crate::support::stranger_holds::<Writing>(server, name, 60_000);
+        stranger_holds(WRITING, server, name, 60_000);
     });
 }
 
@@ -542,7 +533,7 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
                 let renewals = client.stats().renewals;
                 eventually("renewals go on", || client.stats().renewals > renewals);
                 assert!(guard.is_valid(), "{mode:?}");
-                assert_eq!(server.hgetall(&name), Reading::fields(guard.owner(), 1));
+                assert_eq!(server.hgetall(&name), READING.fields(guard.owner(), 1));
                 assert!(server.exists(&hold_key(&name, guard.owner())));
                 guard.unlock().unwrap();
             });
@@ -581,7 +572,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
         received.reasons(&name) == [LossReason::Unreachable]
     });
     assert!(write.is_valid());
-    assert_eq!(server.hgetall(&name), Writing::fields(write.owner(), 1));
+    assert_eq!(server.hgetall(&name), WRITING.fields(write.owner(), 1));
     write.unlock().unwrap();
     eventually("nothing is left", || server.dbsize() == 0);
 }
@@ -644,7 +635,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     // D3
     let again = other.rwlock(&held).write().unwrap();
     drop(guard);
-    assert_eq!(server.hgetall(&held), Writing::fields(again.owner(), 1));
+    assert_eq!(server.hgetall(&held), WRITING.fields(again.owner(), 1));
     again.unlock().unwrap();
     theirs.unlock().unwrap();
     assert_eq!(server.dbsize(), 0);

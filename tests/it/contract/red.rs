@@ -4,6 +4,7 @@
 //! tests share: names are unique.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,18 +12,16 @@ use std::time::{Duration, Instant};
 use redlatch::{CancelToken, Client, Error, LossReason, RedLock, RedLockGuard};
 
 use crate::support::{
-    Crew, Deployment, Guard, LONG, Lock, Messages, Mode, Proxy, Server, Target, beside, delete,
-    deployment, elsewhere, eventually, is_gone, loosely, lua, ms, nothing_is_left_of, open,
-    open_with_lease, settings, settings_by, skipped, stranger_holds, timed, unique,
+    Crew, Deployment, Guard, Kind, LONG, Messages, Mode, Proxy, REENTRANT_LOCK, Server, Target,
+    beside, delete, deployment, elsewhere, eventually, is_gone, loosely, lua, ms,
+    nothing_is_left_of, open, open_with_lease, settings, settings_by, skipped, stranger_holds,
+    timed, unique,
 };
 
-/// The lock over three masters, of which the test knows the first.
+/// The lock over three masters, of which the test knows the first; and the clients of the others, which the next lock gets
+/// too for as long as these are there.
 #[derive(Clone, Debug)]
-struct Red(
-    RedLock,
-    #[expect(dead_code, reason = "while it is there, the next lock gets the same")]
-    Arc<[Client; 2]>,
-);
+struct Red(RedLock, Arc<[Client; 2]>);
 
 /// The companions, for as long as a test needs them.
 static SERVERS: Mutex<Weak<Vec<Server>>> = Mutex::new(Weak::new());
@@ -65,23 +64,34 @@ crate::support::guard!(RedLockGuard {
     }
 });
 
-impl Lock for Red {
-    type Guard = RedLockGuard;
-    type Foe = Self;
+crate::support::lock! {
+    Red: |this| this.0, |copy| Red(copy, Arc::clone(&this.1)), this.0.is_owned_by_current_thread();
+    lock try_lock try_lock_for try_lock_until with is_locked hold_count
+}
 
-    const REENTRANT: bool = true;
-    const ACQUIRE: &str = lua::RED_ACQUIRE;
-
-    fn others() -> Option<Arc<Vec<Server>>> {
-        Some(companions())
-    }
+impl Red {
     fn of(client: &Client, name: &str) -> Self {
         let pair = clients_for(client);
         let lock = RedLock::new([client].into_iter().chain(&*pair), name).unwrap();
         Self(lock, pair)
     }
-    crate::support::delegated!();
 }
+
+impl Deref for Red {
+    type Target = RedLock;
+
+    fn deref(&self) -> &RedLock {
+        &self.0
+    }
+}
+
+const RED: Kind = Kind {
+    title: "RedLock",
+    handle: |client, name| Red::of(client, name).into(),
+    acquire: lua::RED_ACQUIRE,
+    others: || Some(companions()),
+    ..REENTRANT_LOCK
+};
 
 /// A majority of masters is not asked for in clusters, so there is nothing to test.
 fn is_refused() -> bool {
@@ -93,7 +103,7 @@ fn is_refused() -> bool {
 }
 
 /// Runs a test with companions that live as long.
-fn with_companions(test: impl FnOnce()) {
+fn with_companions(test: &dyn Fn()) {
     if is_refused() {
         return;
     }
@@ -102,7 +112,7 @@ fn with_companions(test: impl FnOnce()) {
 }
 
 mod as_any_other {
-    crate::contract::held_to! { super::Red, super::with_companions:
+    crate::contract::held_to! { super::RED, super::with_companions:
         threads_and_clients_exclude_each_other,
         busy_is_none,
         a_limited_wait_takes_its_time_and_gives_none,
@@ -151,7 +161,7 @@ fn no_wait_is_one_attempt() {
     let name = unique("once");
     let client = open(&server);
     drop(Red::of(&client, &unique("warm")).lock().unwrap());
-    stranger_holds::<Red>(&server, &name, 60_000);
+    stranger_holds(RED, &server, &name, 60_000);
     let lock = Red::of(&client, &name);
     let past = Instant::now();
     // An acquire that is refused runs one, and so does a look by one who knows that it was refused lately.
@@ -166,7 +176,7 @@ fn no_wait_is_one_attempt() {
     asked(2);
     assert!(lock.try_lock_until(past).unwrap().is_none());
     asked(3);
-    delete::<Red>(&server, &name);
+    delete(RED, &server, &name);
     assert!(lock.try_lock().unwrap().is_some());
     let past_one = Red::of(&client, &unique("past"));
     assert!(past_one.try_lock_until(past).unwrap().is_some());
@@ -193,7 +203,7 @@ fn a_release_publishes_redissons_message_on_each_server() {
             "dropped" => drop(guard),
             _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
         }
-        eventually("it is free", || is_gone::<Red>(&server, &name));
+        eventually("it is free", || is_gone(RED, &server, &name));
         for (server, messages) in servers.iter().zip(&mut listeners) {
             let mut heard = messages.published(server);
             heard.retain(|(channel, _)| channel.contains(&name));
@@ -239,7 +249,7 @@ fn passing_it_on_inside_the_process_asks_nobody() {
     assert_eq!(after.passed - before.passed, THREADS);
     assert_eq!(server.calls("hexists"), asked);
     assert_eq!(owners.lock().unwrap().len(), 1, "one tenure, one owner");
-    eventually("the last has released", || is_gone::<Red>(&server, &name));
+    eventually("the last has released", || is_gone(RED, &server, &name));
 }
 
 // M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
@@ -279,7 +289,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     for proxy in &proxies {
         proxy.pass();
     }
-    eventually("no trace is left", || is_gone::<Red>(&server, &name));
+    eventually("no trace is left", || is_gone(RED, &server, &name));
     assert_eq!(clients[0].stats().holds, 0);
     assert!(lock.try_lock_for(LONG).unwrap().is_some());
 }
@@ -297,7 +307,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
     let clients = [open(&server), by(0), by(1)];
     let lock = RedLock::new(&clients, &name).unwrap();
     lock.lock().unwrap().unlock().unwrap();
-    eventually("warm", || is_gone::<Red>(&server, &name));
+    eventually("warm", || is_gone(RED, &server, &name));
     for mode in [Mode::Stall, Mode::Delay(ms(300))] {
         for proxy in &proxies {
             proxy.set(Target::Link, mode);
@@ -317,11 +327,11 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
             proxy.pass();
         }
         eventually("what was taken is given back", || {
-            is_gone::<Red>(&server, &name)
+            is_gone(RED, &server, &name)
         });
         assert_eq!(clients[0].stats().holds, 0);
         assert!(lock.try_lock_for(LONG).unwrap().is_some());
-        eventually("free", || is_gone::<Red>(&server, &name));
+        eventually("free", || is_gone(RED, &server, &name));
     }
 }
 
@@ -364,7 +374,7 @@ fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
     server.restart();
     lock.lock().unwrap().unlock().unwrap();
     assert_eq!(client.stats().lost, 0);
-    eventually("nothing is left", || nothing_is_left_of::<Red>(&server));
+    eventually("nothing is left", || nothing_is_left_of(RED, &server));
 }
 
 timed!(two_servers_that_forget_lose_the_lock);
@@ -393,7 +403,7 @@ fn two_servers_that_forget_lose_the_lock() {
         let loss = guard.lost().recv_timeout(LONG).unwrap();
         assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
         assert!(!guard.is_valid() && guard.nodes_held() == 0);
-        eventually("the third is given back", || is_gone::<Red>(&server, &name));
+        eventually("the third is given back", || is_gone(RED, &server, &name));
         assert!(guard.unlock().is_err());
 
         // The same, with an unlock before anybody knows.
@@ -405,7 +415,7 @@ fn two_servers_that_forget_lose_the_lock() {
             matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced, .. } if *its == name),
             "{lost:?}"
         );
-        eventually("nothing is left", || is_gone::<Red>(&server, &name));
+        eventually("nothing is left", || is_gone(RED, &server, &name));
     }
 }
 
@@ -431,7 +441,7 @@ fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
     crew.join();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Closed);
-    eventually("it is given back", || is_gone::<Red>(&server, &held));
+    eventually("it is given back", || is_gone(RED, &server, &held));
     drop(guard);
-    assert!(theirs.is_valid() && !is_gone::<Red>(&server, &busy));
+    assert!(theirs.is_valid() && !is_gone(RED, &server, &busy));
 }

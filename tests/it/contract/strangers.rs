@@ -1,10 +1,12 @@
 //! A key that the application uses for something else: every verb of every kind says so, and changes nothing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redlatch::{CancelToken, Client, Error, RedLock, Result};
 
-use crate::support::{LONG, STRANGER, Server, ms, open, timed, unique};
+use crate::support::{
+    KINDS, LONG, MUTEX, READING, STRANGER, Server, WRITING, ms, open, timed, unique, verdicts,
+};
 
 /// A verb, what it is called on, and what it says.
 type Verb = (&'static str, Result<()>);
@@ -93,49 +95,13 @@ const PLAIN: Strangers = &[(
     ],
 )];
 
-/// The verbs of an exclusive lock, and their verdicts.
-macro_rules! lock {
-    ($lock:expr) => {{
-        let lock = $lock;
-        vec![
-            ("lock", lock.lock().map(drop)),
-            ("try_lock", lock.try_lock().map(drop)),
-            ("try_lock_for", lock.try_lock_for(LONG).map(drop)),
-            (
-                "try_lock_until",
-                lock.try_lock_until(Instant::now() + LONG).map(drop),
-            ),
-            ("with", lock.with(|_| ())),
-            ("is_locked", lock.is_locked().map(drop)),
-            ("remaining", lock.remaining().map(drop)),
-            ("force_unlock", lock.force_unlock().map(drop)),
-        ]
-    }};
-}
-
 /// Nothing where the deployment's servers are clusters, of which there is no `RedLock`.
 fn red_lock(clients: &[Client; 2], name: &str) -> Vec<Verb> {
     match RedLock::new(clients, name) {
-        Ok(lock) => lock!(lock),
+        Ok(lock) => verdicts(&lock.into()),
         Err(Error::Config { what, .. }) if what.contains("over the cluster") => Vec::new(),
         Err(err) => panic!("{err}"),
     }
-}
-
-fn rwlock([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
-    let lock = client.rwlock(name);
-    vec![
-        ("read", lock.read().map(drop)),
-        ("try_read", lock.try_read().map(drop)),
-        ("try_read_for", lock.try_read_for(LONG).map(drop)),
-        ("write", lock.write().map(drop)),
-        ("try_write", lock.try_write().map(drop)),
-        ("try_write_for", lock.try_write_for(LONG).map(drop)),
-        ("is_read_locked", lock.is_read_locked().map(drop)),
-        ("is_write_locked", lock.is_write_locked().map(drop)),
-        ("remaining", lock.remaining().map(drop)),
-        ("force_unlock", lock.force_unlock().map(drop)),
-    ]
 }
 
 fn semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
@@ -207,8 +173,8 @@ fn is_wrong_type(verdict: &Result<()>, name: &str) -> bool {
 fn are_told(
     kind: &str,
     strangers: &[Strangers],
-    key: impl Fn(&str) -> String,
-    verbs: impl Fn(&[Client; 2], &str) -> Vec<Verb>,
+    key: fn(&str) -> String,
+    verbs: &dyn Fn(&[Client; 2], &str) -> Vec<Verb>,
 ) {
     let servers = [(); 2].map(|()| Server::start());
     let clients = [open(&servers[0]), open(&servers[1])];
@@ -252,21 +218,27 @@ timed!(every_verb_of_every_kind_says_that_a_key_is_no_such_lock);
 fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
     let plain = &[OF_ANY, OF_LOCKS, NUMBER, READ];
     std::thread::scope(|scope| {
+        for kind in KINDS {
+            let strangers = match kind.mode {
+                Some(_) => &[OF_ANY, OF_LOCKS, NUMBER, PLAIN],
+                None => plain,
+            };
+            scope.spawn(move || {
+                are_told(kind.title, strangers, itself, &|[client, _], name| {
+                    verdicts(&kind.of(client, name))
+                });
+            });
+        }
         macro_rules! told {
             ($($kind:literal: $strangers:expr, $verbs:expr;)+) => {
-                $(scope.spawn(|| are_told($kind, $strangers, itself, $verbs));)+
+                $(scope.spawn(|| are_told($kind, $strangers, itself, &$verbs));)+
             };
         }
         told! {
-            "mutex": plain, |[client, _], name| lock!(client.mutex(name));
-            "reentrant lock": plain, |[client, _], name| lock!(client.reentrant_lock(name));
-            "fair lock": plain, |[client, _], name| lock!(client.fair_lock(name));
-            "fair mutex": plain, |[client, _], name| lock!(client.fair_mutex(name));
-            "fenced lock": plain, |[client, _], name| lock!(client.fenced_lock(name));
-            "spin lock": plain, |[client, _], name| lock!(client.spin_lock(name));
-            "multi-lock": plain, |[client, _], name| lock!(client.multi_lock([name, "other"]));
+            "multi-lock": plain, |[client, _], name| {
+                verdicts(&client.multi_lock([name, "other"]).into())
+            };
             "RedLock": plain, red_lock;
-            "read-write lock": &[OF_ANY, OF_LOCKS, NUMBER, PLAIN], rwlock;
             "semaphore": &[OF_ANY, PLAIN], semaphore;
             "expirable semaphore": &[OF_ANY, PLAIN], expirable_semaphore;
             "latch": &[OF_ANY, PLAIN], latch;
@@ -278,7 +250,7 @@ fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
                 "permits",
                 &[&[("scores", &[&["ZADD", "KEY", "1", "Ann", "2", "Bob"]])]],
                 |name| format!("{{{name}}}:timeout"),
-                expirable_semaphore,
+                &expirable_semaphore,
             );
         });
     });
@@ -287,7 +259,7 @@ fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
 timed!(of_a_large_hash_only_a_part_is_looked_at);
 fn of_a_large_hash_only_a_part_is_looked_at() {
     let server = Server::start();
-    let clients = [open(&server), open(&server)];
+    let client = open(&server);
     let fields: Vec<String> = (0..100_000).map(|n| format!("field {n}")).collect();
     for chunk in fields.chunks(1_000) {
         let values = chunk.iter().flat_map(|field| [field, "value"]);
@@ -296,11 +268,10 @@ fn of_a_large_hash_only_a_part_is_looked_at() {
     }
     server.cli(&["SLOWLOG", "RESET"]);
     server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "50000"]);
-    for (verb, verdict) in lock!(clients[0].mutex("large"))
-        .into_iter()
-        .chain(rwlock(&clients, "large"))
-    {
-        assert!(is_wrong_type(&verdict, "large"), "{verb}: {verdict:?}");
+    for kind in [MUTEX, READING, WRITING] {
+        for (verb, verdict) in verdicts(&kind.of(&client, "large")) {
+            assert!(is_wrong_type(&verdict, "large"), "{verb}: {verdict:?}");
+        }
     }
     assert_eq!(server.ask::<u64>(&["SLOWLOG", "LEN"]), 0);
     assert_eq!(server.ask::<u64>(&["HLEN", "large"]), 100_000);

@@ -100,7 +100,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
 timed!(they_are_enough_over_tls);
 #[cfg(feature = "tls")]
 fn they_are_enough_over_tls() {
-    crate::support::over_tls(|| {
+    crate::support::over_tls(&|| {
         let server = Server::start();
         server.cli(&acl_line(OPERATIONS, "locker"));
         let [client, other] = [open(&server), open(&server)];

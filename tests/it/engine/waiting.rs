@@ -5,16 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{
-    CancelToken, Client, Config, Error, FairLock, FencedLock, MultiLock, RedLock, ReentrantLock,
-    Result, SpinLock,
-};
+use redlatch::{CancelToken, Client, Config, Error, MultiLock, RedLock, Result};
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Mode, Part, Proxy, Server, Target, Writing, alone, alone_with,
-    connection_to, eventually, given, hold_by_stranger, increment, loosely, ms, nothing_is_left_of,
-    open, open_with_lease, rss_kib, say, subscribed, thread_count, threads_named, timed, unique,
-    within,
+    Crew, FAIR_LOCK, FENCED_LOCK, Kind, LONG, Mode, Part, Proxy, REENTRANT_LOCK, SPIN_LOCK, Server,
+    Target, WRITING, alone, alone_with, connection_to, eventually, given, hold_by_stranger,
+    increment, loosely, ms, nothing_is_left_of, open, open_with_lease, rss_kib, say, subscribed,
+    thread_count, threads_named, timed, unique, within,
 };
 
 /// The shortest poll cap there is, with its jitter.
@@ -266,34 +263,34 @@ impl Dice {
 // L4, L7
 timed!(waiters_that_give_up_take_no_wake_up_with_them);
 fn waiters_that_give_up_take_no_wake_up_with_them() {
-    give_up_and_take_no_wake_up::<ReentrantLock>(60, 20_000);
+    give_up_and_take_no_wake_up(REENTRANT_LOCK, 60, 20_000);
 }
 
 // L4, L7, F4
 timed!(waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them);
 fn waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them() {
     // Each of them asks Redis for itself.
-    give_up_and_take_no_wake_up::<FairLock>(15, 30_000);
+    give_up_and_take_no_wake_up(FAIR_LOCK, 15, 30_000);
 }
 
 timed!(waiters_of_a_fenced_lock_that_give_up_take_no_wake_up_with_them);
 fn waiters_of_a_fenced_lock_that_give_up_take_no_wake_up_with_them() {
-    give_up_and_take_no_wake_up::<FencedLock>(60, 20_000);
+    give_up_and_take_no_wake_up(FENCED_LOCK, 60, 20_000);
 }
 
 timed!(waiters_of_a_spin_lock_that_give_up_do_not_hold_up_others);
 fn waiters_of_a_spin_lock_that_give_up_do_not_hold_up_others() {
-    give_up_and_take_no_wake_up::<SpinLock>(60, 20_000);
+    give_up_and_take_no_wake_up(SPIN_LOCK, 60, 20_000);
 }
 
 timed!(writers_that_give_up_take_no_wake_up_with_them);
 fn writers_that_give_up_take_no_wake_up_with_them() {
-    give_up_and_take_no_wake_up::<Writing>(60, 20_000);
+    give_up_and_take_no_wake_up(WRITING, 60, 20_000);
 }
 
 /// So many threads of three processes wait for at most so many microseconds, over and over: for longer on a machine on which
 /// nobody has it after so short a time, but not for so long that nobody gives up.
-fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
+fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
     let longer = loosely(Duration::from_micros(patience)).as_micros();
     let patience = u64::try_from(longer).unwrap().min(3 * patience);
     let server = Server::start();
@@ -304,7 +301,7 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
     let (timed_out, cancelled) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut crew = Crew::new();
     for i in 0..threads {
-        let lock = L::of(&clients[usize::try_from(i % 3).unwrap()], &name);
+        let lock = kind.of(&clients[usize::try_from(i % 3).unwrap()], &name);
         let (grants, done) = (Arc::clone(&grants), Arc::clone(&done));
         let (timed_out, cancelled) = (Arc::clone(&timed_out), Arc::clone(&cancelled));
         let mut dice = Dice(i + 1);
@@ -365,10 +362,10 @@ fn give_up_and_take_no_wake_up<L: Lock>(threads: u64, patience: u64) {
         gap.unwrap() < loosely(ms(1500)),
         "nobody had it for {gap:?}"
     );
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
     eventually("nobody listens", || channels(&server) == 0);
     for client in &clients {
-        let guard = L::of(client, &name).try_lock_for(LONG).unwrap();
+        let guard = kind.of(client, &name).try_lock_for(LONG).unwrap();
         assert!(guard.is_some_and(|guard| guard.is_valid()));
         assert_eq!(client.stats().lost, 0);
     }
@@ -382,25 +379,25 @@ fn hold_briefly(grants: &Mutex<Vec<Instant>>, dice: &mut Dice) {
 // L1: two take turns, and no hand-over waits for the poll cap.
 timed!(two_thousand_hand_overs_lose_no_message);
 fn two_thousand_hand_overs_lose_no_message() {
-    hand_over::<ReentrantLock>(2000);
+    hand_over(REENTRANT_LOCK, 2000);
 }
 
 timed!(hand_overs_of_a_fair_lock_lose_no_message);
 fn hand_overs_of_a_fair_lock_lose_no_message() {
-    hand_over::<FairLock>(1000);
+    hand_over(FAIR_LOCK, 1000);
 }
 
 timed!(hand_overs_of_a_fenced_lock_lose_no_message);
 fn hand_overs_of_a_fenced_lock_lose_no_message() {
-    hand_over::<FencedLock>(1000);
+    hand_over(FENCED_LOCK, 1000);
 }
 
 timed!(hand_overs_between_writers_lose_no_message);
 fn hand_overs_between_writers_lose_no_message() {
-    hand_over::<Writing>(1000);
+    hand_over(WRITING, 1000);
 }
 
-fn hand_over<L: Lock>(rounds: u64) {
+fn hand_over(kind: Kind, rounds: u64) {
     let server = Server::start();
     let name = unique("handover");
     let clients = [(); 2].map(|()| {
@@ -413,7 +410,7 @@ fn hand_over<L: Lock>(rounds: u64) {
     thread::scope(|scope| {
         for (me, client) in clients.iter().enumerate() {
             let (turn, slowest, dropped) = (&turn, &slowest, &dropped);
-            let lock = L::of(client, &name);
+            let lock = kind.of(client, &name);
             scope.spawn(move || {
                 let me = me as u64;
                 let mut last = u64::MAX;
@@ -442,7 +439,7 @@ fn hand_over<L: Lock>(rounds: u64) {
     for client in &clients {
         assert_eq!(client.stats().lost, 0);
     }
-    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of(kind, &server));
 }
 
 // Neither of two processes that want the lock all the time keeps the other out.
@@ -576,7 +573,7 @@ fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Something that is waited for.
-struct Kind {
+struct Wanted {
     what: &'static str,
     /// Waits for so long, and says whether it got it.
     wants: Box<dyn Fn(Duration) -> Result<bool>>,
@@ -584,11 +581,11 @@ struct Kind {
 }
 
 /// One of each. `there` are clients of three servers that say what is there; those of `clients` want it.
-fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Kind> {
+fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Wanted> {
     macro_rules! lock {
         ($what:literal, $lock:expr) => {{
             let (ours, theirs) = ($lock(clients), $lock(there));
-            Kind {
+            Wanted {
                 what: $what,
                 wants: Box::new(move |wait| Ok(ours.try_lock_for(wait)?.is_some())),
                 is_free: Box::new(move || !theirs.is_locked().unwrap()),
@@ -623,27 +620,27 @@ fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Kind> {
         )),
         lock!("majority", |of: &[Client; 3]| RedLock::new(of, "i")
             .unwrap()),
-        Kind {
+        Wanted {
             what: "read",
             wants: Box::new(move |wait| Ok(reads.try_read_for(wait)?.is_some())),
             is_free: Box::new(move || !read.is_read_locked().unwrap()),
         },
-        Kind {
+        Wanted {
             what: "write",
             wants: Box::new(move |wait| Ok(writes.try_write_for(wait)?.is_some())),
             is_free: Box::new(move || !written.is_write_locked().unwrap()),
         },
-        Kind {
+        Wanted {
             what: "semaphore",
             wants: Box::new(move |wait| Ok(semaphores.1.try_acquire_for(wait)?.is_some())),
             is_free: Box::new(move || semaphores.0.available_permits().unwrap() == 2),
         },
-        Kind {
+        Wanted {
             what: "expirable semaphore",
             wants: Box::new(move |wait| Ok(leased.1.try_acquire_for(wait)?.is_some())),
             is_free: Box::new(move || leased.0.available_permits().unwrap() == 2),
         },
-        Kind {
+        Wanted {
             what: "latch",
             wants: Box::new(move |wait| latch.wait_for(wait)),
             is_free: Box::new(|| true),

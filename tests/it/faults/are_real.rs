@@ -510,12 +510,12 @@ fn what_fails_once_or_on_a_late_machine_is_repeated() {
         let (attempts, reports) = (Cell::new(0), Cell::new(0));
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             repeated(
-                |_| ms(late),
-                || {
+                &|_| ms(late),
+                &|| {
                     attempts.set(attempts.get() + 1);
                     assert!(attempts.get() > fails, "on purpose");
                 },
-                |_| reports.set(reports.get() + 1),
+                &|_| reports.set(reports.get() + 1),
             );
         }));
         assert_eq!(reports.get() + 1, attempts.get());

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{CancelToken, Client, Error, FairLock, FencedLock, Mutex, ReentrantLock};
+use redlatch::{CancelToken, Client, Error};
 
 use crate::support::scripts::{renew_sha, sha};
 use crate::support::{
-    Guard, Lock, Mode, Net, Proxy, Queue, RESPONSE, Reading, SLACK, Server, Target, Trap,
-    WAITER_LEASE, Writing, eventually, gets_nothing, in_haste, in_time, line, loosely, ms,
-    nothing_is_left_of, settings, settings_by, timed, unique, unless_late, within,
+    FAIR_LOCK, FENCED_LOCK, Kind, MUTEX, Mode, Net, Proxy, Queue, READING, REENTRANT_LOCK,
+    RESPONSE, SLACK, Server, Target, Trap, WAITER_LEASE, WRITING, eventually, gets_nothing,
+    in_haste, in_time, line, loosely, ms, nothing_is_left_of, settings, settings_by, timed, unique,
+    unless_late, within,
 };
 
 /// Numbers that look random, and are the same in every run.
@@ -30,7 +31,8 @@ const QUICK: Duration = ms(1_000);
 /// after, and is not harmed by what comes late.
 ///
 /// `set` makes it go wrong, `before` the lock is taken or, knowing the owner, after that.
-fn rounds_with<L: Lock>(
+fn rounds_with(
+    kind: Kind,
     rounds: u32,
     response: Duration,
     before: bool,
@@ -38,18 +40,21 @@ fn rounds_with<L: Lock>(
 ) {
     let net = Net::with(response);
     let name = unique("round");
-    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    let (lock, other) = (
+        kind.of(&net.client, &name),
+        kind.foe().of(&net.other, &name),
+    );
     for round in 0..rounds {
         let trap = before.then(|| set(&net.proxy, ""));
         let guard = in_time("lock", response, || lock.lock()).unwrap();
         let trap = trap.unwrap_or_else(|| set(&net.proxy, guard.owner()));
         let count = 1 + round % 2;
         let again = (count == 2).then(|| lock.lock().unwrap());
-        assert_eq!(net.server.hgetall(&name), L::fields(guard.owner(), 1));
+        assert_eq!(net.server.hgetall(&name), kind.fields(guard.owner(), 1));
         drop(again);
         if round % 3 == 0 {
             in_time("unlock", response, || guard.unlock()).unwrap();
-            assert!(nothing_is_left_of::<L>(&net.server));
+            assert!(nothing_is_left_of(kind, &net.server));
         } else {
             in_time("drop", ms(0), || drop(guard));
         }
@@ -58,130 +63,128 @@ fn rounds_with<L: Lock>(
             let next = next.unwrap_or_else(|| panic!("held by nobody in round {round}"));
             eventually("it sprang", || trap.fired());
             assert!(!within(ms(if round % 8 == 0 { 300 } else { 5 }), || {
-                net.server.hgetall(&name) != L::Foe::fields(next.owner(), 1)
+                net.server.hgetall(&name) != kind.foe().fields(next.owner(), 1)
             }));
             next.unlock().unwrap();
         }
     }
-    eventually("nothing is left", || nothing_is_left_of::<L>(&net.server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &net.server));
     let stats = net.client.stats();
     assert_eq!((stats.lost, stats.releases_failed), (0, 0));
     assert_eq!(stats.releases_of_lost, 0);
 }
 
 /// The worst that can happen to an acquire, and to a release.
-fn lost_replies_to_acquires<L: Lock>(rounds: u32, response: Duration) {
-    rounds_with::<L>(rounds, response, true, |proxy, _| {
-        proxy.swallow_reply_on(Target::Link, sha(L::ACQUIRE))
+fn lost_replies_to_acquires(kind: Kind, rounds: u32, response: Duration) {
+    rounds_with(kind, rounds, response, true, |proxy, _| {
+        proxy.swallow_reply_on(Target::Link, sha(kind.acquire))
     });
 }
 
-fn lost_acquires<L: Lock>(rounds: u32, response: Duration) {
-    rounds_with::<L>(rounds, response, true, |proxy, _| {
-        proxy.black_hole_on(Target::Link, sha(L::ACQUIRE))
+fn lost_acquires(kind: Kind, rounds: u32, response: Duration) {
+    rounds_with(kind, rounds, response, true, |proxy, _| {
+        proxy.black_hole_on(Target::Link, sha(kind.acquire))
     });
 }
 
 /// As an argument of the one command about it that a link sends from now on.
-fn release_of<L: Lock>(owner: &str) -> String {
-    format!("\r\n{}\r\n", L::field(owner))
+fn release_of(kind: Kind, owner: &str) -> String {
+    format!("\r\n{}\r\n", kind.field(owner))
 }
 
-fn lost_replies_to_releases<L: Lock>(rounds: u32, response: Duration) {
-    rounds_with::<L>(rounds, response, false, |proxy, owner| {
-        proxy.swallow_reply_on(Target::Link, release_of::<L>(owner))
+fn lost_replies_to_releases(kind: Kind, rounds: u32, response: Duration) {
+    rounds_with(kind, rounds, response, false, |proxy, owner| {
+        proxy.swallow_reply_on(Target::Link, release_of(kind, owner))
     });
 }
 
-fn lost_releases<L: Lock>(rounds: u32, response: Duration) {
-    rounds_with::<L>(rounds, response, false, |proxy, owner| {
-        proxy.black_hole_on(Target::Link, release_of::<L>(owner))
+fn lost_releases(kind: Kind, rounds: u32, response: Duration) {
+    rounds_with(kind, rounds, response, false, |proxy, owner| {
+        proxy.black_hole_on(Target::Link, release_of(kind, owner))
     });
 }
 
 timed!(acquires_whose_replies_are_lost_are_no_holds);
 fn acquires_whose_replies_are_lost_are_no_holds() {
-    lost_replies_to_acquires::<ReentrantLock>(6, QUICK); // O1, D1
+    lost_replies_to_acquires(REENTRANT_LOCK, 6, QUICK); // O1, D1
 }
 
 timed!(acquires_that_are_lost_are_sent_again);
 fn acquires_that_are_lost_are_sent_again() {
-    lost_acquires::<ReentrantLock>(6, QUICK);
+    lost_acquires(REENTRANT_LOCK, 6, QUICK);
 }
 
 timed!(releases_whose_replies_are_lost_have_happened_once);
 fn releases_whose_replies_are_lost_have_happened_once() {
-    lost_replies_to_releases::<ReentrantLock>(6, QUICK); // O1, O2, L8
+    lost_replies_to_releases(REENTRANT_LOCK, 6, QUICK); // O1, O2, L8
 }
 
 timed!(releases_that_are_lost_are_sent_again);
 fn releases_that_are_lost_are_sent_again() {
-    lost_releases::<ReentrantLock>(6, QUICK); // L8
+    lost_releases(REENTRANT_LOCK, 6, QUICK); // L8
 }
 
 /// The same for a kind with scripts of its own.
 macro_rules! lost_requests_and_replies {
-    ($($kind:ident: $lock:ty),+) => {
-        $(mod $kind {
+    ($($title:ident: $kind:ident,)+) => {
+        $(mod $title {
             use super::*;
 
             #[test]
             fn acquires_whose_replies_are_lost_are_no_holds() {
-                unless_late(|| lost_replies_to_acquires::<$lock>(4, QUICK));
+                unless_late(&|| lost_replies_to_acquires($kind, 4, QUICK));
             }
 
             #[test]
             fn acquires_that_are_lost_are_sent_again() {
-                unless_late(|| lost_acquires::<$lock>(4, QUICK));
+                unless_late(&|| lost_acquires($kind, 4, QUICK));
             }
 
             #[test]
             fn releases_whose_replies_are_lost_have_happened_once() {
-                unless_late(|| lost_replies_to_releases::<$lock>(4, QUICK));
+                unless_late(&|| lost_replies_to_releases($kind, 4, QUICK));
             }
 
             #[test]
             fn releases_that_are_lost_are_sent_again() {
-                unless_late(|| lost_releases::<$lock>(4, QUICK));
+                unless_late(&|| lost_releases($kind, 4, QUICK));
             }
 
             #[test]
             fn an_acquire_that_arrives_late_takes_nothing() {
-                unless_late(|| late_acquires::<$lock>(4));
+                unless_late(&|| late_acquires($kind, 4));
             }
 
             #[test]
             fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
-                unless_late(|| acquires_later_than_their_undo::<$lock>(2));
+                unless_late(&|| acquires_later_than_their_undo($kind, 2));
             }
         })+
     };
 }
 
-lost_requests_and_replies!(
-    fair_lock: FairLock,
-    fenced_lock: FencedLock,
-    writing: Writing,
-    reading: Reading
-);
+lost_requests_and_replies! {
+    fair_lock: FAIR_LOCK,
+    fenced_lock: FENCED_LOCK,
+    writing: WRITING,
+    reading: READING,
+}
 
 #[test]
 #[ignore = "takes minutes"]
 fn soak_of_lost_requests_and_replies() {
     // O1
-    fn soak<L: Lock>() {
+    fn soak(kind: Kind) {
         std::thread::scope(|scope| {
-            scope.spawn(|| lost_replies_to_acquires::<L>(300, ms(1_200)));
-            scope.spawn(|| lost_acquires::<L>(300, ms(1_200)));
-            scope.spawn(|| lost_replies_to_releases::<L>(300, ms(1_200)));
-            scope.spawn(|| lost_releases::<L>(300, ms(1_200)));
+            scope.spawn(|| lost_replies_to_acquires(kind, 300, ms(1_200)));
+            scope.spawn(|| lost_acquires(kind, 300, ms(1_200)));
+            scope.spawn(|| lost_replies_to_releases(kind, 300, ms(1_200)));
+            scope.spawn(|| lost_releases(kind, 300, ms(1_200)));
         });
     }
-    soak::<ReentrantLock>();
-    soak::<FairLock>();
-    soak::<FencedLock>();
-    soak::<Writing>();
-    soak::<Reading>();
+    for kind in [REENTRANT_LOCK, FAIR_LOCK, FENCED_LOCK, WRITING, READING] {
+        soak(kind);
+    }
 }
 
 fn renewals_with(rounds: u32, set: impl Fn(&Proxy) -> Trap) {
@@ -224,10 +227,13 @@ fn renewals_that_are_lost_are_repeated_in_time() {
 }
 
 /// D1, O1: the client is long past it, and others have come and gone.
-fn late_acquires<L: Lock>(rounds: u64) {
+fn late_acquires(kind: Kind, rounds: u64) {
     let net = Net::start();
     let name = unique("late");
-    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    let (lock, other) = (
+        kind.of(&net.client, &name),
+        kind.foe().of(&net.other, &name),
+    );
     let mut dice = dice(7);
     for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
@@ -247,12 +253,12 @@ fn late_acquires<L: Lock>(rounds: u64) {
         eventually("all is delivered", || net.proxy.held() == 0);
         if let Some(present) = present {
             assert!(!within(ms(40), || {
-                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
+                net.server.hgetall(&name) != kind.foe().fields(present.owner(), 1)
             }));
             present.unlock().unwrap();
         }
         assert!(
-            within(loosely(ms(500)), || nothing_is_left_of::<L>(&net.server)),
+            within(loosely(ms(500)), || nothing_is_left_of(kind, &net.server)),
             "round {round} left {:?}: {:?}",
             net.server.keys(),
             net.server.hgetall(&name)
@@ -264,39 +270,42 @@ fn late_acquires<L: Lock>(rounds: u64) {
 
 timed!(an_acquire_that_arrives_late_takes_nothing);
 fn an_acquire_that_arrives_late_takes_nothing() {
-    late_acquires::<Mutex>(12);
+    late_acquires(MUTEX, 12);
 }
 
 /// D1, O1: by then its undo has long been done over another connection, and found nothing.
-fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
+fn acquires_later_than_their_undo(kind: Kind, rounds: u64) {
     let net = Net::start();
     let name = unique("late");
-    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    let (lock, other) = (
+        kind.of(&net.client, &name),
+        kind.foe().of(&net.other, &name),
+    );
     for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
         net.proxy.stall_present(Target::Link);
         // The link is given up for its silence, and the second attempt goes over a new one.
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
         guard.unlock().unwrap();
-        assert!(nothing_is_left_of::<L>(&net.server));
+        assert!(nothing_is_left_of(kind, &net.server));
         let present = (round % 2 == 0).then(|| other.lock().unwrap());
         assert!(net.proxy.held() > 0);
         net.proxy.pass();
         eventually("all is delivered", || net.proxy.held() == 0);
         if let Some(present) = present {
             assert!(!within(ms(40), || {
-                net.server.hgetall(&name) != L::Foe::fields(present.owner(), 1)
+                net.server.hgetall(&name) != kind.foe().fields(present.owner(), 1)
             }));
             present.unlock().unwrap();
         }
-        if L::QUEUE == Queue::Redis {
+        if kind.queue == Queue::Redis {
             // F1: a place that is taken so late stands for as long as that of a waiter that died.
             let next = other.try_lock_for(WAITER_LEASE + loosely(SLACK)).unwrap();
             next.expect("a place for nobody").unlock().unwrap();
         }
         // Among readers and writers it may have been noted as one that waits, and counts as that for a waiter lease.
         let is_note = |key: &String| key.starts_with("redisson_rwlock:");
-        let is_left = || !nothing_is_left_of::<L>(&net.server);
+        let is_left = || !nothing_is_left_of(kind, &net.server);
         let holds = || is_left() && !net.server.keys().iter().all(is_note);
         for (limit, left) in [
             (ms(300), &holds as &dyn Fn() -> bool),
@@ -314,7 +323,7 @@ fn acquires_later_than_their_undo<L: Lock>(rounds: u64) {
 
 timed!(an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last);
 fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
-    acquires_later_than_their_undo::<Mutex>(8);
+    acquires_later_than_their_undo(MUTEX, 8);
 }
 
 // F1: nor does one that asked again from its place in the queue, and left it since, hold anybody up for longer.

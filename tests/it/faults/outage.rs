@@ -1,17 +1,18 @@
 //! Bad days: what every verb says and does while Redis is out of reach, and that all is well afterwards.
 
-use redlatch::{Client, FairLock, FencedLock, ReentrantLock};
+use redlatch::Client;
 
 use crate::support::{
-    Data, Lock, Losses, Mode, Proxy, RESPONSE, Reading, Server, Target, Writing, bad_day, config,
+    Data, Kind, Losses, Mode, Proxy, REENTRANT_LOCK, RESPONSE, Server, Target, bad_day, config,
     eventually, fails, in_time, ms, timed, unique, unless_late,
 };
 
-fn network_day<L: Lock>(mode: Mode, target: Target) {
-    unless_late(|| {
+fn network_day(kind: Kind, mode: Mode, target: Target) {
+    unless_late(&|| {
         let server = Server::start();
         let proxy = Proxy::start(server.addr());
-        bad_day::<L, _>(
+        bad_day(
+            kind,
             server,
             &proxy,
             |_, proxy| {
@@ -26,41 +27,33 @@ fn network_day<L: Lock>(mode: Mode, target: Target) {
     });
 }
 
-#[test]
-fn a_day_in_a_black_hole() {
-    network_day::<ReentrantLock>(Mode::BlackHole, Target::All); // L5, C1
+/// A test for each of these faults.
+macro_rules! network_days {
+    ($kind:path: $($day:ident: $mode:expr, $target:ident;)+) => {
+        $(
+            #[test]
+            fn $day() {
+                network_day($kind, $mode, Target::$target);
+            }
+        )+
+    };
 }
 
-#[test]
-fn a_day_on_which_everything_stalls() {
-    network_day::<ReentrantLock>(Mode::Stall, Target::All); // D1
+network_days! { REENTRANT_LOCK:
+    a_day_in_a_black_hole: Mode::BlackHole, All; // L5, C1
+    a_day_on_which_everything_stalls: Mode::Stall, All; // D1
+    a_day_without_replies: Mode::SwallowReplies, All; // L8, O1
+    a_day_of_refused_connections: Mode::Refuse, All; // C1
+    a_day_of_replies_later_than_anybody_waits: Mode::Delay(RESPONSE * 3), All; // C1, D1
+    a_day_without_the_link_alone: Mode::BlackHole, Link; // C1
 }
 
-#[test]
-fn a_day_without_replies() {
-    network_day::<ReentrantLock>(Mode::SwallowReplies, Target::All); // L8, O1
-}
-
-#[test]
-fn a_day_of_refused_connections() {
-    network_day::<ReentrantLock>(Mode::Refuse, Target::All); // C1
-}
-
-#[test]
-fn a_day_of_replies_later_than_anybody_waits() {
-    network_day::<ReentrantLock>(Mode::Delay(RESPONSE * 3), Target::All); // C1, D1
-}
-
-#[test]
-fn a_day_without_the_link_alone() {
-    network_day::<ReentrantLock>(Mode::BlackHole, Target::Link); // C1
-}
-
-fn day_of_a_kill<L: Lock>() {
-    unless_late(|| {
+fn day_of_a_kill(kind: Kind) {
+    unless_late(&|| {
         let server = Server::start();
         let proxy = Proxy::start(server.addr());
-        bad_day::<L, _>(
+        bad_day(
+            kind,
             server,
             &proxy,
             |server, _| server.kill(),
@@ -72,14 +65,15 @@ fn day_of_a_kill<L: Lock>() {
 
 #[test]
 fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
-    day_of_a_kill::<ReentrantLock>();
+    day_of_a_kill(REENTRANT_LOCK);
 }
 
 timed!(a_day_on_which_the_server_is_frozen);
 fn a_day_on_which_the_server_is_frozen() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day::<ReentrantLock, _>(
+    bad_day(
+        REENTRANT_LOCK,
         server,
         &proxy,
         |server, _| server.freeze(),
@@ -92,7 +86,8 @@ timed!(a_day_on_which_the_server_answers_nobody_for_a_while);
 fn a_day_on_which_the_server_answers_nobody_for_a_while() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    bad_day::<ReentrantLock, _>(
+    bad_day(
+        REENTRANT_LOCK,
         server,
         &proxy,
         |server, _| {
@@ -110,34 +105,30 @@ fn a_day_on_which_the_server_answers_nobody_for_a_while() {
 
 /// The worst of those days for a kind with scripts of its own.
 macro_rules! worst_days {
-    ($($kind:ident: $lock:ty),+) => {
-        $(mod $kind {
+    ($($title:ident: $kind:ident,)+) => {
+        $(mod $title {
             use super::*;
+            use crate::support::$kind;
 
-            #[test]
-            fn a_day_without_replies() {
-                network_day::<$lock>(Mode::SwallowReplies, Target::All); // L8, O1
-            }
-
-            #[test]
-            fn a_day_on_which_everything_stalls() {
-                network_day::<$lock>(Mode::Stall, Target::All); // D1, F4
+            network_days! { $kind:
+                a_day_without_replies: Mode::SwallowReplies, All; // L8, O1
+                a_day_on_which_everything_stalls: Mode::Stall, All; // D1, F4
             }
 
             #[test]
             fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
-                day_of_a_kill::<$lock>();
+                day_of_a_kill($kind);
             }
         })+
     };
 }
 
-worst_days!(
-    fair_lock: FairLock,
-    fenced_lock: FencedLock,
-    writing: Writing,
-    reading: Reading
-);
+worst_days! {
+    fair_lock: FAIR_LOCK,
+    fenced_lock: FENCED_LOCK,
+    writing: WRITING,
+    reading: READING,
+}
 
 timed!(a_day_as_a_read_only_replica);
 fn a_day_as_a_read_only_replica() {

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Config, Error, FairLock, FencedLock, LossReason, Mutex, SpinLock};
+use redlatch::{Client, Config, Error, LossReason};
 
 use crate::support::scripts::cannot_save;
 use crate::support::{
-    BY_MESSAGE, GENEROUS, Guard, LEASE, Lock, Losses, Proxy, RESPONSE, SLACK, Server, Writing,
-    client, config, connection_to, eventually, fails, free_port, gets_nothing, in_time, is_redis_6,
-    logs, loosely, ms, nothing_is_left_of, open, timed, unique, within,
+    BY_MESSAGE, FAIR_LOCK, FENCED_LOCK, GENEROUS, Kind, LEASE, Losses, MUTEX, Proxy, RESPONSE,
+    SLACK, SPIN_LOCK, Server, WRITING, client, config, connection_to, eventually, fails, free_port,
+    gets_nothing, in_time, is_redis_6, logs, loosely, ms, nothing_is_left_of, open, timed, unique,
+    within,
 };
 
 timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
@@ -403,7 +404,7 @@ fn connections_closed_for_idleness_are_not_noticed() {
 }
 
 /// Clients and threads that count up under one lock while `trouble` is made over and over.
-fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration {
+fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Duration {
     let server = Server::start();
     let clients: Vec<_> = (0..2)
         .map(|_| Client::open(config(&server.url()).response_timeout(ms(3_000))).unwrap())
@@ -414,7 +415,7 @@ fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration
     let slowest = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..6)
             .map(|n| {
-                let (lock, server) = (L::of(&clients[n % 2], &name), &server);
+                let (lock, server) = (kind.of(&clients[n % 2], &name), &server);
                 let (stop, done, key) = (&stop, &done, &key);
                 scope.spawn(move || {
                     let mut con = connection_to(&server.url());
@@ -455,7 +456,7 @@ fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration
     let value: u64 = server.ask(&["GET", &key]);
     assert_eq!(value, done.load(Ordering::Relaxed));
     server.cli(&["DEL", &key]);
-    eventually("the lock is free", || nothing_is_left_of::<L>(&server));
+    eventually("the lock is free", || nothing_is_left_of(kind, &server));
     for client in &clients {
         let stats = client.stats();
         assert_eq!((stats.lost, stats.releases_failed), (0, 0));
@@ -467,7 +468,7 @@ fn counts_exactly_through<L: Lock>(trouble: impl Fn(&Server) + Sync) -> Duration
 timed!(scripts_forgotten_over_and_over_are_sent_again);
 fn scripts_forgotten_over_and_over_are_sent_again() {
     // C8
-    let slowest = counts_exactly_through::<Mutex>(|server| {
+    let slowest = counts_exactly_through(MUTEX, |server| {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
     });
     assert!(slowest < loosely(ms(1_500)), "{slowest:?}");
@@ -476,7 +477,7 @@ fn scripts_forgotten_over_and_over_are_sent_again() {
 timed!(a_link_killed_over_and_over_is_not_noticed);
 fn a_link_killed_over_and_over_is_not_noticed() {
     // C6, I3
-    let slowest = counts_exactly_through::<Mutex>(|server| {
+    let slowest = counts_exactly_through(MUTEX, |server| {
         server.kill_clients_named("link");
     });
     assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
@@ -485,17 +486,17 @@ fn a_link_killed_over_and_over_is_not_noticed() {
 timed!(a_subscriber_killed_over_and_over_slows_nobody_down_much);
 fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
     // P6
-    let slowest = counts_exactly_through::<Mutex>(|server| {
+    let slowest = counts_exactly_through(MUTEX, |server| {
         server.kill_clients_named("subscriber");
     });
     assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
 
 /// Scripts forgotten, links and subscribers killed, by turns.
-fn counts_exactly_through_everything<L: Lock>() {
+fn counts_exactly_through_everything(kind: Kind) {
     let turn = AtomicU64::new(0);
-    let slowest =
-        counts_exactly_through::<L>(|server| match turn.fetch_add(1, Ordering::Relaxed) % 3 {
+    let slowest = counts_exactly_through(kind, |server| {
+        match turn.fetch_add(1, Ordering::Relaxed) % 3 {
             0 => {
                 let () = server.ask(&["SCRIPT", "FLUSH"]);
             }
@@ -505,28 +506,29 @@ fn counts_exactly_through_everything<L: Lock>() {
             _ => {
                 server.kill_clients_named("subscriber");
             }
-        });
+        }
+    });
     assert!(slowest < loosely(ms(3_500)), "{slowest:?}");
 }
 
 timed!(a_fair_lock_counts_exactly_through_everything);
 fn a_fair_lock_counts_exactly_through_everything() {
-    counts_exactly_through_everything::<FairLock>(); // F4, I3
+    counts_exactly_through_everything(FAIR_LOCK); // F4, I3
 }
 
 timed!(a_fenced_lock_counts_exactly_through_everything);
 fn a_fenced_lock_counts_exactly_through_everything() {
-    counts_exactly_through_everything::<FencedLock>();
+    counts_exactly_through_everything(FENCED_LOCK);
 }
 
 timed!(a_spin_lock_counts_exactly_through_everything);
 fn a_spin_lock_counts_exactly_through_everything() {
-    counts_exactly_through_everything::<SpinLock>();
+    counts_exactly_through_everything(SPIN_LOCK);
 }
 
 timed!(a_write_lock_counts_exactly_through_everything);
 fn a_write_lock_counts_exactly_through_everything() {
-    counts_exactly_through_everything::<Writing>();
+    counts_exactly_through_everything(WRITING);
 }
 
 timed!(a_watchdog_killed_over_and_over_goes_on_renewing);

@@ -85,7 +85,7 @@ fn tokens_rise_however_a_hold_ends() {
     }));
     assert!(panics.is_err());
 
-    let expired = tokens.next(short_lived(&lock));
+    let expired = tokens.next(short_lived(|lease| lock.clone().lease(lease).lock()));
     let next = tokens.take(&their);
     assert!(!expired.is_valid() && expired.token() < next.token());
     drop(expired);

@@ -1,12 +1,16 @@
 //! What all kinds of locks have in common, for tests of any of them.
+//!
+//! A [`Kind`] is a value and its handles are trait objects, so that a test of all kinds is compiled once.
 
 use std::cell::Cell;
 use std::fmt::Debug;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use redlatch::{CancelToken, Client, Error, Loss, LossReason, Result, RwLock, RwLockReadGuard};
+use redlatch::{CancelToken, Client, Error, Loss, LossReason, Result, RwLock};
 
 use crate::support::rwlock::hold_key;
 use crate::support::{LONG, Server, beside, eventually, lua, ms};
@@ -31,62 +35,218 @@ pub(crate) enum Notified {
     Nobody,
 }
 
-/// What all handles have in common, and where kinds differ.
-pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
-    type Guard: Guard;
-
-    /// What keeps this one waiting, and is kept waiting by it: the kind itself, unless it can be shared.
-    type Foe: Lock;
-
-    const REENTRANT: bool;
-    const QUEUE: Queue = Queue::Process;
+/// How handles of a kind are made, and where kinds differ.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) title: &'static str,
+    pub(crate) handle: fn(&Client, &str) -> AnyLock,
+    /// The kind that excludes this one and is excluded by it, if it is another: readers share.
+    pub(crate) foe: Option<&'static Self>,
+    pub(crate) reentrant: bool,
+    pub(crate) queue: Queue,
     /// Who is notified of its release.
-    const NOTIFIED: Notified = Notified::All("redisson_lock__channel", "0");
-    /// Channels that one who asks Redis listens to while it waits.
-    const LISTENS: u64 = 1;
+    pub(crate) notified: Notified,
+    /// Channels that a thread which asks Redis listens to while it waits.
+    pub(crate) listens: u64,
     /// Whether each hold has a token.
-    const TOKENS: bool = false;
+    pub(crate) tokens: bool,
     /// Whether Redis knows how many holds the holding thread has.
-    const COUNTED: bool = true;
-    /// Commands that the server runs for a release: EVALSHA, HDEL, EXISTS, PUBLISH.
-    const RELEASE: u64 = 4;
-    /// What an acquire runs.
-    const ACQUIRE: &str = lua::LOCK_ACQUIRE;
-
+    pub(crate) counted: bool,
+    /// Commands that the server runs for a release.
+    pub(crate) release: u64,
+    /// The script of an acquire.
+    pub(crate) acquire: &'static str,
+    /// What the hash of a read-write lock says of its holders.
+    pub(crate) mode: Option<&'static str>,
     /// What is locked in Redis by the name of one lock.
-    fn names(name: &str) -> Vec<String> {
-        vec![name.to_owned()]
-    }
+    pub(crate) names: fn(&str) -> Vec<String>,
     /// Further servers that keep it, besides the one that a test starts.
-    fn others() -> Option<Arc<Vec<Server>>> {
-        None
-    }
-    /// The field of the hash that stands for an owner.
-    fn field(owner: &str) -> String {
-        owner.to_owned()
-    }
-    /// The whole hash, sorted, while `owner` alone has so many holds.
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![(Self::field(owner), count.to_string())]
-    }
-    /// Every key, while `owner` alone holds `name` and nobody waits.
-    fn keys(name: &str, _owner: &str) -> Vec<String> {
-        Self::names(name)
-    }
-    /// Whether a key of this kind outlives its holders, and has no limit.
-    fn stays(_key: &str) -> bool {
-        false
+    pub(crate) others: fn() -> Option<Arc<Vec<Server>>>,
+}
+
+pub(crate) const REENTRANT_LOCK: Kind = Kind {
+    title: "reentrant lock",
+    handle: |client, name| client.reentrant_lock(name).into(),
+    foe: None,
+    reentrant: true,
+    queue: Queue::Process,
+    notified: Notified::All("redisson_lock__channel", "0"),
+    listens: 1,
+    tokens: false,
+    counted: true,
+    release: 4, // EVALSHA, HDEL, EXISTS, PUBLISH
+    acquire: lua::LOCK_ACQUIRE,
+    mode: None,
+    names: |name| vec![name.to_owned()],
+    others: || None,
+};
+
+pub(crate) const MUTEX: Kind = Kind {
+    title: "mutex",
+    handle: |client, name| client.mutex(name).into(),
+    reentrant: false,
+    ..REENTRANT_LOCK
+};
+
+pub(crate) const FAIR_LOCK: Kind = Kind {
+    title: "fair lock",
+    handle: |client, name| client.fair_lock(name).into(),
+    queue: Queue::Redis,
+    notified: Notified::First,
+    acquire: lua::FAIR_ACQUIRE,
+    ..REENTRANT_LOCK
+};
+
+pub(crate) const FAIR_MUTEX: Kind = Kind {
+    title: "fair mutex",
+    handle: |client, name| client.fair_mutex(name).into(),
+    reentrant: false,
+    ..FAIR_LOCK
+};
+
+pub(crate) const FENCED_LOCK: Kind = Kind {
+    title: "fenced lock",
+    handle: |client, name| client.fenced_lock(name).into(),
+    tokens: true,
+    acquire: lua::FENCED_ACQUIRE,
+    ..REENTRANT_LOCK
+};
+
+pub(crate) const SPIN_LOCK: Kind = Kind {
+    title: "spin lock",
+    handle: |client, name| client.spin_lock(name).into(),
+    notified: Notified::Nobody,
+    listens: 0,
+    release: 3, // no PUBLISH
+    ..REENTRANT_LOCK
+};
+
+/// The read-write lock, as a writer sees it.
+pub(crate) const WRITING: Kind = Kind {
+    title: "writing",
+    handle: |client, name| Writing(client.rwlock(name)).into(),
+    notified: Notified::All("redisson_rwlock", "1"),
+    release: 6, // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
+    acquire: lua::RW_WRITE_ACQUIRE,
+    mode: Some("write"),
+    ..REENTRANT_LOCK
+};
+
+/// The read-write lock, as a reader sees it.
+pub(crate) const READING: Kind = Kind {
+    title: "reading",
+    handle: |client, name| Reading(client.rwlock(name)).into(),
+    foe: Some(&WRITING),
+    notified: Notified::All("redisson_rwlock", "0"),
+    counted: false, // one hold in Redis, whatever the thread has
+    acquire: lua::RW_READ_ACQUIRE,
+    mode: Some("read"),
+    ..REENTRANT_LOCK
+};
+
+/// Each kind whose lock is one key of one server, and both sides of the read-write lock.
+pub(crate) const KINDS: [Kind; 8] = [
+    REENTRANT_LOCK,
+    MUTEX,
+    FAIR_LOCK,
+    FAIR_MUTEX,
+    FENCED_LOCK,
+    SPIN_LOCK,
+    WRITING,
+    READING,
+];
+
+impl Kind {
+    pub(crate) fn of(&self, client: &Client, name: &str) -> AnyLock {
+        (self.handle)(client, name)
     }
 
-    fn of(client: &Client, name: &str) -> Self;
-    fn lease(self, lease: Duration) -> Self;
-    fn max_hold(self, max_hold: Duration) -> Self;
-    fn cancel_on(self, token: &CancelToken) -> Self;
-    fn lock(&self) -> Result<Self::Guard>;
-    fn try_lock(&self) -> Result<Option<Self::Guard>>;
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>>;
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>>;
-    fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T>;
+    pub(crate) fn foe(self) -> Self {
+        self.foe.copied().unwrap_or(self)
+    }
+
+    pub(crate) fn names(&self, name: &str) -> Vec<String> {
+        (self.names)(name)
+    }
+
+    pub(crate) fn others(&self) -> Option<Arc<Vec<Server>>> {
+        (self.others)()
+    }
+
+    /// The field of the hash that stands for an owner.
+    pub(crate) fn field(&self, owner: &str) -> String {
+        match self.mode {
+            Some("write") => format!("{owner}:write"),
+            _ => owner.to_owned(),
+        }
+    }
+
+    /// The whole hash, sorted, while `owner` alone has so many holds.
+    pub(crate) fn fields(&self, owner: &str, count: u32) -> Vec<(String, String)> {
+        let mode = self.mode.map(|mode| ("mode".to_owned(), mode.to_owned()));
+        let holds = (self.field(owner), count.to_string());
+        [holds].into_iter().chain(mode).collect()
+    }
+
+    /// Every key, sorted, while `owner` alone holds `name` and nobody waits.
+    pub(crate) fn keys(&self, name: &str, owner: &str) -> Vec<String> {
+        let mut keys = self.names(name);
+        if self.tokens {
+            keys.push(beside("redisson_lock_token", name));
+        }
+        if self.mode == Some("read") {
+            keys.push(hold_key(name, owner));
+        }
+        keys.sort();
+        keys
+    }
+
+    /// Whether a key of this kind outlives its holders, and has no limit.
+    pub(crate) fn stays(&self, key: &str) -> bool {
+        self.tokens && key.starts_with("redisson_lock_token:")
+    }
+}
+
+/// A handle of any kind.
+#[derive(Clone, Debug)]
+pub(crate) struct AnyLock(Arc<dyn Lock>);
+
+/// A guard of any kind.
+pub(crate) type AnyGuard = Box<dyn Guard>;
+
+impl<L: Lock + 'static> From<L> for AnyLock {
+    fn from(lock: L) -> Self {
+        Self(Arc::new(lock))
+    }
+}
+
+impl Deref for AnyLock {
+    type Target = dyn Lock;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl AnyLock {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&dyn Guard) -> T) -> Result<T> {
+        let (mut work, mut result) = (Some(work), None);
+        self.0
+            .with(&mut |guard| result = work.take().map(|work| work(guard)))?;
+        Ok(result.expect("`with` has called its closure"))
+    }
+}
+
+/// What all handles have in common.
+pub(crate) trait Lock: Debug + Send + Sync {
+    fn lease(&self, lease: Duration) -> AnyLock;
+    fn max_hold(&self, max_hold: Duration) -> AnyLock;
+    fn cancel_on(&self, token: &CancelToken) -> AnyLock;
+    fn lock(&self) -> Result<AnyGuard>;
+    fn try_lock(&self) -> Result<Option<AnyGuard>>;
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<AnyGuard>>;
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<AnyGuard>>;
+    fn with(&self, work: &mut dyn FnMut(&dyn Guard)) -> Result<()>;
     fn is_locked(&self) -> Result<bool>;
     fn is_owned_by_current_thread(&self) -> bool;
     fn hold_count(&self) -> u32;
@@ -97,7 +257,7 @@ pub(crate) trait Lock: Clone + Debug + Send + Sync + 'static {
 
 /// What all guards have in common.
 pub(crate) trait Guard: Debug {
-    fn unlock(self) -> Result<()>;
+    fn unlock(self: Box<Self>) -> Result<()>;
     fn is_valid(&self) -> bool;
     fn valid_until(&self) -> Instant;
     fn lost(&self) -> &Receiver<Loss>;
@@ -112,99 +272,11 @@ pub(crate) trait Guard: Debug {
     fn settle(&self) {}
 }
 
-/// Every key, sorted, while `owner` alone holds `name` and nobody waits.
-pub(crate) fn keys_of<L: Lock>(name: &str, owner: &str) -> Vec<String> {
-    let mut keys = L::keys(name, owner);
-    keys.sort();
-    keys
-}
-
-/// Whether a lock of this kind has left nothing but what stays.
-pub(crate) fn nothing_is_left_of<L: Lock>(server: &Server) -> bool {
-    let keys = server.keys_but_requests();
-    keys.iter().all(|key| L::stays(key))
-}
-
-/// What a lock of that name calls itself.
-pub(crate) fn shown<L: Lock>(name: &str) -> String {
-    L::names(name).join(", ")
-}
-
-/// Does something on each server of a lock, to all its keys at once.
-pub(crate) fn everywhere<L: Lock>(server: &Server, name: &str, what: impl Fn(&Server, &[String])) {
-    let (names, others) = (L::names(name), L::others());
-    what(server, &names);
-    for server in others.iter().flat_map(|servers| servers.iter()) {
-        what(server, &names);
-    }
-}
-
-/// Whether no server keeps anything of it.
-pub(crate) fn is_gone<L: Lock>(server: &Server, name: &str) -> bool {
-    let gone = Cell::new(true);
-    everywhere::<L>(server, name, |server, keys| {
-        gone.set(gone.get() && !keys.iter().any(|key| server.exists(key)));
-    });
-    gone.get()
-}
-
-/// Does away with a lock, without a word.
-pub(crate) fn delete<L: Lock>(server: &Server, name: &str) {
-    everywhere::<L>(server, name, |server, keys| {
-        let () = redis::cmd("DEL")
-            .arg(keys)
-            .query(&mut server.connection())
-            .unwrap();
-    });
-}
-
-/// A hold with a lease of its own that ends soon. On a late machine the first one may be over before it is granted.
-#[track_caller]
-pub(crate) fn short_lived<L: Lock>(lock: &L) -> L::Guard {
-    let mut lease = ms(50);
-    loop {
-        match lock.clone().lease(lease).lock() {
-            Err(Error::Lost {
-                reason: LossReason::Expired,
-                ..
-            }) => lease *= 2,
-            granted => return granted.unwrap(),
-        }
-    }
-}
-
-/// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
-pub(crate) fn lose<L: Lock>(server: &Server, name: &str) {
-    let (names, others) = (L::names(name), L::others());
-    let others = others.iter().flat_map(|servers| servers.iter());
-    let connections: Vec<_> = std::iter::once(server)
-        .chain(others)
-        .map(Server::connection)
-        .collect();
-    // One right after the other: whoever is granted it once most are gone would lose it by the rest.
-    for mut connection in connections {
-        let () = redis::cmd("DEL")
-            .arg(&names[0])
-            .query(&mut connection)
-            .unwrap();
-    }
-}
-
-/// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
-#[track_caller]
-pub(crate) fn by_now<L: Lock>(what: &str, mut happened: impl FnMut() -> bool) {
-    if L::others().is_some() {
-        eventually(what, happened);
-    } else {
-        assert!(happened(), "{what}");
-    }
-}
-
 macro_rules! guard {
     ($guard:ty $({ $($own:tt)* })?) => {
         impl crate::support::Guard for $guard {
-            fn unlock(self) -> redlatch::Result<()> {
-                <$guard>::unlock(self)
+            fn unlock(self: Box<Self>) -> redlatch::Result<()> {
+                <$guard>::unlock(*self)
             }
             fn is_valid(&self) -> bool {
                 <$guard>::is_valid(self)
@@ -229,263 +301,141 @@ macro_rules! guard {
     };
 }
 
-/// What an adapter leaves to its first field, a lock.
-macro_rules! delegated {
-    () => {
-        fn lease(mut self, lease: std::time::Duration) -> Self {
-            self.0 = self.0.lease(lease);
-            self
-        }
-        fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
-            self.0 = self.0.max_hold(max_hold);
-            self
-        }
-        fn cancel_on(mut self, token: &redlatch::CancelToken) -> Self {
-            self.0 = self.0.cancel_on(token);
-            self
-        }
-        fn lock(&self) -> redlatch::Result<Self::Guard> {
-            self.0.lock()
-        }
-        fn try_lock(&self) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock()
-        }
-        fn try_lock_for(&self, wait: std::time::Duration) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock_for(wait)
-        }
-        fn try_lock_until(
-            &self,
-            instant: std::time::Instant,
-        ) -> redlatch::Result<Option<Self::Guard>> {
-            self.0.try_lock_until(instant)
-        }
-        fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> redlatch::Result<T> {
-            self.0.with(work)
-        }
-        fn is_locked(&self) -> redlatch::Result<bool> {
-            self.0.is_locked()
-        }
-        fn is_owned_by_current_thread(&self) -> bool {
-            self.0.is_owned_by_current_thread()
-        }
-        fn hold_count(&self) -> u32 {
-            self.0.hold_count()
-        }
-        fn remaining(&self) -> redlatch::Result<Option<std::time::Duration>> {
-            self.0.remaining()
-        }
-        fn force_unlock(&self) -> redlatch::Result<bool> {
-            self.0.force_unlock()
-        }
-        fn name(&self) -> &str {
-            self.0.name()
+/// Implements [`Lock`] for a handle; or for an adapter, which says how to reach its handle, how to wrap a copy with other
+/// settings, whether the thread owns it, and the names of the verbs.
+macro_rules! lock {
+    ($lock:ty) => {
+        crate::support::lock! {
+            $lock: |this| this, |copy| copy, this.is_owned_by_current_thread();
+            lock try_lock try_lock_for try_lock_until with is_locked hold_count
         }
     };
-}
-
-/// A kind whose handle is the adapter.
-macro_rules! kind {
-    ($maker:ident: $lock:ident, $guard:ty, $reentrant:literal { $($own:tt)* }) => {
-        impl Lock for redlatch::$lock {
-            type Guard = $guard;
-            type Foe = Self;
-
-            const REENTRANT: bool = $reentrant;
-            $($own)*
-
-            fn of(client: &Client, name: &str) -> Self {
-                client.$maker(name)
+    (
+        $lock:ty: |$this:ident| $handle:expr, |$copy:ident| $adapted:expr, $is_owned:expr;
+        $take:ident $try:ident $try_for:ident $try_until:ident $with:ident $is_locked:ident $hold_count:ident
+    ) => {
+        impl crate::support::Lock for $lock {
+            fn lease(&self, lease: std::time::Duration) -> crate::support::AnyLock {
+                let $this = self;
+                let $copy = $handle.clone().lease(lease);
+                $adapted.into()
             }
-            fn lease(self, lease: Duration) -> Self {
-                redlatch::$lock::lease(self, lease)
+            fn max_hold(&self, max_hold: std::time::Duration) -> crate::support::AnyLock {
+                let $this = self;
+                let $copy = $handle.clone().max_hold(max_hold);
+                $adapted.into()
             }
-            fn max_hold(self, max_hold: Duration) -> Self {
-                redlatch::$lock::max_hold(self, max_hold)
+            fn cancel_on(&self, token: &redlatch::CancelToken) -> crate::support::AnyLock {
+                let $this = self;
+                let $copy = $handle.clone().cancel_on(token);
+                $adapted.into()
             }
-            fn cancel_on(self, token: &CancelToken) -> Self {
-                redlatch::$lock::cancel_on(self, token)
+            fn lock(&self) -> redlatch::Result<crate::support::AnyGuard> {
+                let $this = self;
+                Ok(Box::new($handle.$take()?))
             }
-            fn lock(&self) -> Result<Self::Guard> {
-                redlatch::$lock::lock(self)
+            fn try_lock(&self) -> redlatch::Result<Option<crate::support::AnyGuard>> {
+                let $this = self;
+                Ok($handle.$try()?.map(|guard| Box::new(guard) as _))
             }
-            fn try_lock(&self) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock(self)
+            fn try_lock_for(
+                &self,
+                wait: std::time::Duration,
+            ) -> redlatch::Result<Option<crate::support::AnyGuard>> {
+                let $this = self;
+                Ok($handle.$try_for(wait)?.map(|guard| Box::new(guard) as _))
             }
-            fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock_for(self, wait)
+            fn try_lock_until(
+                &self,
+                instant: std::time::Instant,
+            ) -> redlatch::Result<Option<crate::support::AnyGuard>> {
+                let $this = self;
+                Ok($handle
+                    .$try_until(instant)?
+                    .map(|guard| Box::new(guard) as _))
             }
-            fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-                redlatch::$lock::try_lock_until(self, instant)
+            fn with(
+                &self,
+                work: &mut dyn FnMut(&dyn crate::support::Guard),
+            ) -> redlatch::Result<()> {
+                let $this = self;
+                $handle.$with(|guard| work(guard))
             }
-            fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-                redlatch::$lock::with(self, work)
-            }
-            fn is_locked(&self) -> Result<bool> {
-                redlatch::$lock::is_locked(self)
+            fn is_locked(&self) -> redlatch::Result<bool> {
+                let $this = self;
+                $handle.$is_locked()
             }
             fn is_owned_by_current_thread(&self) -> bool {
-                redlatch::$lock::is_owned_by_current_thread(self)
+                let $this = self;
+                $is_owned
             }
             fn hold_count(&self) -> u32 {
-                redlatch::$lock::hold_count(self)
+                let $this = self;
+                $handle.$hold_count()
             }
-            fn remaining(&self) -> Result<Option<Duration>> {
-                redlatch::$lock::remaining(self)
+            fn remaining(&self) -> redlatch::Result<Option<std::time::Duration>> {
+                let $this = self;
+                $handle.remaining()
             }
-            fn force_unlock(&self) -> Result<bool> {
-                redlatch::$lock::force_unlock(self)
+            fn force_unlock(&self) -> redlatch::Result<bool> {
+                let $this = self;
+                $handle.force_unlock()
             }
             fn name(&self) -> &str {
-                redlatch::$lock::name(self)
+                let $this = self;
+                $handle.name()
             }
         }
     };
 }
 
+pub(crate) use {guard, lock};
+
 guard!(redlatch::ReentrantLockGuard);
-
 guard!(redlatch::MutexGuard);
-
 guard!(redlatch::FairLockGuard);
-
 guard!(redlatch::FairMutexGuard);
-
 guard!(redlatch::SpinLockGuard);
-
 guard!(redlatch::RwLockWriteGuard);
-
+guard!(redlatch::RwLockReadGuard);
 guard!(redlatch::MultiLockGuard);
-
 guard!(redlatch::FencedLockGuard {
     fn token(&self) -> u64 {
         redlatch::FencedLockGuard::token(self)
     }
 });
 
-kind!(reentrant_lock: ReentrantLock, redlatch::ReentrantLockGuard, true {});
+lock!(redlatch::ReentrantLock);
+lock!(redlatch::Mutex);
+lock!(redlatch::FairLock);
+lock!(redlatch::FairMutex);
+lock!(redlatch::FencedLock);
+lock!(redlatch::SpinLock);
+lock!(redlatch::MultiLock);
+lock!(redlatch::RedLock);
 
-kind!(mutex: Mutex, redlatch::MutexGuard, false {});
-
-kind!(fair_lock: FairLock, redlatch::FairLockGuard, true {
-    const QUEUE: Queue = Queue::Redis;
-    const NOTIFIED: Notified = Notified::First;
-    const ACQUIRE: &str = lua::FAIR_ACQUIRE;
-});
-
-kind!(fair_mutex: FairMutex, redlatch::FairMutexGuard, false {
-    const QUEUE: Queue = Queue::Redis;
-    const NOTIFIED: Notified = Notified::First;
-    const ACQUIRE: &str = lua::FAIR_ACQUIRE;
-});
-
-kind!(fenced_lock: FencedLock, redlatch::FencedLockGuard, true {
-    const TOKENS: bool = true;
-    const ACQUIRE: &str = lua::FENCED_ACQUIRE;
-
-    fn keys(name: &str, _: &str) -> Vec<String> {
-        vec![name.to_owned(), beside("redisson_lock_token", name)]
-    }
-    fn stays(key: &str) -> bool {
-        key.starts_with("redisson_lock_token:")
-    }
-});
-
-kind!(spin_lock: SpinLock, redlatch::SpinLockGuard, true {
-    const NOTIFIED: Notified = Notified::Nobody;
-    const LISTENS: u64 = 0;
-    const RELEASE: u64 = 3; // no PUBLISH
-});
-
-/// What the two sides of a read-write lock do alike, each by its own verbs.
-macro_rules! by_verbs {
-    ($lock:ident, $try:ident, $try_for:ident, $try_until:ident, $with:ident, $is_locked:ident, $hold_count:ident) => {
-        fn of(client: &Client, name: &str) -> Self {
-            Self(client.rwlock(name))
-        }
-        fn lease(self, lease: Duration) -> Self {
-            Self(self.0.lease(lease))
-        }
-        fn max_hold(self, max_hold: Duration) -> Self {
-            Self(self.0.max_hold(max_hold))
-        }
-        fn cancel_on(self, token: &CancelToken) -> Self {
-            Self(self.0.cancel_on(token))
-        }
-        fn lock(&self) -> Result<Self::Guard> {
-            self.0.$lock()
-        }
-        fn try_lock(&self) -> Result<Option<Self::Guard>> {
-            self.0.$try()
-        }
-        fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>> {
-            self.0.$try_for(wait)
-        }
-        fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>> {
-            self.0.$try_until(instant)
-        }
-        fn with<T>(&self, work: impl FnOnce(&Self::Guard) -> T) -> Result<T> {
-            self.0.$with(work)
-        }
-        fn is_locked(&self) -> Result<bool> {
-            self.0.$is_locked()
-        }
-        fn hold_count(&self) -> u32 {
-            self.0.$hold_count()
-        }
-        fn remaining(&self) -> Result<Option<Duration>> {
-            self.0.remaining()
-        }
-        fn force_unlock(&self) -> Result<bool> {
-            self.0.force_unlock()
-        }
-        fn name(&self) -> &str {
-            self.0.name()
-        }
-    };
-}
-
-/// The read-write lock, as one that writes sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Writing(redlatch::RwLock);
+struct Writing(RwLock);
 
-impl Lock for Writing {
-    type Guard = redlatch::RwLockWriteGuard;
-    type Foe = Self;
-
-    const REENTRANT: bool = true;
-    const NOTIFIED: Notified = Notified::All("redisson_rwlock", "1");
-    const RELEASE: u64 = 6; // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
-    const ACQUIRE: &str = lua::RW_WRITE_ACQUIRE;
-
-    fn field(owner: &str) -> String {
-        format!("{owner}:write")
-    }
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![
-            (Self::field(owner), count.to_string()),
-            ("mode".to_owned(), "write".to_owned()),
-        ]
-    }
-    by_verbs!(
-        write,
-        try_write,
-        try_write_for,
-        try_write_until,
-        with_write,
-        is_write_locked,
-        write_hold_count
-    );
-    fn is_owned_by_current_thread(&self) -> bool {
-        assert_eq!(
-            self.0.is_owned_by_current_thread(),
-            self.0.write_hold_count() + self.0.read_hold_count() > 0
-        );
-        self.0.write_hold_count() > 0
-    }
+lock! {
+    Writing: |this| this.0, |copy| Writing(copy), {
+        let (reads, writes) = (this.0.read_hold_count(), this.0.write_hold_count());
+        assert_eq!(this.0.is_owned_by_current_thread(), reads + writes > 0);
+        writes > 0
+    };
+    write try_write try_write_for try_write_until with_write is_write_locked write_hold_count
 }
 
-/// What every verb of a lock says.
-pub(crate) fn verdicts<L: Lock>(lock: &L) -> Vec<(&'static str, Result<()>)> {
+#[derive(Clone, Debug)]
+struct Reading(RwLock);
+
+lock! {
+    Reading: |this| this.0, |copy| Reading(copy), this.0.read_hold_count() > 0;
+    read try_read try_read_for try_read_until with_read is_read_locked read_hold_count
+}
+
+/// What every verb of a lock says, and every question that asks Redis.
+pub(crate) fn verdicts(lock: &AnyLock) -> Vec<(&'static str, Result<()>)> {
     let token = CancelToken::new();
     vec![
         ("lock", lock.lock().map(drop)),
@@ -496,49 +446,126 @@ pub(crate) fn verdicts<L: Lock>(lock: &L) -> Vec<(&'static str, Result<()>)> {
             lock.try_lock_until(Instant::now() + LONG).map(drop),
         ),
         ("with", lock.with(|_| ())),
-        ("lease", lock.clone().lease(LONG).lock().map(drop)),
-        ("max_hold", lock.clone().max_hold(LONG).lock().map(drop)),
-        ("cancel_on", lock.clone().cancel_on(&token).lock().map(drop)),
+        ("lease", lock.lease(LONG).lock().map(drop)),
+        ("max_hold", lock.max_hold(LONG).lock().map(drop)),
+        ("cancel_on", lock.cancel_on(&token).lock().map(drop)),
         ("force_unlock", lock.force_unlock().map(drop)),
+        ("is_locked", lock.is_locked().map(drop)),
+        ("remaining", lock.remaining().map(drop)),
     ]
 }
 
-/// The read-write lock, as one that reads sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct Reading(RwLock);
+/// Runs a test for all of these at once, and names those for which it fails.
+#[track_caller]
+pub(crate) fn for_each<'a, T: Copy + Send>(
+    cases: impl IntoIterator<Item = (&'a str, T)>,
+    test: impl Fn(T) + Sync,
+) {
+    let test = &test;
+    let failed: Vec<_> = thread::scope(|scope| {
+        let run = |(title, case): (&'a str, T)| {
+            let thread = thread::Builder::new().name(title.to_owned());
+            (
+                title,
+                thread.spawn_scoped(scope, move || test(case)).unwrap(),
+            )
+        };
+        let running: Vec<_> = cases.into_iter().map(run).collect();
+        let ended = running.into_iter();
+        let failed = ended.filter_map(|(title, thread)| thread.join().err().map(|_| title));
+        failed.collect()
+    });
+    assert!(failed.is_empty(), "of {}", failed.join(", "));
+}
 
-guard!(RwLockReadGuard);
+/// The same for each of these kinds.
+#[track_caller]
+pub(crate) fn for_each_kind(kinds: &[Kind], test: impl Fn(Kind) + Sync) {
+    for_each(kinds.iter().map(|kind| (kind.title, *kind)), test);
+}
 
-impl Lock for Reading {
-    type Guard = RwLockReadGuard;
-    type Foe = Writing;
+/// Whether a lock of this kind has left nothing but what stays.
+pub(crate) fn nothing_is_left_of(kind: Kind, server: &Server) -> bool {
+    let keys = server.keys_but_requests();
+    keys.iter().all(|key| kind.stays(key))
+}
 
-    const REENTRANT: bool = true;
-    const NOTIFIED: Notified = Notified::All("redisson_rwlock", "0");
-    const COUNTED: bool = false; // one hold in Redis, whatever the thread has
-    const ACQUIRE: &str = lua::RW_READ_ACQUIRE;
+/// What a lock of that name calls itself.
+pub(crate) fn shown(kind: Kind, name: &str) -> String {
+    kind.names(name).join(", ")
+}
 
-    fn fields(owner: &str, count: u32) -> Vec<(String, String)> {
-        vec![
-            (owner.to_owned(), count.to_string()),
-            ("mode".to_owned(), "read".to_owned()),
-        ]
-    }
-    fn keys(name: &str, owner: &str) -> Vec<String> {
-        vec![name.to_owned(), hold_key(name, owner)]
-    }
-    by_verbs!(
-        read,
-        try_read,
-        try_read_for,
-        try_read_until,
-        with_read,
-        is_read_locked,
-        read_hold_count
-    );
-    fn is_owned_by_current_thread(&self) -> bool {
-        self.0.read_hold_count() > 0
+/// Does something on each server of a lock, to all its keys at once.
+pub(crate) fn everywhere(
+    kind: Kind,
+    server: &Server,
+    name: &str,
+    what: impl Fn(&Server, &[String]),
+) {
+    let (names, others) = (kind.names(name), kind.others());
+    what(server, &names);
+    for server in others.iter().flat_map(|servers| servers.iter()) {
+        what(server, &names);
     }
 }
 
-pub(crate) use {delegated, guard};
+/// Whether no server keeps anything of it.
+pub(crate) fn is_gone(kind: Kind, server: &Server, name: &str) -> bool {
+    let gone = Cell::new(true);
+    everywhere(kind, server, name, |server, keys| {
+        gone.set(gone.get() && !keys.iter().any(|key| server.exists(key)));
+    });
+    gone.get()
+}
+
+/// Does away with a lock, without a word.
+pub(crate) fn delete(kind: Kind, server: &Server, name: &str) {
+    everywhere(kind, server, name, |server, keys| {
+        let () = redis::cmd("DEL")
+            .arg(keys)
+            .query(&mut server.connection())
+            .unwrap();
+    });
+}
+
+/// A hold with a lease of its own that ends soon. On a late machine the first one may be over before it is granted.
+#[track_caller]
+pub(crate) fn short_lived<G: Debug>(lock: impl Fn(Duration) -> Result<G>) -> G {
+    let mut lease = ms(50);
+    loop {
+        match lock(lease) {
+            Err(Error::Lost {
+                reason: LossReason::Expired,
+                ..
+            }) => lease *= 2,
+            granted => return granted.unwrap(),
+        }
+    }
+}
+
+/// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
+pub(crate) fn lose(kind: Kind, server: &Server, name: &str) {
+    let (names, others) = (kind.names(name), kind.others());
+    let others = others.iter().flat_map(|servers| servers.iter());
+    let connections: Vec<_> = std::iter::once(server)
+        .chain(others)
+        .map(Server::connection)
+        .collect();
+    // One right after the other: whoever is granted it once most are gone would lose it by the rest.
+    for mut connection in connections {
+        let () = redis::cmd("DEL")
+            .arg(&names[0])
+            .query(&mut connection)
+            .unwrap();
+    }
+}
+
+/// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
+#[track_caller]
+pub(crate) fn by_now(kind: Kind, what: &str, mut happened: impl FnMut() -> bool) {
+    if kind.others().is_some() {
+        eventually(what, happened);
+    } else {
+        assert!(happened(), "{what}");
+    }
+}

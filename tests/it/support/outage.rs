@@ -3,8 +3,8 @@
 use redlatch::{Client, Error, LossReason};
 
 use crate::support::{
-    Guard, LEASE, Lock, Losses, Proxy, Queue, RESPONSE, Server, WAITER_LEASE, config, eventually,
-    fails, gets_nothing, in_time, keys_of, ms, nothing_is_left_of, unique, within,
+    Kind, LEASE, Losses, Proxy, Queue, RESPONSE, Server, WAITER_LEASE, config, eventually, fails,
+    gets_nothing, in_time, ms, nothing_is_left_of, unique, within,
 };
 
 /// Whether what Redis held before the bad day is still there after it.
@@ -16,7 +16,8 @@ pub(crate) enum Data {
 
 /// Asks for everything while `fault` lasts: every verb fails in time (I4, L5, C1); after `heal` the same client works,
 /// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is still held or reported.
-pub(crate) fn bad_day<L: Lock, S>(
+pub(crate) fn bad_day<S>(
+    kind: Kind,
     mut server: Server,
     proxy: &Proxy,
     fault: impl FnOnce(&mut Server, &Proxy) -> S,
@@ -27,9 +28,9 @@ pub(crate) fn bad_day<L: Lock, S>(
     let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let name = |what: &str| unique(&format!("day:{what}"));
     let (kept, unlocked, dropped) = (name("kept"), name("unlocked"), name("dropped"));
-    let keeper = L::of(&client, &kept).lock().unwrap();
-    let to_unlock = L::of(&client, &unlocked).lock().unwrap();
-    let to_drop = L::of(&client, &dropped).lock().unwrap();
+    let keeper = kind.of(&client, &kept).lock().unwrap();
+    let to_unlock = kind.of(&client, &unlocked).lock().unwrap();
+    let to_drop = kind.of(&client, &dropped).lock().unwrap();
     let asked: Vec<_> = ["lock", "try", "for", "is", "left", "force"]
         .into_iter()
         .map(|what| (what, name(what)))
@@ -37,7 +38,7 @@ pub(crate) fn bad_day<L: Lock, S>(
     let state = fault(&mut server, proxy);
     std::thread::scope(|scope| {
         for (what, name) in &asked {
-            let lock = L::of(&client, name);
+            let lock = kind.of(&client, name);
             scope.spawn(move || match *what {
                 "lock" => fails(what, RESPONSE, || lock.lock()),
                 "try" => fails(what, RESPONSE, || lock.try_lock()),
@@ -56,8 +57,8 @@ pub(crate) fn bad_day<L: Lock, S>(
             });
         }
         scope.spawn(|| {
-            let lock = L::Foe::of(&client, &kept);
-            if L::QUEUE == Queue::Redis {
+            let lock = kind.foe().of(&client, &kept);
+            if kind.queue == Queue::Redis {
                 // There is no line but that of Redis.
                 gets_nothing("waiting", ms(100), || lock.try_lock_for(ms(100)));
                 return;
@@ -70,7 +71,7 @@ pub(crate) fn bad_day<L: Lock, S>(
         fails("unlocking", RESPONSE, || to_unlock.unlock());
     });
     heal(&mut server, proxy, state);
-    let limit = if L::QUEUE == Queue::Redis {
+    let limit = if kind.queue == Queue::Redis {
         RESPONSE + WAITER_LEASE
     } else {
         RESPONSE
@@ -80,7 +81,7 @@ pub(crate) fn bad_day<L: Lock, S>(
             let mut taken = None;
             // Right after the fault the first attempts may still meet its last effects.
             within(ms(2_000), || {
-                taken = L::of(&client, name).lock().ok();
+                taken = kind.of(&client, name).lock().ok();
                 taken.is_some()
             });
             taken
@@ -92,20 +93,20 @@ pub(crate) fn bad_day<L: Lock, S>(
     match data {
         Data::Kept => {
             let locks = |mut keys: Vec<String>| {
-                keys.retain(|key| !L::stays(key));
+                keys.retain(|key| !kind.stays(key));
                 keys
             };
-            let held = locks(keys_of::<L>(&kept, keeper.owner()));
+            let held = locks(kind.keys(&kept, keeper.owner()));
             eventually("only what is held is there", || {
-                if L::QUEUE == Queue::Redis {
+                if kind.queue == Queue::Redis {
                     // F1: a place that a late question took dies with its waiter lease, and whoever asks clears it away.
                     for (_, name) in &asked {
-                        drop(L::of(&client, name).try_lock());
+                        drop(kind.of(&client, name).try_lock());
                     }
                 }
                 locks(server.keys()) == held
             });
-            assert_eq!(server.hgetall(&kept), L::fields(keeper.owner(), 1));
+            assert_eq!(server.hgetall(&kept), kind.fields(keeper.owner(), 1));
             let renewals = client.stats().renewals;
             eventually("it is renewed", || client.stats().renewals > renewals + 1);
             assert!(keeper.is_valid() && keeper.lost().is_empty());
@@ -126,10 +127,10 @@ pub(crate) fn bad_day<L: Lock, S>(
             });
         }
     }
-    let again = L::of(&client, &kept).lock().unwrap();
-    assert_eq!(server.hgetall(&kept), L::fields(again.owner(), 1));
+    let again = kind.of(&client, &kept).lock().unwrap();
+    assert_eq!(server.hgetall(&kept), kind.fields(again.owner(), 1));
     drop(again);
-    eventually("nothing is left", || nothing_is_left_of::<L>(&server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
     assert_eq!(client.stats().releases_failed, 0);
     in_time("closing", RESPONSE, || client.close(RESPONSE)).unwrap();
 }

@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis::{Connection, Value};
 
 use crate::support::{
-    Crew, Deployment, Lock, Notified, Queue, Server, delete, eventually, everywhere, is_redis_6,
-    unique,
+    Crew, Deployment, Kind, Notified, Queue, REENTRANT_LOCK, Server, delete, eventually,
+    everywhere, is_redis_6, unique,
 };
 
 /// Somebody who is not of this crate: a Redisson client and one of its threads.
@@ -27,9 +27,9 @@ pub(crate) fn subscribed(server: &Server, n: u64) {
 
 /// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again without messages.
 #[track_caller]
-pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
-    subscribed(server, n * L::LISTENS);
-    if n > 0 && L::LISTENS == 0 {
+pub(crate) fn waited_for_by(kind: Kind, server: &Server, n: u64) {
+    subscribed(server, n * kind.listens);
+    if n > 0 && kind.listens == 0 {
         // Some look whether it is free before they ask for it.
         let asks = || server.calls("evalsha") + server.calls("pttl");
         let asked = asks();
@@ -40,8 +40,8 @@ pub(crate) fn waited_for_by<L: Lock>(server: &Server, n: u64) {
 
 /// Waits until `n` threads of a crew, whatever their process, wait in this order.
 #[track_caller]
-pub(crate) fn in_line<L: Lock>(server: &Server, name: &str, crew: &Crew, n: usize) {
-    if L::QUEUE == Queue::Redis {
+pub(crate) fn in_line(kind: Kind, server: &Server, name: &str, crew: &Crew, n: usize) {
+    if kind.queue == Queue::Redis {
         eventually("everybody stands in line", || line(server, name).len() == n);
     }
     crew.all_parked();
@@ -64,55 +64,55 @@ pub(crate) fn beside(prefix: &str, key: &str) -> String {
 
 /// A plain lock held by somebody else, made by hand.
 pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
-    stranger_holds::<redlatch::ReentrantLock>(server, name, lease_ms);
+    stranger_holds(REENTRANT_LOCK, server, name, lease_ms);
 }
 
 /// A lock held by somebody else, made by hand, whatever was there before.
-pub(crate) fn stranger_holds<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
-    everywhere::<L>(server, name, |server, keys| {
+pub(crate) fn stranger_holds(kind: Kind, server: &Server, name: &str, lease_ms: u64) {
+    everywhere(kind, server, name, |server, keys| {
         let mut pipe = redis::pipe();
         pipe.atomic();
-        held_by_stranger::<L>(&mut pipe, keys, lease_ms);
+        held_by_stranger(kind, &mut pipe, keys, lease_ms);
         let () = pipe.query(&mut server.connection()).unwrap();
     });
 }
 
 /// All its keys expire in the same millisecond. `PEXPIRE` would count from when it reached each of them: whoever asks in
 /// between finds one key gone and the next still there.
-fn held_by_stranger<L: Lock>(pipe: &mut redis::Pipeline, keys: &[String], lease_ms: u64) {
+fn held_by_stranger(kind: Kind, pipe: &mut redis::Pipeline, keys: &[String], lease_ms: u64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let expires = now.as_millis() + u128::from(lease_ms);
     for key in keys {
         pipe.del(key);
-        pipe.hset_multiple(key, &L::fields(STRANGER, 1));
+        pipe.hset_multiple(key, &kind.fields(STRANGER, 1));
         pipe.cmd("PEXPIREAT").arg(key).arg(expires.to_string());
     }
 }
 
 /// Takes a lock from its holder by hand, for a foe: on no server is it free in between, so whoever looks finds that out.
-pub(crate) fn stranger_takes<L: Lock>(server: &Server, name: &str, lease_ms: u64) {
-    let taken = L::Foe::names(name);
-    everywhere::<L>(server, name, |server, keys| {
+pub(crate) fn stranger_takes(kind: Kind, server: &Server, name: &str, lease_ms: u64) {
+    let taken = kind.foe().names(name);
+    everywhere(kind, server, name, |server, keys| {
         let mut pipe = redis::pipe();
         pipe.atomic().del(keys);
-        held_by_stranger::<L::Foe>(&mut pipe, &taken, lease_ms);
+        held_by_stranger(kind.foe(), &mut pipe, &taken, lease_ms);
         let () = pipe.query(&mut server.connection()).unwrap();
     });
 }
 
-pub(crate) fn is_held_by_stranger<L: Lock>(server: &Server, name: &str) -> bool {
-    let names = L::names(name);
-    let theirs = |name: &String| server.hgetall(name) == L::fields(STRANGER, 1);
+pub(crate) fn is_held_by_stranger(kind: Kind, server: &Server, name: &str) -> bool {
+    let names = kind.names(name);
+    let theirs = |name: &String| server.hgetall(name) == kind.fields(STRANGER, 1);
     names.iter().all(theirs)
 }
 
 /// Does what a Redisson client does to give a lock back.
-pub(crate) fn stranger_releases<L: Lock>(server: &Server, name: &str) {
+pub(crate) fn stranger_releases(kind: Kind, server: &Server, name: &str) {
     let first = line(server, name).into_iter().next();
-    delete::<L>(server, name);
-    match (L::NOTIFIED, first) {
+    delete(kind, server, name);
+    match (kind.notified, first) {
         (Notified::All(prefix, payload), _) => {
-            for name in L::names(name) {
+            for name in kind.names(name) {
                 publish(server, &beside(prefix, &name), payload);
             }
         }

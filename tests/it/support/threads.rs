@@ -25,6 +25,7 @@ impl Crew {
     }
 
     pub(crate) fn spawn(&mut self, work: impl FnOnce() + Send + 'static) {
+        let work: Box<dyn FnOnce() + Send> = Box::new(work); // `Builder::spawn` is compiled once
         let thread = thread::Builder::new()
             .name(self.tag.clone())
             .stack_size(256 * 1024)
@@ -72,7 +73,12 @@ impl Crew {
 
 /// Runs `work` on a thread of its own, which holds nothing.
 pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join().expect("a thread"))
+    fn run(work: Box<dyn FnOnce() + Send + '_>) {
+        thread::scope(|scope| scope.spawn(work).join().expect("a thread"));
+    }
+    let mut result = None;
+    run(Box::new(|| result = Some(work())));
+    result.expect("a result")
 }
 
 /// Has others stop at the end, also when a test fails, since its scope waits for them.

@@ -4,8 +4,8 @@ use redis::ConnectionAddr;
 use redlatch::{Client, Config, Error, TlsConfig};
 
 use crate::support::{
-    Crew, LONG, Lock, Mode, Proxy, Server, Target, authority, eventually, given, loosely, ms,
-    rerun, say, settings, settings_by, trusting, unique, waited_for_by,
+    Crew, LONG, Mode, Proxy, Server, Target, authority, eventually, given, loosely, ms, rerun, say,
+    settings, settings_by, subscribed, trusting, unique,
 };
 
 /// Every connection of the crate, and how many there are, are encrypted.
@@ -24,11 +24,11 @@ fn all_are_encrypted(server: &Server, connections: usize) {
 fn waits_and_renews(server: &Server, open: impl Fn() -> Client) {
     let (holder, client) = (open(), open());
     let name = unique("tls");
-    let guard = redlatch::ReentrantLock::of(&holder, &name).lock().unwrap();
+    let guard = holder.reentrant_lock(&name).lock().unwrap();
     let mut crew = Crew::new();
     let lock = client.reentrant_lock(&name);
     crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-    waited_for_by::<redlatch::ReentrantLock>(server, 1);
+    subscribed(server, 1);
     eventually("it is renewed", || holder.stats().renewals >= 2);
     assert!(guard.is_valid());
     // Two for commands, one for renewals, one for messages.

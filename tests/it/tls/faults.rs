@@ -3,20 +3,23 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, FairLock, ReentrantLock};
+use redlatch::Client;
 
 use crate::support::{
-    Crew, Guard, LONG, Lock, Mode, Net, Proxy, RESPONSE, SLACK, Server, Target, authority,
-    eventually, gets_nothing, in_time, loosely, ms, nothing_is_left_of, settings, settings_by,
-    timed, unique, waited_for_by,
+    Crew, FAIR_LOCK, Kind, LONG, Mode, Net, Proxy, REENTRANT_LOCK, RESPONSE, SLACK, Server, Target,
+    authority, eventually, gets_nothing, in_time, loosely, ms, nothing_is_left_of, settings,
+    settings_by, timed, unique, waited_for_by,
 };
 
 /// Rounds in which the acquire or the release is lost, or its reply: the hold is right while it lasts, and somebody else
 /// gets the lock soon after.
-fn lost_on_the_way<L: Lock>(rounds: u32) {
+fn lost_on_the_way(kind: Kind, rounds: u32) {
     let net = Net::encrypted();
     let name = unique("round");
-    let (lock, other) = (L::of(&net.client, &name), L::Foe::of(&net.other, &name));
+    let (lock, other) = (
+        kind.of(&net.client, &name),
+        kind.foe().of(&net.other, &name),
+    );
     for round in 0..rounds {
         // A connection that works, since only those that exist are spoiled.
         lock.lock().unwrap().unlock().unwrap();
@@ -29,13 +32,13 @@ fn lost_on_the_way<L: Lock>(rounds: u32) {
             spoil();
         }
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
-        assert_eq!(net.server.hgetall(&name), L::fields(guard.owner(), 1));
+        assert_eq!(net.server.hgetall(&name), kind.fields(guard.owner(), 1));
         if !before {
             spoil();
         }
         if round % 3 == 0 {
             in_time("unlock", RESPONSE, || guard.unlock()).unwrap();
-            assert!(nothing_is_left_of::<L>(&net.server));
+            assert!(nothing_is_left_of(kind, &net.server));
         } else {
             in_time("drop", ms(0), || drop(guard));
         }
@@ -43,7 +46,7 @@ fn lost_on_the_way<L: Lock>(rounds: u32) {
         let next = next.unwrap_or_else(|| panic!("held by nobody in round {round}"));
         next.unlock().unwrap();
     }
-    eventually("nothing is left", || nothing_is_left_of::<L>(&net.server));
+    eventually("nothing is left", || nothing_is_left_of(kind, &net.server));
     let stats = net.client.stats();
     assert_eq!((stats.lost, stats.releases_failed), (0, 0));
     assert!(stats.reconnects >= u64::from(rounds), "{stats:?}");
@@ -51,12 +54,12 @@ fn lost_on_the_way<L: Lock>(rounds: u32) {
 
 timed!(requests_and_replies_that_are_lost_are_made_up_for);
 fn requests_and_replies_that_are_lost_are_made_up_for() {
-    lost_on_the_way::<ReentrantLock>(8); // O1, D1, L8
+    lost_on_the_way(REENTRANT_LOCK, 8); // O1, D1, L8
 }
 
 timed!(the_same_of_a_fair_lock);
 fn the_same_of_a_fair_lock() {
-    lost_on_the_way::<FairLock>(4);
+    lost_on_the_way(FAIR_LOCK, 4);
 }
 
 timed!(an_acquire_that_arrives_late_takes_nothing);
@@ -89,14 +92,14 @@ fn a_cut_is_survived_by_holders_and_waiters() {
     let mut crew = Crew::new();
     let lock = net.client.reentrant_lock(&wanted);
     crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-    waited_for_by::<ReentrantLock>(&net.server, 1);
+    waited_for_by(REENTRANT_LOCK, &net.server, 1);
     for _ in 0..5 {
         let before = net.client.stats();
         assert!(net.proxy.cut(Target::All) > 0);
         eventually("it listens again", || {
             net.client.stats().resubscriptions > before.resubscriptions
         });
-        waited_for_by::<ReentrantLock>(&net.server, 1);
+        waited_for_by(REENTRANT_LOCK, &net.server, 1);
         eventually("it is renewed again", || {
             net.client.stats().renewals > before.renewals
         });

@@ -59,13 +59,13 @@ pub(crate) fn deployment() -> Deployment {
 }
 
 /// Runs a test, with nothing around it.
-pub(crate) fn as_it_is(test: impl FnOnce()) {
+pub(crate) fn as_it_is(test: &dyn Fn()) {
     test();
 }
 
 /// Runs a test whose clients speak TLS to the servers that it starts.
 #[cfg(feature = "tls")]
-pub(crate) fn over_tls(test: impl FnOnce()) {
+pub(crate) fn over_tls(test: &dyn Fn()) {
     struct Back;
     impl Drop for Back {
         fn drop(&mut self) {

@@ -153,8 +153,8 @@ pub(crate) fn loosely(span: Duration) -> Duration {
 ///
 /// It is never passed for that: the last attempt decides. Nor is it repeated in secret: whoever runs the tests reads of it.
 /// What no busy machine excuses is asserted by [`always`], and fails at once.
-pub(crate) fn unless_late(test: impl Fn()) {
-    repeated(lateness_since, test, |late| {
+pub(crate) fn unless_late(test: &dyn Fn()) {
+    repeated(&lateness_since, test, &|late| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("a test");
         // Past the capture of the output.
@@ -181,14 +181,14 @@ pub(crate) fn always(holds: bool, what: &str) {
 
 /// The same as [`unless_late`], with the lateness since a moment as `late` has it, and `report` for each time that it is repeated.
 pub(crate) fn repeated(
-    late: impl Fn(Instant) -> Duration,
-    test: impl Fn(),
-    report: impl Fn(Duration),
+    late: &dyn Fn(Instant) -> Duration,
+    test: &dyn Fn(),
+    report: &dyn Fn(Duration),
 ) {
     let mut in_time = 0;
     for _ in 1..ATTEMPTS {
         let begun = Instant::now();
-        let Err(panic) = panic::catch_unwind(AssertUnwindSafe(&test)) else {
+        let Err(panic) = panic::catch_unwind(AssertUnwindSafe(test)) else {
             return;
         };
         let late = late(begun);
@@ -207,7 +207,7 @@ macro_rules! timed {
         mod $test {
             #[test]
             fn unless_late() {
-                crate::support::unless_late(super::$test);
+                crate::support::unless_late(&super::$test);
             }
         }
     };
