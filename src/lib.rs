@@ -40,18 +40,18 @@
 //!
 //! | Take | for | do not use it if |
 //! | --- | --- | --- |
-//! | [`client.mutex(name)`](Client::mutex) | mutual exclusion | its thread locks again while it holds it: that is `Error::WouldDeadlock` |
-//! | [`mutex.lock_owned()`](Mutex::lock_owned) | the same in thread pools and async programs: the guard may move to other threads | a thread waits for it with its own guard in hand: that lasts for ever |
-//! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both have it |
+//! | [`client.mutex(name)`](Client::mutex) | mutual exclusion | its thread locks it again: that is `Error::WouldDeadlock` |
+//! | [`mutex.lock_owned()`](Mutex::lock_owned) | a guard that may move to other threads: thread pools, async programs | a thread waits for it while it has the guard: that never ends |
+//! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
 //! | [`client.fair_lock(name)`](Client::fair_lock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
-//! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that rises with each hold, for a database that refuses older ones | nothing checks the token |
+//! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
 //! | [`client.rwlock(name)`](Client::rwlock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
-//! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived for a subscription each | others have to get it right after its release: they poll |
+//! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
 //! | [`client.multi_lock([a, b])`](Client::multi_lock) | several names of one client, all or none | one name can stand for them |
 //! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
-//! | [`RedLock::new([&a, &b, &c], name)`](RedLock::new) | surviving the loss of a minority of independent masters | a late write does harm: it has no tokens and no guarded commands |
-//! | [`client.expirable_semaphore(name)`](Client::expirable_semaphore) | at most `n` at once; the permits of a process that dies come back | `n` is 1: a `mutex` does that |
-//! | [`client.semaphore(name)`](Client::semaphore) | at most `n` at once, and permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
+//! | [`RedLock::new([&a, &b, &c], name)`](RedLock::new) | surviving the loss of a minority of independent masters | late writes do harm: it cannot reject them |
+//! | [`client.expirable_semaphore(name)`](Client::expirable_semaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
+//! | [`client.semaphore(name)`](Client::semaphore) | at most `n` holders, permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
 //! | [`client.latch(name)`](Client::latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
 //!
 //! A holder that was stopped, and writes to the same Redis too late: [`query`](MutexGuard::query) and
