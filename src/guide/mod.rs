@@ -1,6 +1,6 @@
 #![doc = include_str!("tour.md")]
 
-/// A recipe, as code: the tests and the example run the same file. One that needs another crate is compiled there alone.
+/// A recipe, as code: the tests and the example run the same file. A recipe that needs another crate is compiled only there.
 macro_rules! recipe {
     ($name:literal) => {
         recipe!($name, "rust,no_run")
