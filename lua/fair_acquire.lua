@@ -8,22 +8,24 @@
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 -- ARGV[2]  ticket     "<client uuid>:<number>", a number never used before: the owner, and its place in the queue
 -- ARGV[3]  lease_ms   integer > 0; how long the hold lives unless renewed
--- ARGV[4]  place      'new': it wants one; 'has': it has one; 'last': the same, and it gives that up if the lock is free
---                     and not its own, since it waits for a moment only; 'none': it wants none
+-- ARGV[4]  place      'new': the ticket wants a place; 'has': it has one; 'last': it has one, and gives it up if the lock is
+--                     free but somebody else is next, since its call ends soon; 'none': it wants none
 --
 -- Returns  nil        taken, with a count of one; the ticket is out of the queue
 --          n >= 0     not now; n ms until the lease of the holder runs out
 --          -1         not now; somebody holds it without a lease
 --          -2         not now; nobody holds it, and somebody else is next
---          -3         not now; it had a place, and that is lost or given up
+--          -3         not now; the ticket had a place, and has lost it or given it up
 --
 -- Keeps    what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken; run twice it is as if
---          only the second had run; one that comes late with 'has' or 'last' neither joins nor takes
---          the lock
+--          only the second had run; a late request with 'has' or 'last', whose ticket was released since, neither joins the
+--          queue nor takes the lock
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
 local mine = redis.call('hexists', KEYS[1], ticket) == 1
 local placed = redis.call('zscore', KEYS[3], ticket)
+-- The ticket's place was removed: it was released, or counted as dead. This request may be a late copy, so it neither joins
+-- again nor takes the lock; a client that still waits takes a new ticket.
 if (place == 'has' or place == 'last') and not placed and not mine then
   return -3
 end
@@ -33,13 +35,15 @@ if wrong then
   return wrong
 end
 
--- Before the dead are removed.
+-- This request is a sign of life, and must count before `first` removes the dead.
 if placed then
   redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
 end
 local head = first()
+-- A second run finds the hold of the first (`mine`). Otherwise the lock must be free, and nobody alive ahead.
 if mine or left_ms == -2 and (head or ticket) == ticket then
   redis.call('hset', KEYS[1], ticket, 1)
+  -- Without a TTL the lock would never be free again, so a hold that gets none is removed.
   local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
   if type(kept) == 'table' then
     redis.call('hdel', KEYS[1], ticket)
@@ -48,22 +52,26 @@ if mine or left_ms == -2 and (head or ticket) == ticket then
   if placed then
     remove({[ticket] = true})
   end
-  -- The next one sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
+  -- The next waiter sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
   if tonumber(lease_ms) < 5000 then
     notify(redis.call('lindex', KEYS[2], 0))
   end
   return nil
 end
 
+-- The lock is free, another waiter is next, and this call is about to time out. Leaving the queue now saves the release after
+-- the timeout. The next waiter is notified, since `first` may just have removed dead places ahead of it.
 if place == 'last' and left_ms == -2 then
   remove({[ticket] = true})
   notify(first())
   return -3
 end
+-- A second run finds the place of the first (`placed`) and adds none.
 if place == 'new' and not placed then
   local last = redis.call('lindex', KEYS[2], -1)
   local ahead = last and tonumber(redis.call('zscore', KEYS[3], last)) or now + left_ms
-  -- The place last: the others without it are removed, and it without them could stay.
+  -- RPUSH last: if the script fails in between, a later one removes the timeout without a place, but a place without a
+  -- timeout would stay.
   redis.call('zadd', KEYS[3], ahead + WAIT, ticket)
   redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
   redis.call('rpush', KEYS[2], ticket)

@@ -1,18 +1,18 @@
--- fair_force: take the lock away from whoever holds it, and notify the next.
+-- fair_force: take the lock away from its owner, and notify the next waiter.
 --
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      list of tickets, the next one first
 -- KEYS[3]  timeouts   sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
--- KEYS[6]  request    string: what came of this request
+-- KEYS[6]  request    string: the result of this request
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
--- ARGV[2]  keep_ms    integer > 0; how long it is known what came of this request
+-- ARGV[2]  keep_ms    integer > 0; how long the result is remembered
 --
--- Returns  1          it was held and is free now
---          0          nobody held it
+-- Returns  1          the lock was held and is free now
+--          0          nobody held the lock
 --
--- Keeps    the places of the living; a key that holds no such lock: the answer is a WRONGTYPE error;
+-- Keeps    the places of the living; a key that holds no such lock: the reply is a WRONGTYPE error;
 --          run twice, the second run answers as the first
 local before = redis.call('get', KEYS[6])
 if before then
@@ -23,8 +23,8 @@ if wrong then
   return wrong
 end
 local forced = redis.call('del', KEYS[1])
--- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that
--- needs no memory none is refused for want of some.
+-- The result is remembered even if nobody held the lock: a late copy of this request must not take it from the next owner.
+-- DEL was a first write that needs no memory; after it, Redis does not reject SET for lack of memory.
 redis.pcall('set', KEYS[6], forced, 'px', ARGV[2])
 if forced == 1 then
   notify(first())

@@ -6,12 +6,13 @@
 -- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
--- ARGV[2…n] tickets   those that have a place
+-- ARGV[2…n] tickets   the client's tickets that have a place
 --
--- Returns  those of them that have none any more
+-- Returns  the tickets among these that have no place any more
 --
--- Keeps    the lock, and the order of the living; makes no place, whenever it comes; if the lock is free, the dead are
---          removed and the next is notified
+-- Keeps    the lock, and the order of the living; makes no place, however late it comes; if the lock is free, the dead are
+--          removed and the next waiter is notified
+-- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 local lost = {}
 for i, ticket in ipairs(ARGV) do
   if i > 1 and redis.call('zscore', KEYS[3], ticket) then
@@ -22,7 +23,8 @@ for i, ticket in ipairs(ARGV) do
 end
 keep()
 
--- Redisson would remove a place of ours whose timeout has passed. Those behind have that timeout in theirs, and go with it.
+-- Redisson removes a place whose timeout has passed, so a place of ours that is near its timeout is postponed. The timeouts
+-- behind it are counted from that one, so they are postponed with it.
 local soonest = tonumber(redis.call('zrange', KEYS[3], 0, 0, 'withscores')[2] or now + WAIT)
 if soonest < now + WAIT / 2 then
   local more = 0
@@ -37,6 +39,7 @@ if soonest < now + WAIT / 2 then
   end
 end
 
+-- The lock is free: a hold expired without a message, or the notified waiter died before it took the lock.
 if redis.call('exists', KEYS[1]) == 0 then
   notify(first())
 end

@@ -1,4 +1,4 @@
--- fair_release: end whatever a ticket has, the hold or the place, and notify the next.
+-- fair_release: end a ticket's hold or its place in the queue, and notify the next waiter.
 --
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      list of tickets, the next one first
@@ -8,12 +8,12 @@
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 -- ARGV[2]  ticket     "<client uuid>:<number>"
 --
--- Returns  n >= 0     its hold has ended; n were notified, 0 if nobody waits or listens
+-- Returns  n >= 0     the ticket's hold has ended; n were notified, 0 if nobody waits or listens
 --          -1         nobody holds the lock any more
 --          -2         somebody else holds it
 --
--- Keeps    others' holds and the places of the living; the next is notified whenever the lock is seen free; run twice, the
---          second run finds nothing of this ticket
+-- Keeps    others' holds and the places of the living; the next waiter is notified whenever the lock is seen free; run
+--          twice, the second run finds nothing of this ticket
 local ticket = ARGV[2]
 
 local released = redis.call('hdel', KEYS[1], ticket) == 1
@@ -23,5 +23,7 @@ end
 if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
+-- The lock is free, perhaps because a hold expired without a message, or the place removed above was the first. So the next
+-- waiter is notified in either case.
 local notified = notify(first())
 return released and notified or -1

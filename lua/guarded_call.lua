@@ -1,13 +1,13 @@
--- guarded_call: run one command while one hold is in force. The keys of the command follow those named here; only servers
--- that want to know them look at them.
+-- guarded_call: run one command while one hold is in force. The keys of the command follow those named here, for servers that
+-- check them.
 --
--- KEYS[1]    lock     see the prelude, as for the next, and for the first two arguments
--- KEYS[2]    life
--- ARGV[1]    hold
--- ARGV[2]    kind
+-- KEYS[1]    lock     see the prelude
+-- KEYS[2]    life     see the prelude
+-- ARGV[1]    hold     see the prelude
+-- ARGV[2]    kind     see the prelude
 -- ARGV[3…n]  command  its name and its arguments
 --
 -- Returns    what the command returns, or its error
 --
--- Keeps      whatever the command keeps
+-- Keeps      what the command keeps
 return redis.pcall(unpack(ARGV, 3))

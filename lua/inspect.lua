@@ -1,4 +1,4 @@
--- inspect: what there is under one name, for people to read.
+-- inspect: all that is stored under one name, for people to read.
 --
 -- KEYS[1]  lock      or a semaphore or a latch
 -- KEYS[2]  queue     of a fair lock: Redisson's list of tickets, the next one first
@@ -10,7 +10,7 @@
 -- ARGV[1]  holds     what the keys of read holds begin with
 -- ARGV[2]  most      integer > 0; how many holders, tickets and permits are listed at most
 --
--- Returns  a string: texts in a row, each behind its length and ':'
+-- Returns  a string: texts in a row, each preceded by its length and ':'
 --          the key's type, of a hash "lock", "read-write lock" or "hash" for others; its TTL in ms; its value if it is a string
 --          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
 --          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
@@ -41,7 +41,7 @@ say(kind)
 say(redis.call('pttl', KEYS[1]))
 say(type == 'string' and string.sub(redis.call('get', KEYS[1]), 1, 100))
 
--- A stranger's hash may be very large: not all of it is looked at.
+-- Only a part of the hash is read, since another application's may be very large.
 local fields = type == 'hash' and redis.call('hscan', KEYS[1], '0', 'count', most)[2] or {}
 local listed = math.min(#fields / 2, most)
 say(type == 'hash' and redis.call('hlen', KEYS[1]) or 0)
@@ -51,7 +51,7 @@ for i = 1, listed do
   say(field)
   say(string.sub(value, 1, 100))
   local longest = -1
-  -- Redisson has one of these for each time that a reader has locked.
+  -- Redisson has one such key for each level of a reader's hold.
   for n = 1, math.min(tonumber(value) or 0, 100) do
     longest = math.max(longest, redis.call('pttl', holds .. field .. ':rwlock_timeout:' .. n))
   end

@@ -1,16 +1,16 @@
--- latch_count_down: lower the count by one; the last one opens the latch, and those who wait are notified.
+-- latch_count_down: lower the count by one; at zero the latch opens, and those who wait are notified.
 --
--- KEYS[1]  latch     string: what is left to count; absent while the latch is open
--- KEYS[2]  round     string: another mark whenever the latch was open meanwhile
+-- KEYS[1]  latch     string: the remaining count; absent while the latch is open
+-- KEYS[2]  round     string: a mark that changes whenever the latch opens or is set
 -- KEYS[3]  channel   where waiters of this latch listen
--- KEYS[4]  request   string: what came of this request
--- KEYS[5]  answered  that of an earlier request, which cannot come again; may be left out
+-- KEYS[4]  request   string: the result of this request
+-- KEYS[5]  answered  the result of an earlier request, which cannot come again; may be left out
 -- ARGV[1]  mark      never used before
 -- ARGV[2]  round_ms  integer > 0; how long the mark is kept
--- ARGV[3]  keep_ms   integer > 0; how long it is known what came of this request
+-- ARGV[3]  keep_ms   integer > 0; how long the result is remembered
 --
 -- Returns  1         counted
---          0         it was open; nothing was counted, and a count below 1 is gone
+--          0         the latch was open; nothing was counted, and a count below 1 is deleted
 --
 -- Keeps    the TTL of a count, if it has one; a string that is not an integer is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
@@ -25,11 +25,12 @@ if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
 local counts = left and tonumber(left) > 0
--- Also if there is nothing to count: a copy that comes late is not to count in the next round.
+-- The result is remembered even if there was nothing to count: a late copy of this request must not count in the next round.
 redis.call('set', KEYS[4], counts and 1 or 0, 'px', keep_ms)
 if KEYS[5] then
   redis.call('del', KEYS[5])
 end
+-- A count of 0 or less may be Redisson's or a user's: it means open, and its key goes.
 if not counts then
   redis.call('del', KEYS[1])
   return 0

@@ -1,13 +1,13 @@
--- latch_delete: open the latch, whatever is left to count, and notify those who wait.
+-- latch_delete: open the latch, whatever its count is, and notify those who wait.
 --
--- KEYS[1]  latch     string: what is left to count; absent while the latch is open
--- KEYS[2]  round     string: another mark whenever the latch was open meanwhile
+-- KEYS[1]  latch     string: the remaining count; absent while the latch is open
+-- KEYS[2]  round     string: a mark that changes whenever the latch opens or is set
 -- KEYS[3]  channel   where waiters of this latch listen
--- KEYS[4]  request   string: what came of this request
--- KEYS[5]  answered  that of an earlier request, which cannot come again; may be left out
+-- KEYS[4]  request   string: the result of this request
+-- KEYS[5]  answered  the result of an earlier request, which cannot come again; may be left out
 -- ARGV[1]  mark      never used before
 -- ARGV[2]  round_ms  integer > 0; how long the mark is kept
--- ARGV[3]  keep_ms   integer > 0; how long it is known what came of this request
+-- ARGV[3]  keep_ms   integer > 0; how long the result is remembered
 --
 -- Returns  1         deleted
 --          0         there was no count
@@ -24,8 +24,8 @@ local left = redis.call('get', KEYS[1])
 if left and left ~= '0' and not (string.find(left, '^%-?[1-9]%d*$') and #left < 20) then
   return redis.error_reply('WRONGTYPE the key holds no count')
 end
--- Also if there is nothing to delete: a copy that comes late is not to end the next round. A server that has no memory
--- left for this deletes all the same.
+-- The result is remembered even if there was nothing to delete: a late copy of this request must not end the next round.
+-- `pcall`: a server without memory for the result deletes the latch all the same.
 redis.pcall('set', KEYS[4], left and 1 or 0, 'px', keep_ms)
 if KEYS[5] then
   redis.call('del', KEYS[5])

@@ -1,17 +1,17 @@
--- latch_set: close an open latch until it has been counted down that often.
+-- latch_set: close an open latch until it has been counted down `count` times.
 --
--- KEYS[1]  latch     string: what is left to count; absent while the latch is open
--- KEYS[2]  round     string: another mark whenever the latch was open meanwhile
+-- KEYS[1]  latch     string: the remaining count; absent while the latch is open
+-- KEYS[2]  round     string: a mark that changes whenever the latch opens or is set
 -- KEYS[3]  channel   where waiters of this latch listen
--- KEYS[4]  request   string: what came of this request
--- KEYS[5]  answered  that of an earlier request, which cannot come again; may be left out
+-- KEYS[4]  request   string: the result of this request
+-- KEYS[5]  answered  the result of an earlier request, which cannot come again; may be left out
 -- ARGV[1]  mark      never used before
 -- ARGV[2]  round_ms  integer > 0; how long the mark is kept
--- ARGV[3]  keep_ms   integer > 0; how long it is known what came of this request
+-- ARGV[3]  keep_ms   integer > 0; how long the result is remembered
 -- ARGV[4]  count     integer > 0
 --
 -- Returns  1         set
---          0         there is a count, perhaps 0
+--          0         the latch has a count, perhaps 0
 --
 -- Keeps    an existing count; a string that is not an integer is answered with a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
@@ -32,9 +32,10 @@ end
 if left then
   return 0
 end
--- Whoever waited before has been free to go, though nobody may have said so.
+-- The latch was open until now, perhaps without a message (its key expired or was deleted). With another mark, waiters of the
+-- earlier round see that it is over.
 redis.call('set', KEYS[2], mark, 'px', round_ms)
 redis.call('set', KEYS[1], count)
--- A user without rights on the channel still sets; nobody waits for this message.
+-- The message closes the latch for Redisson's clients. A user without rights on the channel still sets the count.
 redis.pcall('publish', KEYS[3], '1')
 return 1

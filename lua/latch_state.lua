@@ -1,10 +1,10 @@
--- latch_state: what is left to count, and of which round.
+-- latch_state: the remaining count, and of which round.
 --
--- KEYS[1]  latch   string: what is left to count; absent while the latch is open
--- KEYS[2]  round   string: another mark whenever the latch was open meanwhile
+-- KEYS[1]  latch   string: the remaining count; absent while the latch is open
+-- KEYS[2]  round   string: a mark that changes whenever the latch opens or is set
 --
 -- Returns  nil          open
---          two strings  what is left to count, open as well if that is no more than 0; the mark, empty without one
+--          two strings  the remaining count, which means open if it is 0 or less; the mark, empty without one
 --
 -- Keeps    everything; a string that is not an integer is answered with a WRONGTYPE error
 

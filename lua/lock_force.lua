@@ -1,14 +1,14 @@
--- lock_force: take the lock away from whoever holds it, and notify those who wait.
+-- lock_force: take the lock away from its owner, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  request   string: what came of this request
+-- KEYS[2]  request   string: the result of this request
 -- KEYS[3]  channel   where waiters of this lock listen; left out for a spin lock, which notifies nobody
--- ARGV[1]  keep_ms   integer > 0; how long it is known what came of this request
+-- ARGV[1]  keep_ms   integer > 0; how long the result is remembered
 --
--- Returns  1         it was held and is free now
---          0         nobody held it
+-- Returns  1         the lock was held and is free now
+--          0         nobody held the lock
 --
--- Keeps    a key that holds no such lock: the answer is a WRONGTYPE error;
+-- Keeps    a key that holds no such lock: the reply is a WRONGTYPE error;
 --          run twice, the second run answers as the first and changes nothing
 local keep_ms = ARGV[1]
 
@@ -21,8 +21,8 @@ if wrong then
   return wrong
 end
 local forced = redis.call('del', KEYS[1])
--- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that
--- needs no memory none is refused for want of some.
+-- The result is remembered even if nobody held the lock: a late copy of this request must not take it from the next owner.
+-- DEL was a first write that needs no memory; after it, Redis does not reject SET for lack of memory.
 redis.pcall('set', KEYS[2], forced, 'px', keep_ms)
 if forced == 1 and KEYS[3] then
   redis.pcall('publish', KEYS[3], '0')

@@ -16,6 +16,8 @@ local released = redis.call('hdel', KEYS[1], owner) == 1
 if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
+-- The lock is free. Waiters are notified even if this owner's hold had expired or was released by an earlier copy of this
+-- request: its message may have been lost, and an expired hold sends none.
 -- A user without rights on the channel still releases; waiters then poll.
 local notified = KEYS[2] and redis.pcall('publish', KEYS[2], '0')
 if not released then

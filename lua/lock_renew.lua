@@ -3,16 +3,16 @@
 -- KEYS[1…n]   lock      hash: owner -> hold count
 -- ARGV[1…3n]  owner     "<client uuid>:<number>"
 --             lease_ms  integer > 0; how long the hold lives from now on
---             count     integer > 0; the hold count its owner knows; these three for each lock in turn
+--             count     integer > 0; the hold count that the owner knows; these three for each lock in turn
 --
 -- Returns     1         renewed
 --             0         nobody holds the lock
 --             -1        somebody else holds it
 --             an error  the key holds something else
---             for one lock; for several an array with one of these for each
+--             for one lock; for several locks an array with one of these for each
 --
--- Keeps       a longer remaining TTL as it is; the old count, if there is no memory for a new one; what is wrong with
---             one lock concerns no other; run twice it changes nothing more
+-- Keeps       a longer remaining TTL as it is; the old count, if there is no memory for a new one; an error of one lock
+--             does not affect the others; run twice it changes nothing more
 local replies = {}
 for i = 1, #KEYS do
   local owner, lease_ms, count = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
@@ -23,11 +23,12 @@ for i = 1, #KEYS do
     replies[i] = redis.call('exists', KEYS[i]) == 1 and -1 or 0
   else
     local left_ms = redis.call('pttl', KEYS[i])
+    -- A longer TTL stays: `lock_keep` may have set it, and a late renewal must not shorten the hold.
     if left_ms < tonumber(lease_ms) then
       redis.call('pexpire', KEYS[i], lease_ms)
     end
     if known ~= count then
-      -- Last, and not insisted on: without memory for it the hold lives on all the same.
+      -- `pcall`: if Redis has no memory for the new count, the hold is renewed all the same.
       redis.pcall('hset', KEYS[i], owner, count)
     end
     replies[i] = 1

@@ -1,19 +1,19 @@
--- permit_acquire: take permits for a time, all that are wanted or none.
+-- permit_acquire: take permits for a time, all of them or none.
 --
 -- KEYS[1]  permits   string: how many are available
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
--- ARGV[1]  lease_ms  integer > 0; how long they live unless renewed
+-- ARGV[1]  lease_ms  integer > 0; how long the permits live unless renewed
 -- ARGV[2]  ids       of each permit 16 bytes that were never used before, one after another
 --
--- Returns  {n}       taken; they expire at n, in epoch ms by the server's clock
+-- Returns  {n}       taken; the permits expire at n, in epoch ms by the server's clock
 --          n > 0     too few are available; if nobody renews, there are enough in n ms
 --          -1        too few are available, for as long as nobody returns any
---          -2        nobody has set how many there are
+--          -2        the number of permits was never set
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---          keys of another type, answered with a WRONGTYPE error;
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--          WRONGTYPE error;
 --          run twice, the second run changes nothing while one of them is taken
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
@@ -24,6 +24,7 @@ if wrong then
 end
 available = return_expired(available, back)
 
+-- An earlier run of this request took the permits: one of its ids is enough to know.
 for at = 1, #ids, 16 do
   local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then
@@ -35,8 +36,9 @@ if not available then
 end
 available = tonumber(available)
 if available < wanted then
-  -- That many have to end, besides those that have expired and are not yet returned.
+  -- This many permits have to expire, besides those that have expired and are not yet returned.
   local more = wanted - available - (over - back)
+  -- Enough have expired already; the next requests return them.
   if more <= 0 then
     return 1
   end
@@ -55,6 +57,7 @@ for from = 1, #ids, 1600 do
   end
   redis.call('zadd', KEYS[2], unpack(taken))
 end
+-- If the count fails, the ids go again: permits that are listed but not counted would raise the total when they expire.
 local counted = redis.pcall('decrby', KEYS[1], wanted)
 if type(counted) == 'table' then
   for at = 1, #ids, 16 do
@@ -62,7 +65,7 @@ if type(counted) == 'table' then
   end
   return counted
 end
--- The two keys go together.
+-- Both keys expire together: a TTL of the number, if it has one, applies to the timeouts as well.
 local left_ms = redis.call('pttl', KEYS[1])
 if left_ms > 0 then
   redis.pcall('pexpire', KEYS[2], left_ms)

@@ -3,16 +3,16 @@
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]    channel   where those who wait listen
--- KEYS[4]    request   string that remembers that this was done
+-- KEYS[4]    request   string: says that this request was carried out
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    more      integer; fewer, if negative
--- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
+-- ARGV[2]    keep_ms   integer > 0; how long that is remembered
 --
 -- Returns    1         done
 --
--- Keeps      permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
---            expired are returned, but count for nothing if the string was gone; keys of another type, answered with a
---            WRONGTYPE error;
+-- Keeps      acquired permits, so that the available number may be negative; the TTL; up to 1,000 expired permits are
+--            returned, but count for nothing if the string was deleted; for a key of another type the reply is a WRONGTYPE
+--            error;
 --            run twice, the second run changes nothing
 local more, keep_ms = ARGV[1], ARGV[2]
 
@@ -26,7 +26,7 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- Without a number those that have expired belonged to none, nor do those that are returned later.
+-- If the number was deleted, no expired permit belongs to it: subtract them all, since those left are added when returned.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

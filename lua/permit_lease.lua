@@ -6,13 +6,13 @@
 -- ARGV[1]  id        16 bytes
 --
 -- Returns  n > 0     n ms
---          -1        for ever
---          -2        it is no longer taken
+--          -1        without an end
+--          -2        the permit is no longer taken
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---          keys of another type, answered with a WRONGTYPE error;
---          run twice it answers for the second time
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--          WRONGTYPE error;
+--          run twice, the second run replies with what it finds
 local id = ARGV[1]
 
 local wrong, available, now, _, back = look()

@@ -5,13 +5,13 @@
 -- KEYS[3]  channel   where those who wait listen
 -- ARGV[1]  ids       of each permit 16 bytes, one after another
 --
--- Returns  n >= 0    returned, some of them at least; n processes were listening
---          -1        none of them was still taken
+-- Returns  n >= 0    at least one permit was returned; n processes were listening
+--          -1        none of the permits was still taken
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---          keys of another type, answered with a WRONGTYPE error;
---          run twice, the second run finds none of them
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--          WRONGTYPE error;
+--          run twice, the second run finds none of the permits
 local ids = ARGV[1]
 
 local wrong, available, now, over, back = look()
@@ -22,7 +22,8 @@ remove_expired(back)
 local released = 0
 for at = 1, #ids, 16 do
   local id = string.sub(ids, at, at + 15)
-  -- One that has expired is not ours to return, even if nobody has done it yet.
+  -- An expired permit is not the owner's to return, even if it is still in the set: a later `look` returns it. If this call
+  -- has returned all expired ones, those left in the set are alive.
   if over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now) then
     released = released + redis.call('zrem', KEYS[2], id)
   end

@@ -1,19 +1,19 @@
--- permit_release_ids: return permits, whoever took them, and say which of them were taken.
+-- permit_release_ids: return the permits with these ids, of any owner, and say which of them were taken.
 --
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]    channel   where those who wait listen
--- KEYS[4]    request   string that remembers the answer
+-- KEYS[4]    request   string: the reply to this request
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    ids       of each permit 16 bytes, one after another
--- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
+-- ARGV[2]    keep_ms   integer > 0; how long the reply is remembered
 --
--- Returns    string    a letter for each id: '1' returned, '0' it was not out any more
+-- Returns    string    a digit for each id: '1' returned, '0' it was no longer taken
 --
--- Keeps      available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---            returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---            keys of another type, answered with a WRONGTYPE error;
---            run twice, the second run gives the first answer and changes nothing
+-- Keeps      the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--            are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--            WRONGTYPE error;
+--            run twice, the second run gives the first reply and changes nothing
 local ids, keep_ms = ARGV[1], ARGV[2]
 
 local answered = redis.call('get', KEYS[4])
@@ -31,7 +31,8 @@ remove_expired(back)
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
   local id, found = string.sub(ids, at, at + 15), 0
-  -- One that has expired is nobody's to return, even if that has not been done yet.
+  -- An expired permit is not returned by its id, even if it is still in the set: a later `look` returns it. If this call has
+  -- returned all expired ones, those left in the set are alive.
   if over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now) then
     found = redis.call('zrem', KEYS[2], id)
   end

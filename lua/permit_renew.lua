@@ -2,15 +2,15 @@
 --
 -- KEYS[1]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- ARGV[1]  id        16 bytes
--- ARGV[2]  lease_ms  integer > 0; how long it lives from now on
--- ARGV[3]  ends_at   epoch ms at which it expires, as Redis said last
+-- ARGV[2]  lease_ms  integer > 0; how long the permit lives from now on
+-- ARGV[3]  ends_at   epoch ms at which it expires, by the last reply of Redis
 --
--- Returns  n > 0     it lives for as long; it expires at n, in epoch ms by the server's clock
---          0         it is no longer taken
---          n < 0     it expires at -n and not when it was expected to: nothing was changed
+-- Returns  n > 0     the permit lives that long; it expires at n, in epoch ms by the server's clock
+--          0         the permit is no longer taken
+--          n < 0     the permit expires at -n, which is not `ends_at`: nothing was changed
 --
--- Keeps    a later end as it is, and one that was changed since: a renewal that comes late does not undo an update; a
---          permit that has expired, for others to return; every other permit; run twice, the second run changes nothing
+-- Keeps    a later end as it is, and an end that was changed since the last reply, so that a late renewal does not undo an
+--          update; an expired permit, for others to return; every other permit; run twice, the second run changes nothing
 local id, lease_ms, ends_at = ARGV[1], ARGV[2], ARGV[3]
 
 local over_at = tonumber(redis.call('zscore', KEYS[1], id) or 0)
@@ -22,12 +22,13 @@ end
 if over_at >= now + lease_ms then
   return math.min(over_at, 922337203685477)
 end
--- Without its fraction, like a reply.
+-- Replies of Redis have no fraction, so `ends_at` has none.
 over_at = math.floor(over_at)
 if over_at ~= tonumber(ends_at) then
   return -over_at
 end
--- No id is empty: a write that needs no memory, after which none is refused for want of some.
+-- Redis rejects writes for lack of memory only until the script's first write. This ZREM needs none and removes nothing, since
+-- no id is empty; after it ZADD succeeds, and no permit is lost because memory is short.
 redis.call('zrem', KEYS[1], '')
 over_at = now + lease_ms
 redis.call('zadd', KEYS[1], 'xx', string.format('%.0f', over_at), id)

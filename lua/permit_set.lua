@@ -1,17 +1,17 @@
--- permit_set: set how many permits there are, whatever was set before.
+-- permit_set: set how many permits there are, whether or not that was set before.
 --
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]    channel   where those who wait listen
--- KEYS[4]    request   string that remembers that this was done
+-- KEYS[4]    request   string: says that this request was carried out
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
--- ARGV[1]    total     integer >= 0; how many there are, including those that are taken
--- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
+-- ARGV[1]    total     integer >= 0; how many there are, acquired ones included
+-- ARGV[2]    keep_ms   integer > 0; how long that is remembered
 --
 -- Returns    1         done
 --
--- Keeps      permits that are taken, so that the available number may be negative; the TTL; up to 1,000 permits that have
---            expired are returned, the others later; keys of another type, answered with a WRONGTYPE error;
+-- Keeps      acquired permits, so that the available number may be negative; the TTL; up to 1,000 expired permits are
+--            returned, the others later; for a key of another type the reply is a WRONGTYPE error;
 --            run twice, the second run changes nothing
 local total, keep_ms = ARGV[1], ARGV[2]
 
@@ -25,7 +25,7 @@ local wrong, available, _, _, back = look()
 if wrong then
   return wrong
 end
--- Those that have expired and are left for later are added when they are returned.
+-- Expired permits beyond these `back` are added when a later call returns them.
 local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then

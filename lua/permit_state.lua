@@ -6,10 +6,10 @@
 --
 -- Returns  {a, b, c}  a are available, negative after a reduction; b are taken; c is their sum, 0 without the string
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---          keys of another type, answered with a WRONGTYPE error;
---          run twice it answers for the second time
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--          WRONGTYPE error;
+--          run twice, the second run replies with what it finds
 
 local wrong, available, now, over, back = look()
 if wrong then
@@ -17,7 +17,7 @@ if wrong then
 end
 available = return_expired(available, back)
 
--- Those that have expired are available to whoever asks.
+-- Expired permits count as available, also those that this call did not return: an acquire returns them first.
 local acquired = redis.call('zcount', KEYS[2], '(' .. now, '+inf')
 if not available then
   return {0, acquired, 0}

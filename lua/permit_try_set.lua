@@ -1,18 +1,18 @@
--- permit_try_set: set how many permits there are, if nobody has yet.
+-- permit_try_set: set how many permits there are, unless that was set before.
 --
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]    channel   where those who wait listen
--- KEYS[4]    request   string that remembers the answer
+-- KEYS[4]    request   string: the reply to this request
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
--- ARGV[1]    total     integer >= 0; how many there are, including those that are taken
--- ARGV[2]    keep_ms   integer > 0; for how long it is remembered
+-- ARGV[1]    total     integer >= 0; how many there are, acquired ones included
+-- ARGV[2]    keep_ms   integer > 0; how long the reply is remembered
 --
 -- Returns    1         done
 --            0         it was set before; nothing was changed
 --
--- Keeps      permits that are taken although the string is gone, as a part of the total; keys of another type, answered
---            with a WRONGTYPE error; run twice, the second run gives the first answer and changes nothing
+-- Keeps      permits that are acquired although the string was deleted, as a part of the total; for a key of another type
+--            the reply is a WRONGTYPE error; run twice, the second run gives the first reply and changes nothing
 local total, keep_ms = ARGV[1], ARGV[2]
 
 local answered = redis.call('get', KEYS[4])
@@ -27,11 +27,11 @@ if wrong then
   return wrong
 end
 if available then
-  -- Or a second run, when the string is gone, would give another answer and set it.
+  -- The reply is remembered, since a second run after the string was deleted would reply 1 and set the number.
   redis.call('set', KEYS[4], 0, 'px', keep_ms)
   return 0
 end
--- Those that have expired and are left for later are added when they are returned.
+-- Expired permits beyond these `back` are added when a later call returns them.
 local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 redis.call('set', KEYS[1], string.format('%.0f', left))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

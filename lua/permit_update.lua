@@ -4,14 +4,14 @@
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 -- ARGV[1]  id        16 bytes
--- ARGV[2]  lease_ms  integer > 0; how long it lives from now on
+-- ARGV[2]  lease_ms  integer > 0; how long the permit lives from now on
 --
 -- Returns  1         done
---          0         it is no longer taken
+--          0         the permit is no longer taken
 --
--- Keeps    available and acquired permits together are as many as before; up to 1,000 permits that have expired are
---          returned first, and those who wait are notified; permits that come back do not create a string that is gone;
---          keys of another type, answered with a WRONGTYPE error;
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
+--          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
+--          WRONGTYPE error;
 --          run twice it is as if only the second had run
 local id, lease_ms = ARGV[1], ARGV[2]
 
@@ -24,7 +24,8 @@ return_expired(available, back)
 if tonumber(redis.call('zscore', KEYS[2], id) or 0) <= tonumber(now) then
   return 0
 end
--- No id is empty: a write that needs no memory, after which none is refused for want of some.
+-- Redis rejects writes for lack of memory only until the script's first write. This ZREM needs none and removes nothing, since
+-- no id is empty; after it ZADD succeeds.
 redis.call('zrem', KEYS[2], '')
 redis.call('zadd', KEYS[2], 'xx', string.format('%.0f', now + lease_ms), id)
 return 1

@@ -1,15 +1,15 @@
--- rw_force: take the lock away from whoever holds it, readers and writer alike, and notify those who wait.
+-- rw_force: take the lock away from its owners, readers and writer alike, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
--- KEYS[3]  request   string: what came of this request
--- ARGV[1]  keep_ms   integer > 0; how long it is known what came of this request
+-- KEYS[3]  request   string: the result of this request
+-- ARGV[1]  keep_ms   integer > 0; how long the result is remembered
 --
--- Returns  1         it was held and is free now
---          0         nobody held it
+-- Returns  1         the lock was held and is free now
+--          0         nobody held the lock
 --
--- Keeps    a key that holds no such lock: the answer is a WRONGTYPE error; the holds' own keys, which mean nothing
---          without the hash and run out by themselves;
+-- Keeps    a key that holds no such lock: the reply is a WRONGTYPE error; the keys of the read holds, which mean nothing
+--          without the hash and expire by themselves;
 --          run twice, the second run answers as the first and changes nothing
 local keep_ms = ARGV[1]
 
@@ -23,8 +23,8 @@ if wrong then
   return wrong
 end
 local forced = redis.call('del', KEYS[1])
--- Also if nobody held it: a copy that comes late is not to take it from whoever holds it by then. After a write that
--- needs no memory none is refused for want of some.
+-- The result is remembered even if nobody held the lock: a late copy of this request must not take it from the next owner.
+-- DEL was a first write that needs no memory; after it, Redis does not reject SET for lack of memory.
 redis.pcall('set', KEYS[3], forced, 'px', keep_ms)
 if forced == 1 then
   redis.pcall('publish', KEYS[2], mode == 'write' and '1' or '0')

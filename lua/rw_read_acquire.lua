@@ -9,17 +9,17 @@
 -- ARGV[3]  note_ms      see the prelude
 -- ARGV[4]  again_ms     see the prelude
 -- ARGV[5]  lease_ms     integer > 0; how long the hold lives unless renewed
--- ARGV[6]  write_field  "<owner>:write" of the write hold this is to be taken below, or ''
+-- ARGV[6]  write_field  "<owner>:write" of the write hold under which this thread reads, or ''
 --
--- Returns  {1, n, ''}   taken, with a count of one; the lock would have ended in n ms before (-1: never, -2: free)
---          {0, n, b}    not taken; ask again in n ms (-1: not known), behind b: a writer's lease runs out then, or a note
+-- Returns  {1, n, ''}   taken, with a count of one; before, the lock would have ended in n ms (-1: never, -2: free)
+--          {0, n, b}    not taken; ask again in n ms (-1: not known), behind b: a writer's lease or a note ends then
 --
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
---          be given one is not taken; a hash that is not a read-write lock, and a hold of another type, answered
---          with a WRONGTYPE error; run twice it changes nothing more
+--          be given one is not taken; for a hash that is not a read-write lock, and for a hold of another type, the reply
+--          is a WRONGTYPE error; run twice it changes nothing more
 local owner, lease_ms, write_field = ARGV[1], ARGV[5], ARGV[6]
 
--- First, because these two refuse keys of another type.
+-- These two come first because they fail, before anything is written, if a key holds another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 redis.call('get', KEYS[4])
 
@@ -30,6 +30,8 @@ if not free and mode ~= 'read' and mode ~= 'write' then
 end
 
 local again = not free and redis.call('hexists', KEYS[1], owner) == 1
+-- Beside a writer only the writer's own thread may read. Otherwise a noted writer goes first, except for a second run of this
+-- request (`again`), which finds the hold of the first.
 if not again and mode == 'write' then
   if write_field == '' or redis.call('hexists', KEYS[1], write_field) == 0 then
     return no_lock('read-write lock', mode) or refused(left_ms)
@@ -43,6 +45,7 @@ elseif not again and not free then
   end
 end
 
+-- Removes what this run has written, since a hold without a TTL, or a field without its string, must not stay.
 local function given_up(refusal)
   if free then
     redis.call('del', KEYS[1])
@@ -55,7 +58,8 @@ local function given_up(refusal)
   return refusal
 end
 
--- First of the writes: what memory refuses is refused here. A field without a live hold would be a dead reader.
+-- The hold's string is the first write, so that a lack of memory fails here. A field without this string would be a dead
+-- reader.
 if not again or redis.call('pttl', KEYS[4]) < tonumber(lease_ms) then
   redis.call('set', KEYS[4], '1', 'px', lease_ms)
 end
@@ -72,7 +76,7 @@ if type(kept) == 'table' then
   return given_up(kept)
 end
 if noted and mode ~= 'write' then
-  -- That one can come in now as well.
+  -- The noted reader can join now as well, so nobody has to wait for its turn.
   redis.call('del', KEYS[2])
 end
 return {1, left_ms, ''}

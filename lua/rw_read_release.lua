@@ -1,32 +1,33 @@
--- rw_read_release: end one owner's read hold, drop readers that died, and notify those who wait.
+-- rw_read_release: end one owner's read hold, remove dead readers, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
 -- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
--- KEYS[4]  note      to undo an acquire: string: the waiter of this side that is noted. Its note is removed, and those
---                    behind it are notified
+-- KEYS[4]  note      only to undo an acquire: string: the noted waiter of this side. If that is this owner, the note is
+--                    removed, and the waiters behind it are notified
 -- ARGV[1]  owner     "<client uuid>:<number>"
--- ARGV[2]  prefix    what a hold's key has before its owner: "{lock}:"
+-- ARGV[2]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
 -- Returns  n > 0     released, and nobody reads any more; n processes were listening
---          0         released; others have it, or nobody was listening
---          -1        nothing of this owner was there; nobody has the lock, or others read
---          -2        nothing of this owner was there; somebody writes, or it is not a read-write lock
+--          0         released; others have the lock, or nobody was listening
+--          -1        this owner had no hold; nobody has the lock, or others read
+--          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
 -- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are
 --          no reader's; below a write hold, everything but this owner's; run twice it removes nothing more
 --
--- Cost     one PTTL for each of a few readers, whatever their number, and one for each of the dead that are dropped.
---          A few readers are all looked at, and the lock gets the time of the longest-lived. Of more, a few random ones
---          are, and further ones as long as all of them were dead. So the dead go with the last reader that lives, if
---          they are no more than one call looks at; before that each release finds a random few of them, and a writer
---          that asks does. The lock keeps the time it has then, or gets what those seen need. Redisson's writers wait for
---          the end of it. So where it has by far more than those seen, all of some readers are looked at if the one that
---          leaves had the longest lease, and otherwise now and then: that one may have left when another still needed much.
+-- Cost     one PTTL for each of FEW readers, however many there are, and one for each dead reader that is removed.
+--          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
+--          few are checked, and then further ones until a living one is found. So dead readers go at the latest with the
+--          last living one, if one call can check them all; earlier releases, and writers that ask, remove some of them.
+--          With many readers the lock keeps its TTL, or gets the longer one that a checked reader needs. Redisson's writers
+--          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, up to SOME readers are all
+--          checked: always if the reader that leaves had the longest lease, and otherwise now and then, since an earlier
+--          reader may have left the long TTL behind.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 
--- First, because these two refuse keys of another type.
+-- These two come first because they fail, before anything is written, if a key holds another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 redis.call('get', KEYS[3])
 if KEYS[4] and redis.call('get', KEYS[4]) == owner then
@@ -45,7 +46,8 @@ if mode == 'write' then
   return released and 0 or -2
 end
 
--- Drops the dead among these readers. How long the longest-lived of the others lives.
+-- Removes the dead among these readers, and returns how long the longest-lived of the others lives. A field that is no
+-- reader's counts as alive, so that another application's hash is kept.
 local function longest_life(fields)
   local longest = -2
   for i = 1, #fields, 2 do
@@ -60,7 +62,8 @@ local function longest_life(fields)
   return longest
 end
 
--- A few random readers, or at least a few, by the number in the owner, for a user without the right to the former.
+-- A random few of the readers. A user without the right to HRANDFIELD gets some by HSCAN, from a place that depends on the
+-- number in the owner.
 local cursor = string.match(owner, '(%d%d?%d?%d?%d?%d?)$') or '0'
 local function some_readers()
   local found = redis.pcall('hrandfield', KEYS[1], FEW, 'withvalues')
@@ -82,7 +85,7 @@ while count > 1 and longest == -2 do
 end
 if count > 1 then
   local left_ms = all and 0 or redis.call('pttl', KEYS[1])
-  -- The time that is left is as good as a random number.
+  -- The remaining time serves as a random number: without the longest lease, one release in 16 checks all.
   local looks = not released or own_ms > left_ms * 0.9 or left_ms % 16 == 0
   if not all and count <= SOME and (left_ms == -1 or looks and left_ms > longest * 2) then
     all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))

@@ -1,5 +1,5 @@
--- rw_read_renew: make one owner's read hold live longer; never create one. A lock that is free because of what it
--- finds is released to those who wait.
+-- rw_read_renew: make one owner's read hold live longer; never create one. If the lock is free because this hold had
+-- expired, those who wait are notified.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
@@ -8,16 +8,16 @@
 -- ARGV[2]  lease_ms  integer > 0; how long the hold lives from now on
 --
 -- Returns  1         renewed
---          n > 1     renewed; the lock would have ended in n ms, before this hold: others shorten it
---          0         the hold is no more; nobody has the lock, or others read
---          -1        the hold is no more; somebody writes
+--          n > 1     renewed; the lock would have ended in n ms, before this hold: another client shortens its TTL
+--          0         the hold is lost; nobody has the lock, or others read
+--          -1        the hold is lost; somebody writes
 --
--- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold that lost its half;
---          a hash that is not a read-write lock, and a hold of another type, answered with a WRONGTYPE error;
---          run twice it changes nothing more
+-- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold of which only the field or
+--          only the string is left; for a hash that is not a read-write lock, and for a hold of another type, the reply is
+--          a WRONGTYPE error; run twice it changes nothing more
 local owner, lease_ms = ARGV[1], ARGV[2]
 
--- First, because these two refuse keys of another type.
+-- These two come first because they fail, before anything is written, if a key holds another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 local lives = redis.call('get', KEYS[3])
 if mode ~= 'read' and mode ~= 'write' and redis.call('exists', KEYS[1]) == 1 then
@@ -38,18 +38,20 @@ if not held or not lives then
   return mode == 'write' and -1 or 0
 end
 
--- In this order, or a hold could look longer-lived than its lock because time goes on.
+-- The lock's TTL is read before the hold's: time passes in between, and in the other order a hold could seem to outlive its
+-- lock.
 local found_ms = redis.call('pttl', KEYS[1])
 local left_ms = redis.call('pttl', KEYS[3])
 if left_ms < tonumber(lease_ms) then
   redis.call('pexpire', KEYS[3], lease_ms)
 end
--- Redisson's renewal shortens the hash to its own lease, whatever others have.
+-- Redisson's renewal sets the TTL of the hash to its own lease, even if other holds need longer.
 local longer_ms = math.max(left_ms, tonumber(lease_ms))
 if found_ms < longer_ms then
   redis.call('pexpire', KEYS[1], string.format('%.0f', longer_ms))
 end
--- Every script of ours leaves the lock at least the time of each hold. A few milliseconds are no sign.
+-- Every script of ours leaves the lock a TTL as long as each hold's, so a much shorter one was set by another client. A
+-- difference below a tenth may be rounding.
 if found_ms >= 0 and found_ms < left_ms * 0.9 then
   return math.max(found_ms, 2)
 end

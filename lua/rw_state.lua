@@ -7,9 +7,9 @@
 --          1         readers
 --          2         a writer
 --          3         a writer, with read holds below its write hold
---          n         if asked what is left: as lock_state
+--          n         if asked for what is left: as lock_state
 --
--- Keeps    everything; a key that holds no such lock is answered with a WRONGTYPE error
+-- Keeps    everything; for a key that holds no such lock the reply is a WRONGTYPE error
 local mode = redis.call('hget', KEYS[1], 'mode')
 local wrong = no_lock('read-write lock', mode)
 if wrong then

@@ -1,24 +1,24 @@
--- rw_write_acquire: take the lock for writing, for one owner; readers that died are no obstacle.
+-- rw_write_acquire: take the lock for writing, for one owner; dead readers are removed.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  note      see the prelude: of writers
 -- KEYS[3]  other     of readers
--- ARGV[1]  field     see the prelude: "<owner>:write", the owner's number never had a hold
+-- ARGV[1]  field     see the prelude: "<owner>:write", with a number that never had a hold
 -- ARGV[2]  behind    see the prelude
 -- ARGV[3]  note_ms   see the prelude
 -- ARGV[4]  again_ms  see the prelude
 -- ARGV[5]  lease_ms  integer > 0; how long the hold lives unless renewed
--- ARGV[6]  prefix    what a hold's key has before its owner: "{lock}:"
+-- ARGV[6]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
--- Returns  {1, -2, ''}  taken, with a count of one if it was not this owner's before
---          {0, n, b}  not taken; ask again in n ms (-1: not known), behind b: a note runs out then, or the first of the
---                    leases of those that have it. A reader that died notifies nobody, nor does one that leaves while
---                    the dead one's lease still runs. Of many readers only some are looked at; 0 if all of them were
---                    dead and are gone now, but not all readers
+-- Returns  {1, -2, ''}  taken, with a count of one unless this owner had it before
+--          {0, n, b}  not taken; ask again in n ms (-1: not known), behind b: a note ends then, or the first lease of
+--                    the owners found. A reader that dies notifies nobody, nor does a reader that leaves while the dead
+--                    one's lease still runs. Of many readers only some are checked; n is 0 if all of these were dead and
+--                    are removed now, but other readers are left
 --
--- Keeps    a writer, and readers one of whose holds is alive (one PTTL per read hold, as Redisson's format has it:
---          the hash itself does not say), or that were not looked at; the hash never exists without a TTL: a
---          lock that cannot be given one is not taken; a hash that is not a read-write lock, answered with a
+-- Keeps    a writer, and readers that are alive or were not checked (one PTTL per read hold, since in Redisson's format
+--          the hash itself does not say who lives); the hash never exists without a TTL: a
+--          lock that cannot be given one is not taken; for a hash that is not a read-write lock the reply is a
 --          WRONGTYPE error; run twice it changes nothing more
 local field, lease_ms, prefix = ARGV[1], ARGV[5], ARGV[6]
 
@@ -29,12 +29,13 @@ local function granted()
   return {1, -2, ''}
 end
 
--- First, because it is the one that refuses a key of another type.
+-- HGET comes first because it fails for a key of another type.
 local mode = redis.call('hget', KEYS[1], 'mode')
 local left_ms = redis.call('pttl', KEYS[1])
 if left_ms ~= -2 and mode ~= 'read' and mode ~= 'write' then
   return not_a('read-write lock')
 end
+-- A writer holds the lock. If that is this field, an earlier run of this request took it.
 if mode == 'write' then
   if redis.call('hexists', KEYS[1], field) == 0 then
     return no_lock('read-write lock', mode) or refused(left_ms)
@@ -44,6 +45,7 @@ if mode == 'write' then
   end
   return granted()
 end
+-- A noted reader goes first, until its note ends.
 if behind ~= '' then
   return mode and no_lock('read-write lock', mode) or refused(other_ms)
 end
@@ -53,8 +55,8 @@ if mode == 'read' then
   if count == 1 then
     return not_a('read-write lock')
   end
-  -- From a different place each time, since nothing is left where an earlier call dropped the dead. The time that is left
-  -- is as good as a random number.
+  -- The scan starts at another place each time, since an earlier call has removed the dead where it looked. The remaining time
+  -- serves as a random number.
   local cursor = string.format('%.0f', math.max(left_ms, 0))
   local living, unknown, dropped, soonest = false, false, false, math.huge
   while count > 1 and not living and not unknown do
@@ -88,6 +90,7 @@ if mode == 'read' then
     end
     count = redis.call('hlen', KEYS[1])
   end
+  -- Dead readers were removed, and more may follow: ask again at once.
   if unknown and dropped and not living then
     return refused(0)
   end
@@ -101,6 +104,7 @@ if mode == 'read' then
 end
 
 redis.call('hset', KEYS[1], 'mode', 'write', field, 1)
+-- Without a TTL the lock would never be free again, so a hold that gets none is removed.
 local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
 if type(kept) == 'table' then
   redis.call('del', KEYS[1])

@@ -2,16 +2,16 @@
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
--- KEYS[3]  note      to undo an acquire: string: the waiter of this side that is noted. Its note is removed, and those
---                    behind it are notified
+-- KEYS[3]  note      only to undo an acquire: string: the noted waiter of this side. If that is this field, the note is
+--                    removed, and the waiters behind it are notified
 -- ARGV[1]  field     "<owner>:write"
 --
 -- Returns  n >= 0    released; n processes were listening
 --          -1        nobody holds the lock any more
---          -2        others hold it, or it is not a read-write lock
+--          -2        others hold it, or the key is not a read-write lock
 --
--- Keeps    read holds taken below the write hold, their TTL too: the lock is then read, and other readers are notified
---          that they may come in; run twice, the second run finds nothing of this owner and removes nothing
+-- Keeps    read holds taken below the write hold, and their TTL: the lock is then held for reading, and other readers are
+--          notified that they may join; run twice, the second run finds nothing of this owner and removes nothing
 local field = ARGV[1]
 
 local mode = redis.call('hget', KEYS[1], 'mode')
@@ -19,6 +19,7 @@ if KEYS[3] and redis.call('get', KEYS[3]) == field then
   redis.call('del', KEYS[3])
   redis.pcall('publish', KEYS[2], '1')
 end
+-- Read holds below the write hold keep the lock; without any, it is free.
 local released = mode == 'write' and redis.call('hdel', KEYS[1], field) == 1
 if released then
   if redis.call('hlen', KEYS[1]) > 1 then

@@ -1,7 +1,7 @@
--- semaphore_acquire: take so many permits, or none.
+-- semaphore_acquire: take this many permits, or none.
 --
 -- KEYS[1]    available  integer; how many permits are available
--- KEYS[2]    request    what this request took, for whoever may have to undo it; "void": it was undone before it came
+-- KEYS[2]    request    what this request took, so that it can be undone; "void": it was undone before it arrived
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer > 0
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
@@ -10,12 +10,12 @@
 --            0          fewer are available, or the request is void
 --            -1         there is no semaphore
 --
--- Keeps      the TTL of the semaphore; a key that holds no integer: the answer is a WRONGTYPE error
+-- Keeps      the TTL of the semaphore; for a key that holds no integer the reply is a WRONGTYPE error
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'
 local value = redis.call('get', KEYS[1])
--- What is a number and no integer is found out below.
+-- A number that is no integer passes here, and DECRBY fails below.
 local there = tonumber(value or 0)
 if not there then
   return redis.error_reply(strange)
@@ -26,6 +26,7 @@ if there < tonumber(permits) then
   end
   return value and 0 or -1
 end
+-- The key exists if `semaphore_undo` arrived first, or an earlier run took the permits. In both cases this run takes none.
 if not redis.call('set', KEYS[2], permits, 'nx', 'px', keep_ms) then
   return 0
 end

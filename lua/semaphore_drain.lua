@@ -5,10 +5,11 @@
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    keep_ms    integer > 0; how long the request is remembered
 --
--- Returns    n          what there was, now or when this request ran before; none is left, and below zero none is missing
+-- Returns    n          how many were available, now or when this request ran first; a negative number n says that -n were
+--                       missing, which are missing no longer. 0 are available then
 --
 -- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
---            a key that holds no integer: the answer is a WRONGTYPE error
+--            for a key that holds no integer the reply is a WRONGTYPE error
 local keep_ms = ARGV[1]
 
 local took = redis.call('get', KEYS[2])
@@ -26,7 +27,7 @@ local strange = 'WRONGTYPE the key holds no number of permits'
 if not string.find(value, '^%-?%d+$') then
   return redis.error_reply(strange)
 end
--- Also if there is nothing: a copy that comes late is not to take what comes back.
+-- The result is remembered even if there was nothing: a late copy of this request must not take permits returned since.
 redis.call('set', KEYS[2], value, 'px', keep_ms)
 if value ~= '0' then
   local left = redis.pcall('decrby', KEYS[1], value)

@@ -1,18 +1,18 @@
--- semaphore_release: add so many permits, or take some away from what there is, and notify those who wait.
+-- semaphore_release: add this many permits, or remove some, and notify those who wait.
 --
 -- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    channel    where waiters of this semaphore listen
--- KEYS[3]    request    that this request was carried out
+-- KEYS[3]    request    says that this request was carried out
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
--- ARGV[1]    permits    integer; below zero: so many fewer
+-- ARGV[1]    permits    integer; a negative number removes permits
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
--- ARGV[3]    create     "1" to make a semaphore that does not exist
+-- ARGV[3]    create     "1" to create a semaphore that does not exist
 --
 -- Returns    n >= 0     done; n processes were listening, 0 if it had been done before
 --            -1         there is no semaphore
 --
 -- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
---            a key that holds no integer: the answer is a WRONGTYPE error
+--            for a key that holds no integer the reply is a WRONGTYPE error
 local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
 local first = redis.pcall('set', KEYS[3], 'done', 'nx', 'px', keep_ms)
@@ -20,7 +20,8 @@ if not first then
   return 0
 end
 if first.err then
-  -- No memory, perhaps. This write needs none, and after it none is refused for want of some.
+  -- SET fails if Redis has no memory left. PEXPIRE needs none, and after a script's first write Redis no longer rejects
+  -- writes for lack of memory. PEXPIRE also says whether an earlier run has remembered the request.
   if redis.call('pexpire', KEYS[3], keep_ms) == 1 then
     return 0
   end
@@ -44,6 +45,6 @@ end
 if now <= 0 then
   return 0
 end
--- No more than Java clients can read. A user without rights on the channel still releases; waiters then poll.
+-- The message is at most the largest `int` of Java. A user without rights on the channel still releases; waiters then poll.
 local notified = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
 return type(notified) == 'number' and notified or 0

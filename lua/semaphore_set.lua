@@ -1,16 +1,16 @@
--- semaphore_set: make a semaphore, unless there is one.
+-- semaphore_set: create a semaphore, unless it exists.
 --
 -- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    channel    where waiters of this semaphore listen
--- KEYS[3]    request    what came of this request
+-- KEYS[3]    request    the result of this request
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer >= 0
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
 --
--- Returns    1          made, now or when this request ran before
---            0          there was one
+-- Returns    1          created, now or when this request ran first
+--            0          it existed
 --
--- Keeps      a semaphore that exists; a key that holds no integer: the answer is a WRONGTYPE error
+-- Keeps      a semaphore that exists; for a key that holds no integer the reply is a WRONGTYPE error
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local before = redis.call('get', KEYS[3])
@@ -23,7 +23,7 @@ if value then
     return redis.error_reply('WRONGTYPE the key holds no number of permits')
   end
 end
--- Also if there was one: a copy that comes late is not to make it once that is gone.
+-- The result is remembered even if the semaphore existed: a late copy of this request must not create it after a delete.
 redis.call('set', KEYS[3], value and '0' or '1', 'px', keep_ms)
 if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
@@ -32,7 +32,7 @@ if value then
   return 0
 end
 redis.call('set', KEYS[1], permits)
--- A user without rights on the channel still makes it; waiters then poll.
+-- A user without rights on the channel still creates it; waiters then poll.
 if permits ~= '0' then
   redis.pcall('publish', KEYS[2], permits)
 end

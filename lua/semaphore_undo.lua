@@ -1,4 +1,4 @@
--- semaphore_undo: return what one acquire took, or make sure that it takes nothing if it is yet to come.
+-- semaphore_undo: return what one acquire took, or make sure that it takes nothing if it arrives later.
 --
 -- KEYS[1]  available  integer; how many permits are available
 -- KEYS[2]  channel    where waiters of this semaphore listen
@@ -7,13 +7,14 @@
 --
 -- Returns  n >= 0     done; n processes were listening, 0 if nothing had been taken
 --
--- Keeps    the TTL of the semaphore; run twice, the second run changes nothing; a semaphore that is gone stays so
+-- Keeps    the TTL of the semaphore; run twice, the second run changes nothing; a deleted semaphore is not created again
 local keep_ms = ARGV[1]
 
 local took = redis.call('get', KEYS[3])
--- It needs no memory: after a first write none is refused for want of some.
+-- PEXPIRE needs no memory, and after a script's first write Redis no longer rejects SET for lack of memory.
 redis.call('pexpire', KEYS[3], keep_ms)
 redis.call('set', KEYS[3], 'void', 'px', keep_ms)
+-- Nothing was taken, or it was undone before, or the semaphore was deleted and must not be created again.
 if not took or took == 'void' or redis.call('exists', KEYS[1]) == 0 then
   return 0
 end
@@ -21,6 +22,7 @@ local now = redis.call('incrby', KEYS[1], took)
 if now <= 0 then
   return 0
 end
--- No more than Java clients can read. A user without rights on the channel still returns them; waiters then poll.
+-- The message is at most the largest `int` of Java. A user without rights on the channel still returns the permits; waiters
+-- then poll.
 local notified = redis.pcall('publish', KEYS[2], string.format('%.0f', math.min(now, 2147483647)))
 return type(notified) == 'number' and notified or 0

@@ -1,11 +1,11 @@
--- summary: whether a key is that of a lock, or of the permits that are taken, and what there is to say in a line.
+-- summary: whether a key is a lock's, or a set of acquired permits, and its state in one line.
 --
 -- KEYS[1]  lock      or any hash, or a sorted set
 -- KEYS[2]  queue     of the fair lock that a hash may be
 -- KEYS[3]  token     of the fenced lock that a hash may be
 --
 -- Returns  {k, n, t}  k: 1 a lock, 2 fair, 3 fenced, 4 read-write, 5 permits; n are held; t ms are left, -1 without an end
---          nil        it is nothing of the kind
+--          nil        the key is neither
 --
 -- Keeps    everything
 local type = redis.call('type', KEYS[1]).ok

@@ -1,4 +1,4 @@
--- fair: which places count, and who is next. In front of each script of the fair lock.
+-- fair: which places in the queue count, and who is next. In front of each script of the fair lock.
 --
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      Redisson's list of tickets, the next one first
@@ -7,14 +7,14 @@
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 
--- What each place adds to the timeouts of those behind it: how long one of Redisson's waits, unless configured otherwise.
+-- Each place adds this to the timeouts of the places behind it, as in Redisson (`fairLockWaitTimeout`).
 local WAIT = 300000
 
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiter_ms = tonumber(ARGV[1])
 
--- First, because they refuse keys of another type.
+-- These three come first because they fail, before anything is written, if a key holds another type.
 local places, timed = redis.call('llen', KEYS[2]), redis.call('zcard', KEYS[3])
 local latest = redis.call('zrange', KEYS[4], -1, -1, 'withscores')[2]
 
@@ -23,7 +23,8 @@ if places == 0 and latest then
   latest = nil
 end
 
--- Either was evicted or deleted. A place without a timeout would never end for Redisson; a timeout without one is of no use.
+-- The queue or its timeouts were evicted or deleted. Redisson would never remove a place without a timeout, so each place
+-- gets one; a timeout without a place is removed.
 if places ~= timed then
   local seen, last = {}, now
   for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do
@@ -42,11 +43,12 @@ if places ~= timed then
   end
 end
 
--- Each client shows signs of life every third of that time. If there was none for half of it, Redis was away, or all have
--- died: all get the whole of it anew. That is marked by '', or it would happen again and again. A sign that is shown now
--- is later by a millisecond, and so is known from the mark.
+-- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is half of it ago, Redis was
+-- unreachable or all waiters died. An outage must not cost places, so all places get another `waiter_ms`, once: the member ''
+-- marks that, with the same time as the places. A refresh gives a time later by at least a millisecond, so while the mark has
+-- the latest time, nobody has refreshed since.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
-  -- After a write that needs no memory none is refused for want of some.
+  -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
   redis.call('zrem', KEYS[4], '')
   redis.call('zadd', KEYS[4], 0, '')
   for _, ticket in ipairs(redis.call('zrange', KEYS[4], 0, -1)) do
@@ -54,14 +56,15 @@ if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KE
   end
 end
 
--- What a killed process leaves behind goes an hour after its last neighbour.
+-- Keys that a killed process leaves behind expire an hour after anybody last joined or refreshed.
 local function keep()
   redis.call('pexpire', KEYS[2], 3600000)
   redis.call('pexpire', KEYS[3], 3600000)
   redis.call('pexpire', KEYS[4], 3600000)
 end
 
--- Removes these places, and lowers all behind them, as Redisson does. Many at once, or that would be most of the work.
+-- Removes these places, and lowers the timeouts behind them, as Redisson does. Each ZADD lowers many, since the calls would
+-- be most of the work.
 local function remove(gone)
   local before, timeouts, lowered = 0, {}, {}
   local all = redis.call('zrange', KEYS[3], 0, -1, 'withscores')
@@ -86,7 +89,7 @@ local function remove(gone)
   end
 end
 
--- The first that lives. Removes the dead: ours wherever they are, Redisson's in front.
+-- The first living waiter. Removes dead ones: ours anywhere in the queue, Redisson's at its head, as Redisson does.
 local function first()
   local dead = redis.call('zrange', KEYS[4], '-inf', now, 'byscore')
   if #dead > 0 then
@@ -106,7 +109,7 @@ local function first()
   end
 end
 
--- Notifies a waiter, and returns how many heard it: nobody without rights on the channel.
+-- Notifies a waiter, and returns how many received the message: 0 for a user without rights on the channel.
 local function notify(head)
   local heard = head and redis.pcall('publish', KEYS[5] .. ':' .. head, '0')
   return type(heard) == 'number' and heard or 0

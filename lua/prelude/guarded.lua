@@ -1,15 +1,16 @@
--- guarded: goes no further unless one hold is in force. In front of a command, or of a user's script, whose own keys and
--- arguments follow those named here.
+-- guarded: ends the script with an error unless one hold is in force. In front of a command, or of a user's script, whose
+-- own keys and arguments follow those named here.
 --
 -- KEYS[1]  lock   hash: owner -> hold count; of a permit, sorted set: id -> epoch ms at which it expires
 -- KEYS[2]  life   string that lives as long as a read hold; of any other hold the lock once more
 -- ARGV[1]  hold   the field of the hash, or the id of the permit
 -- ARGV[2]  kind   "permit", or "lock"
 --
--- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has, and
---          the hold, of a permit in hexadecimal digits, so that no error of the script behind it is taken for this one
+-- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has.
+--          The text ends with the hold, of a permit in hexadecimal digits, so that no error of the user's script is taken for
+--          this one
 --
--- Keeps    what it looks at as it is. It is put on the first line of a user's script, so it has no comments below this one
+-- Keeps    all keys as they are. The code below is put on the first line of a user's script, so it has no comments
 do
   local held
   if ARGV[2] == 'permit' then

@@ -1,12 +1,12 @@
--- lock: whether a hash is a lock's. In front of each script that may find another hash.
+-- lock: tells a lock's hash from any other hash. In front of each script that may find another hash.
 --
 -- KEYS[1]  lock  hash: owner -> hold count; of a read-write lock also mode -> read or write
 
--- A hash of more fields is judged by one at random, and a larger one never by all.
+-- A random field decides about a hash of more than FEW fields, and no check reads many more than SOME.
 local FEW, SOME = 8, 128
 
--- Whether this is a hold, "<uuid>:<number>" and for one that writes ":write" behind it, and how often its owner has it. A
--- transaction of Redisson's has its number in hexadecimal digits at the end.
+-- Whether a field is a hold's: "<uuid>:<number>", followed by ":write" for a write hold, with a count as its value. The
+-- fields of Redisson's transactions end with the transaction's number in hexadecimal digits.
 local function is_hold(field, count)
   local behind = string.match(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%-?%d+(.*)$')
   local is_known = behind == '' or behind == ':write' or behind and string.find(string.gsub(behind, '^:write', ''), '^:%x+$')
@@ -17,12 +17,12 @@ local function not_a(kind)
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a ' .. kind)
 end
 
--- The refusal of a hash that is not a lock of this kind, "lock" or "read-write lock", or nil. Fields decide and not the TTL,
--- which Redisson can remove. All of a stranger's fields show it, except for a mode. `mode` is the lock's, if the script has
--- read it; `is_deleted` if the hash is about to be, so that more of it is looked at.
+-- Returns the error for a hash that is not a lock of this kind ("lock" or "read-write lock"), or nil. The fields decide and
+-- not the TTL, which Redisson can remove. In another application's hash every field tells, except one named `mode`. `mode` is
+-- the lock's mode, if the script has read it. `is_deleted` says that the script will delete the hash, so more fields are read.
 local function no_lock(kind, mode, is_deleted)
   local count, fields = redis.call('hlen', KEYS[1]), nil
-  -- A user without the right to ask for one at random asks for more.
+  -- `pcall`: for a user without the right to HRANDFIELD, more fields decide.
   local one = count > FEW and not is_deleted and redis.pcall('hrandfield', KEYS[1])
   if type(one) == 'string' and one ~= 'mode' then
     fields = {one, '1'}
@@ -43,7 +43,7 @@ local function no_lock(kind, mode, is_deleted)
     end
   end
   local is_rw = mode == 'read' or mode == 'write'
-  -- The part of a large hash that most have left may be empty.
+  -- HSCAN may find no field in a large hash from which most were removed. No field, no verdict: it passes as a lock.
   if #fields > 0 and (holds <= 0 or kind ~= 'lock' and not is_rw) then
     return not_a(kind)
   elseif is_rw and kind == 'lock' then

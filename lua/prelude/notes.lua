@@ -1,20 +1,20 @@
--- notes: whose turn it is among the readers and writers that wait, one of each side being noted. In front of both
--- acquire scripts.
+-- notes: whose turn it is among the readers and writers that wait; a key for each side notes one of its waiters. In front of
+-- both acquire scripts.
 --
--- KEYS[2]  note      string: the waiter of this side that is noted; lives until it counts as gone
+-- KEYS[2]  note      string: the noted waiter of this side; expires when that waiter counts as gone
 -- KEYS[3]  other     the same of the other side
--- ARGV[1]  waiter    the field of the hold that it asks for; the same in all requests of a waiter, but new after one without
---                    a reply
--- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked, which goes first for as long
---                    as it is noted; '?' if this one first asks now, '' if it is behind nobody
--- ARGV[3]  note_ms   integer >= 0; how long its note lives, if it makes one
--- ARGV[4]  again_ms  integer > 0; after how long it prolongs its note
+-- ARGV[1]  waiter    the field of the hold that this waiter wants; the same in all its requests, but new after a request
+--                    without a reply
+-- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked; that waiter goes first for as
+--                    long as it is noted. '?' in a first request, '' if this waiter is behind nobody
+-- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it
+-- ARGV[4]  again_ms  integer > 0; after how long this waiter asks again, which extends its note
 
 local waiter, behind, note_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
--- First, because they refuse keys of another type.
+-- These come first because they fail, before anything is written, if a key holds another type.
 local noted, other = redis.call('get', KEYS[2]), redis.call('get', KEYS[3])
--- In how many ms they are gone. One that would never end is nobody's.
+-- In how many ms each note is gone. A note without a TTL is not ours (PTTL -1 makes 0 here), and counts as none.
 local noted_ms = noted and redis.call('pttl', KEYS[2]) + 1
 local other_ms = other and redis.call('pttl', KEYS[3]) + 1
 noted, other = noted_ms ~= 0 and noted, other_ms ~= 0 and other
@@ -25,11 +25,12 @@ elseif behind ~= other then
   behind = ''
 end
 
--- The answer to one that has to wait: in ms it is worth asking again, -1 if that is not known.
+-- The reply to a waiter that has to wait: asking again is worth it in `ms`, or -1 if that is not known. Also notes the waiter
+-- if this side has no note, and extends the note if it is the waiter's own.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then
-    -- Without the memory for it there is no order.
+    -- `pcall`: if Redis has no memory left, nobody is noted, and the order is lost rather than the request.
     redis.pcall('set', KEYS[2], waiter, 'px', note_ms)
     look_ms = tonumber(ARGV[4])
   end

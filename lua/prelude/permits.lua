@@ -1,17 +1,17 @@
--- permits: how many there are, and the return of those that have expired. In front of the scripts about permits.
+-- permits: how many permits there are, and the return of expired ones. In front of the scripts about permits.
 --
 -- KEYS[1]  permits   string: how many are available
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 
--- The refusal of a key of another type, or nil and: how many are available, the time in epoch ms, how many have expired,
--- and how many of these one call returns. Not all at once: there may be a million.
+-- Returns the error for a key of another type, or nil and: how many permits are available, the time in epoch ms, how many
+-- permits have expired, and how many of those this call returns. A million may have expired, and no call may take that long.
 local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')
   local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
   local soonest = redis.call('zrange', KEYS[2], 0, 0, 'withscores')
-  -- Older versions of Redisson have ids of 32 characters.
+  -- Ids have 16 bytes; older versions of Redisson have ids of 32 characters.
   if #soonest > 0 and #soonest[1] ~= 16 and #soonest[1] ~= 32 then
     return redis.error_reply('WRONGTYPE the key of its timeouts holds a sorted set of something else')
   end
@@ -29,12 +29,13 @@ local function remove_expired(back)
   end
 end
 
--- No more than Java clients can read. A user without rights on the channel does all the rest; waiters then poll.
+-- The message is at most the largest `int` of Java. For a user without rights on the channel all else is done; waiters then
+-- poll.
 local function notify(available)
   return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
 end
 
--- How many are available then.
+-- Returns `back` expired permits, and how many are available then. A deleted number is not created again.
 local function return_expired(available, back)
   remove_expired(back)
   if back > 0 and available then

@@ -1,14 +1,15 @@
 --!df flags=allow-undeclared-keys
--- readers: which readers of a read-write lock live. In front of the scripts that drop those that died.
+-- readers: which readers of a read-write lock live. In front of the scripts that remove dead readers.
 --
--- Redisson's format has a key for each read hold, and only the hash says which readers there are. These keys are in the
--- lock's slot, but not among KEYS: the only ones that a script reaches so. Dragonfly wants the flag above for that; for
--- other servers it is a comment.
+-- Redisson's format has a key for each read hold, and only the hash says which readers there are. So these keys, in the
+-- lock's slot, cannot be among KEYS; no script reaches any other key this way. Dragonfly needs the flag above for that; for
+-- other servers the flag is a comment.
 
--- How many holds one call looks at.
+-- How many hold keys one call reads, so that a huge hash does not block the server.
 local holds_to_look_at = 1000
 
--- How long a reader lives on: -2 if it is dead, nil if that would take too many looks. In its last millisecond it has 0 left.
+-- How long a reader lives on: -2 if it is dead, nil if the answer would take too many reads. PTTL is 0 in the last
+-- millisecond of a key, so 0 still means alive.
 local function life_ms(prefix, reader, count)
   local holds = tonumber(count)
   if holds > holds_to_look_at then
