@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Breaks the library in one way after the other, and looks whether the torture or the tests find it.
+# Breaks the library in one way after the other, and checks that the torture or the tests find each fault.
 #
 #   tests/mutants.sh                       every mutant in tests/mutants, as a table in Markdown
-#   tests/mutants.sh no-wake-up minority   those only
-#   tests/mutants.sh --seconds 60          how long each is tortured; 20 by default
+#   tests/mutants.sh no-wake-up minority   only these
+#   tests/mutants.sh --seconds 60          how long each mutant is tortured; 20 by default
 #   tests/mutants.sh --check               only whether each patch still applies
 #
-# A patch begins with a line that says what is wrong with the mutant, and one with what reveals it: options of `torture`, or
-# `test` and which tests to run. They are applied to a copy; the checkout stays as it is. Exits with 1 if one was missed.
+# The first line of a patch says what is wrong with the mutant. The second line names what reveals it: options of `torture`, or
+# `test` and the tests to run. Patches are applied to a copy of the checkout. Exits with 1 if a mutant was missed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 top=$PWD
@@ -31,12 +31,12 @@ fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -p -t "$copy"
-# The dependencies are built once, and only the crate for each mutant.
+# Dependencies are built once; for each mutant only the crate is built again.
 export CARGO_TARGET_DIR=$top/target/mutants
 
 missed=0
 
-# Builds and tortures what is in the copy; prints what was found, as "exclusion 3, idle 1".
+# Builds and tortures the copy; prints the violations found, as "exclusion 3, idle 1".
 torture() {
   local log=$copy/torture.log
   if ! (cd "$copy" && cargo build --quiet --all-features --example torture) >"$log" 2>&1; then
@@ -57,7 +57,7 @@ torture() {
   echo "$found"
 }
 
-# Builds what is in the copy and runs those tests, of the library and against servers; prints the names of those that fail.
+# Builds the copy and runs these tests, of the library and against servers; prints the names of the tests that fail.
 tested() {
   local log=$copy/tested.log
   # shellcheck disable=SC2086  # several filters

