@@ -12,8 +12,8 @@
 --
 -- Keeps    the lock, and the order of the living; makes no place, however late it comes; if the lock is free, the dead are
 --          removed and the next waiter is notified
--- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 local lost = {}
+-- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 for i, ticket in ipairs(ARGV) do
   if i > 1 and redis.call('zscore', KEYS[3], ticket) then
     redis.call('zadd', KEYS[4], now + waiter_ms, ticket)

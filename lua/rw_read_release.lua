@@ -18,8 +18,8 @@
 --
 -- Cost     one PTTL for each of FEW readers, however many there are, and one for each dead reader that is removed.
 --          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
---          few are checked, and then further ones until a living one is found. So dead readers go at the latest with the
---          last living one, if one call can check them all; earlier releases, and writers that ask, remove some of them.
+--          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
+--          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
 --          With many readers the lock keeps its TTL, or gets the longer one that a checked reader needs. Redisson's writers
 --          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, up to SOME readers are all
 --          checked: always if the reader that leaves had the longest lease, and otherwise now and then, since an earlier

@@ -5,7 +5,7 @@
 -- lock's slot, cannot be among KEYS; no script reaches any other key this way. Dragonfly needs the flag above for that; for
 -- other servers the flag is a comment.
 
--- How many hold keys one call reads, so that a huge hash does not block the server.
+-- How many keys of holds one call reads, so that a huge hash does not block the server.
 local holds_to_look_at = 1000
 
 -- How long a reader lives on: -2 if it is dead, nil if the answer would take too many reads. PTTL is 0 in the last
