@@ -1,7 +1,8 @@
 -- lock_keep: let one owner's hold expire at a given time instead of releasing it, so that the name stays taken until then.
 --
 -- KEYS[1]  lock    hash: owner -> hold count
--- KEYS[2]  hold    of a read hold: the string that lives as long as the hold; left out for any other hold
+-- KEYS[2]  hold    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; left out for any
+--                  hold
 -- ARGV[1]  field   the owner, of a write hold followed by ":write"
 -- ARGV[2]  ms      integer > 0; how long the hold lives from now on
 --
@@ -9,8 +10,9 @@
 --          -1      nobody holds the lock any more
 --          -2      somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free;
---          run twice, the hold lives for as long from the second run on
+-- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free; run twice, the
+--          hold lives for as long from the second run on. A count of 0 marks a kept hold (of a read hold the string, since
+--          Redisson counts the holds of a reader), and a renewal that arrives later leaves a marked hold as it is
 local field, ms = ARGV[1], tonumber(ARGV[2])
 
 if redis.call('hexists', KEYS[1], field) == 0 then
@@ -18,10 +20,12 @@ if redis.call('hexists', KEYS[1], field) == 0 then
 end
 -- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
+local lock_ms = holds == 1 and ms or math.max(redis.call('pttl', KEYS[1]), ms)
+-- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.
+redis.call('pexpire', KEYS[1], string.format('%.0f', lock_ms))
 if KEYS[2] then
-  redis.call('pexpire', KEYS[2], ms)
-end
-if holds == 1 or redis.call('pttl', KEYS[1]) < ms then
-  redis.call('pexpire', KEYS[1], ms)
+  redis.call('set', KEYS[2], '0', 'px', ms)
+else
+  redis.call('hset', KEYS[1], field, 0)
 end
 return 0

@@ -7,7 +7,7 @@
 --
 -- Returns     1         renewed
 --             0         nobody holds the lock
---             -1        somebody else holds it
+--             -1        somebody else holds it, or the hold is kept (lock_keep)
 --             an error  the key holds something else
 --             for one lock; for several locks an array with one of these for each
 --
@@ -19,7 +19,7 @@ for i = 1, #KEYS do
   local known = redis.pcall('hget', KEYS[i], owner)
   if type(known) == 'table' then
     replies[i] = known
-  elseif not known then
+  elseif not known or known == '0' then
     replies[i] = redis.call('exists', KEYS[i]) == 1 and -1 or 0
   else
     local left_ms = redis.call('pttl', KEYS[i])

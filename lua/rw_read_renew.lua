@@ -3,13 +3,13 @@
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
--- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"; 0 once it is kept (lock_keep)
 -- ARGV[1]  owner     "<client uuid>:<number>"
 -- ARGV[2]  lease_ms  integer > 0; how long the hold lives from now on
 --
 -- Returns  1         renewed
 --          n > 1     renewed; the lock would have ended in n ms, before this hold: another client shortens its TTL
---          0         the hold is lost; nobody has the lock, or others read
+--          0         the hold is lost, or is kept; nobody has the lock, or others read
 --          -1        the hold is lost; somebody writes
 --
 -- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold of which only the field or
@@ -22,6 +22,9 @@ local mode = redis.call('hget', KEYS[1], 'mode')
 local lives = redis.call('get', KEYS[3])
 if mode ~= 'read' and mode ~= 'write' and redis.call('exists', KEYS[1]) == 1 then
   return redis.error_reply('WRONGTYPE the key holds a hash that is not a read-write lock')
+end
+if lives == '0' then
+  return 0
 end
 
 local held = mode and redis.call('hexists', KEYS[1], owner) == 1

@@ -1,11 +1,12 @@
-//! What a held lock keeps in memory, and what locking allocates. A process of its own, since all of it is counted.
+//! What a held lock keeps in memory, what locking allocates, and how often a waiting process wakes. A process of its own, since
+//! all of it is counted.
 
 use std::alloc::System;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redlatch::{Client, Config};
+use redlatch::{CancelToken, Client, Config, Error};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[path = "it/support/bare/mod.rs"]
@@ -91,6 +92,53 @@ fn a_held_lock_takes_a_few_hundred_bytes() {
         .bytes_allocated
         .saturating_sub(change.bytes_deallocated);
     assert!(bytes / LOCKS <= 550, "{} bytes for each", bytes / LOCKS);
+}
+
+/// How often the library's threads, and those with this name, have gone to sleep so far.
+fn sleeps(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let slept = tasks.flatten().filter_map(|task| {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).ok();
+        let comm = read("comm")?;
+        let counts = comm.starts_with("redlatch") || comm.trim() == name;
+        let status = read("status").filter(|_| counts)?;
+        let switches = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        switches.trim().parse::<u64>().ok()
+    });
+    slept.sum()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_process_with_one_waiting_thread_wakes_less_than_once_a_second() {
+    const SECONDS: u64 = 20;
+    let _turn = turn();
+    let server = support::Server::start();
+    let client = Client::open(server.url()).expect("the server is up");
+    let mut con = server.connection();
+    let stranger = "a7b6e3c2-1111-4222-8333-444455556666:37";
+    let () = redis::pipe()
+        .hset("stock:12345", stranger, 1)
+        .pexpire("stock:12345", 600_000)
+        .query(&mut con)
+        .expect("it is held");
+    let token = CancelToken::new();
+    let lock = client.mutex("stock:12345").cancel_on(&token);
+    let thread = std::thread::Builder::new().name("waits".into());
+    let waiting = thread.spawn(move || lock.lock().map(drop)).expect("a thread");
+    support::eventually("it waits", || client.stats().waiting == 1);
+    // It asks after 1, 2, 4 and 8 s, and then every 5 s.
+    std::thread::sleep(Duration::from_secs(9));
+    let before = sleeps("waits");
+    std::thread::sleep(Duration::from_secs(SECONDS));
+    let slept = sleeps("waits") - before;
+    token.cancel();
+    let ended = waiting.join().expect("no panic");
+    assert!(matches!(ended, Err(Error::Cancelled)));
+    assert!(slept > 0, "its thread was not found");
+    assert!(slept < SECONDS, "{slept} times in {SECONDS} s");
 }
 
 /// How many bytes are in use.

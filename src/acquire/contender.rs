@@ -25,7 +25,7 @@ use crate::net::nodes::calls;
 use crate::protocol::kind::{AcquireArgs, Note, Place};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired};
-use crate::quorum::ask::{Known, QuorumRequest};
+use crate::quorum::ask::QuorumRequest;
 use crate::session::{Contending, Session};
 use crate::time;
 
@@ -129,8 +129,8 @@ impl<'a> Contender<'a> {
         self.lock.session()
     }
 
-    /// What the next request says of its place in the queue that Redis keeps, if it keeps one.
-    fn says_of_place(&self) -> Place {
+    /// What the next request says about the thread's place in the queue, if Redis keeps one.
+    fn place_to_send(&self) -> Place {
         let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
             Some(_) if is_last() => Place::Last,
@@ -142,9 +142,9 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// By an answer to a request that was sent at `sent_at` it has this place.
-    fn has_place(&mut self, number: OwnerNumber, sent_at: Instant) {
-        if self.says_of_place() != Place::New {
+    /// A request sent at `sent_at` was refused: if it was one for a new place, its number is the place.
+    fn keep_place(&mut self, number: OwnerNumber, sent_at: Instant) {
+        if self.place_to_send() != Place::New {
             return;
         }
         self.place = Some(number);
@@ -180,9 +180,8 @@ impl<'a> Contender<'a> {
     pub(crate) fn run(&mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
         Ok(match acquire::acquire(self, lock, wait)? {
-            Outcome::Granted((hold, sent_at)) => Outcome::Granted(self.granted(hold, sent_at)?),
-            Outcome::Busy(busy) => Outcome::Busy(busy),
-            Outcome::TooLate => Outcome::TooLate,
+            Outcome::Granted((hold, sent_at)) => Outcome::Granted(self.accept(hold, sent_at)?),
+            refused => refused.map(|_| unreachable!("nothing was granted")),
         })
     }
 
@@ -238,7 +237,7 @@ impl<'a> Contender<'a> {
             mode,
             under: under.as_deref(),
             note,
-            place: self.says_of_place(),
+            place: self.place_to_send(),
             tokens,
             token_ttl: self.lock.token_ttl,
             ..AcquireArgs::plain(&owner, params.ttl)
@@ -261,7 +260,7 @@ impl<'a> Contender<'a> {
         let stop = || lock.must_stop(wait);
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
-            let asks_again = self.says_of_place() == Place::Has;
+            let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
             return match asks_again {
                 true => self.ask_server(until),
@@ -295,14 +294,14 @@ impl<'a> Contender<'a> {
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
                     // Another client has given the key this time to live, and may do so again.
-                    hold.change(|lease| lease.lock_was_shortened(Some(left)));
+                    hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
             }
             (Acquired::Busy { left }, Some(hold)) => {
-                self.has_place(hold.number, sent_at);
+                self.keep_place(hold.number, sent_at);
                 if let (Some(spin), Some(left)) = (&mut self.spin, left) {
-                    spin.was_refused(sent_at + left);
+                    spin.record_refusal(sent_at + left);
                 }
                 if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
                     turn.set_behind(hold.number, seen.behind);
@@ -324,75 +323,73 @@ impl<'a> Contender<'a> {
         kind.is_notified && !is_queued && self.lock.quorum.is_none()
     }
 
-    fn granted(&mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
+    /// Makes a guard of a hold that Redis has granted, and records it in the local lock, unless it is of no use by now.
+    fn accept(&mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
         let (session, params, now) = (self.session(), self.params, Instant::now());
-        // If it was lost to somebody else meanwhile, its guard reports that.
         if now >= hold.valid_until() {
             // The lease is over already, and somebody else may have the lock.
-            session.give_back(&hold);
-            return Err(self.lock.lost(LossReason::Expired));
+            return self.decline(&hold, self.lock.lost(LossReason::Expired));
         }
         session.watchdog.arm(&hold, hold.due_after(sent_at));
         if session.is_closed() {
-            hold.end();
-            session.watchdog.disarm(&hold);
-            session.give_back(&hold);
-            return Err(Error::Closed);
+            return self.decline(&hold, Error::Closed);
         }
-        self.is_granted = true;
-        // Nobody else releases the lock while we hold it, so it costs nothing that the subscription lingers. In the queue
-        // that Redis keeps each waiter has its own channel, on which nothing is counted.
-        let leaves = self.listening.leave();
+        let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
-        // What an earlier hold has left behind may linger still.
-        let left = || (state.lock.last_release()).is_some_and(|last| last.is_heard_by_us);
-        if (leaves || left()) && self.is_notified_with_others() {
-            hold.leaves_listening();
-        }
-        state.forget_place(self.listening.known_waiter());
-        // With a queue in Redis several threads of a process are contenders. A grant to one of them may be the first sign that
-        // an earlier hold of the process is over.
-        let displaced = match self.lock.key.kind.order {
+        // Where Redis keeps the queue, several threads of a process are contenders, and a grant to one of them may be the
+        // first sign that an earlier hold of the process is over.
+        let earlier = match self.lock.key.kind.order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
         };
-        if displaced
-            .as_ref()
-            .is_some_and(|other| other.is_later_than(&hold))
-        {
-            // Lost before it was recorded, and granted to another thread of this process since.
-            self.is_granted = false;
+        if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
+            // This hold was lost before it was recorded, and the lock granted to another thread of this process since.
             drop(state);
-            hold.end();
-            session.watchdog.disarm(&hold);
-            session.give_back(&hold);
-            return Err(self.lock.lost(LossReason::TakenOver));
+            return self.decline(&hold, self.lock.lost(LossReason::TakenOver));
         }
-        // Its reply has come before the grant.
-        let last = state.lock.last_release();
-        let alone = self.turn.is_none()
+        self.is_granted = true;
+        state.forget_place(self.listening.known_waiter());
+        let last_release = state.lock.last_release();
+        // The subscription of this wait may linger, and so may that of an earlier one. Nobody else releases the lock while
+        // this process holds it, so that costs nothing until the release, which ends it. On the channel of a place, which
+        // belongs to one waiter, nothing is counted.
+        let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
+        if may_linger && self.is_notified_with_others() {
+            hold.leaves_listening();
+        }
+        // The reply to the previous release precedes this grant, so the number of its listeners is known.
+        let is_alone = self.turn.is_none()
             && self.is_notified_with_others()
-            && last.is_some_and(|last| yielding::has_notified_nobody(session, last));
-        state.lock.was_alone(alone, now);
-        let (thread, lease) = (params.thread, params.lease);
-        let granted = Arc::clone(&hold);
-        let next = (state.lock).granted(thread, self.lock.mode, granted, lease, now);
+            && last_release.is_some_and(|last| yielding::has_notified_nobody(session, last));
+        let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
+        let next = (state.lock).granted(thread, mode, granted, params.lease, now);
+        if is_alone {
+            state.lock.record_alone(now);
+        }
         state.store_wakeups(&next);
         drop(state);
         wake(next);
-        if let Some(displaced) = displaced {
-            let reason = match displaced.is_valid(now) {
+        if let Some(earlier) = earlier {
+            let reason = match earlier.is_valid(now) {
                 true => LossReason::TakenOver,
                 false => LossReason::Expired,
             };
-            session.lose(&displaced, reason);
+            session.lose(&earlier, reason);
         }
         if !hold.is_held() {
-            // Lost before the local lock had it.
+            // The watchdog has found it lost before the local lock had it; the guard reports that.
             session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
         Ok(GuardInner::new(self.lock, hold, params.thread))
+    }
+
+    /// Gives a granted hold back that is of no use, for this reason.
+    fn decline(&self, hold: &Arc<Hold>, why: Error) -> Result<GuardInner> {
+        hold.end();
+        self.session().watchdog.disarm(hold);
+        self.session().give_back(hold);
+        Err(why)
     }
 }
 
@@ -428,15 +425,13 @@ impl Strategy for Contender<'_> {
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let reply = match &self.lock.quorum {
             Some(servers) => {
-                let known = self.contest.knows(self.listening.releases());
-                // While it looks: after an acquire it looks again in any case.
-                self.listening.hear_echoes(known == Known::Busy);
+                let known = self.contest.knows(self.listening.signals().messages);
                 let (lock, wait) = (self.lock, self.wait);
                 let request = QuorumRequest {
                     lease: self.params.lease,
                     ttl: self.params.ttl,
                     up_for: lock.up_for,
-                    comes_again_in: wait.asks_again().then(|| self.contest.longest_pause()),
+                    asks_again_in: wait.asks_again().then(|| self.contest.longest_pause()),
                     known,
                 };
                 quorum::ask(servers, lock, &self.entry, wait, request, until)?
@@ -444,10 +439,9 @@ impl Strategy for Contender<'_> {
             None => self.ask_server(until)?,
         };
         if let Reply::Busy(busy) = &reply {
-            // Unless it looks again in any case.
-            self.listening.hear_echoes(!busy.is_contested);
-            self.contest.is_refused(busy.is_contested);
-            self.entry.lock().lock.refused();
+            let messages = self.listening.signals().messages;
+            self.contest.record_refusal(busy.is_contested, messages);
+            self.entry.lock().lock.record_refusal();
         }
         Ok(reply)
     }
@@ -467,8 +461,8 @@ impl Strategy for Contender<'_> {
 
     fn park_for(&mut self, cap: Duration) -> Duration {
         let pause = match &mut self.spin {
-            Some(spin) => time::jittered(spin.next_pause()),
-            None => self.contest.pause(time::jittered(cap)),
+            Some(spin) => spin.next_pause(),
+            None => self.contest.next_pause(time::jittered(cap)),
         };
         let until_last = self
             .asks_last_at

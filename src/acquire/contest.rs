@@ -2,32 +2,41 @@
 
 use std::time::Duration;
 
-use crate::acquire::quorum::{self, Known};
-use crate::net::subscriber::POLL_CAP;
+use crate::acquire::pacer::Pacer;
+use crate::acquire::quorum::{Known, PAUSE};
 
 /// What a contender for a majority of several servers knows of the others.
 ///
 /// Those who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
-/// whoever was refused looks again after a short random pause. Whoever then finds a majority taken need not: one of the
-/// others has the lock, or looks again in turn, and the last of them to look finds whether it is free. Whoever has it
-/// announces its release, and so does whoever was granted too few servers and does not look again.
-#[derive(Default)]
+/// a contender that was refused looks again after a short random pause. If it then finds a majority taken, it waits for a
+/// message: one of the others has the lock, or looks again in turn, and the last of them to look finds whether it is free. The
+/// holder announces its release, and so does a contender that was granted too few servers and does not look again.
 pub(super) struct Contest {
-    /// How many releases were announced before the last request.
-    releases: u64,
+    /// How many messages had come before the last request, or by its reply if it was contested.
+    heard: u64,
     was_refused: bool,
-    /// How many times in a row nobody may have had the lock. The pauses grow with the number of those who ask.
-    contested: u32,
+    /// Nobody may have had the lock when it was last asked for.
+    is_contested: bool,
+    pacer: Pacer,
 }
 
-/// How many short pauses there are before they grow.
-const SHORT_PAUSES: u32 = 4;
+impl Default for Contest {
+    fn default() -> Self {
+        Self {
+            heard: 0,
+            was_refused: false,
+            is_contested: false,
+            // Longer and longer, up to 0.8 s, for as long as several ask at the same time.
+            pacer: Pacer::new(PAUSE, 4),
+        }
+    }
+}
 
 impl Contest {
-    /// What is known before a request, by the releases that were announced so far.
-    pub(super) fn knows(&mut self, releases: u64) -> Known {
-        if std::mem::replace(&mut self.releases, releases) != releases {
-            self.contested = 0;
+    /// What is known before a request, by the number of messages that have come.
+    pub(super) fn knows(&mut self, messages: u64) -> Known {
+        if std::mem::replace(&mut self.heard, messages) != messages {
+            self.pacer.reset();
             Known::Released
         } else if self.was_refused {
             Known::Busy
@@ -36,25 +45,26 @@ impl Contest {
         }
     }
 
-    pub(super) fn is_refused(&mut self, is_contested: bool) {
-        self.was_refused = true;
-        self.contested = if is_contested { self.contested + 1 } else { 0 };
+    /// The request was refused, and so many messages had come by then.
+    pub(super) fn record_refusal(&mut self, is_contested: bool, messages: u64) {
+        (self.was_refused, self.is_contested) = (true, is_contested);
+        match is_contested {
+            // Messages about a release that led to this round say nothing new.
+            true => self.heard = messages,
+            false => self.pacer.reset(),
+        }
     }
 
-    pub(super) fn pause(&self, cap: Duration) -> Duration {
-        match self.contested {
-            0 => cap,
-            n => Self::grown(quorum::pause(), n).min(cap),
+    /// The pause before the next request, or `otherwise`.
+    pub(super) fn next_pause(&mut self, otherwise: Duration) -> Duration {
+        match self.is_contested {
+            true => self.pacer.next_pause().min(otherwise),
+            false => otherwise,
         }
     }
 
     /// The longest pause that may follow the next request, if nobody may have the lock then.
     pub(super) fn longest_pause(&self) -> Duration {
-        Self::grown(quorum::PAUSE.1, self.contested + 1)
-    }
-
-    fn grown(pause: Duration, contested: u32) -> Duration {
-        let times = 1 << contested.saturating_sub(SHORT_PAUSES).min(10);
-        pause.saturating_mul(times).min(POLL_CAP.0)
+        self.pacer.longest()
     }
 }

@@ -39,15 +39,6 @@ pub(crate) enum Pending<'a> {
     Contends(Contender<'a>),
 }
 
-/// The outcome of locking again where that takes a renewal.
-enum Reentered {
-    Yes,
-    /// The first hold was lost.
-    Lost,
-    /// Redis had not answered when the caller's time was up.
-    TooLate,
-}
-
 impl LockSpec {
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Outcome<GuardInner>> {
@@ -154,15 +145,18 @@ impl LockSpec {
                 Entered::Mine { .. } if !self.is_reentrant => {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
-                Entered::Mine { hold, count, lease } => {
-                    // What the watchdog renews needs no request; a fixed lease has to start anew.
-                    let is_renewed = matches!(lease, LeasePolicy::Renewed { .. });
-                    if is_renewed {
+                Entered::Mine { hold, count, lease } => match lease {
+                    // The watchdog renews it, so one more hold needs no request.
+                    LeasePolicy::Renewed { .. } => {
                         state.lock.reenter(thread, &hold, lease);
+                        drop(state);
+                        Some(self.reentered(hold, thread, count + 1))
                     }
-                    drop(state);
-                    self.again(&entry, hold, params, count + 1, is_renewed, wait)?
-                }
+                    LeasePolicy::Fixed(_) => {
+                        drop(state);
+                        self.renew_to_reenter(&entry, hold, params, count + 1, wait)?
+                    }
+                },
             };
             if let Some(pending) = pending {
                 return Ok(pending);
@@ -170,29 +164,10 @@ impl LockSpec {
         }
     }
 
-    /// One more hold, renewed first unless the watchdog does that; `None` if it was lost.
-    fn again(
-        &self,
-        entry: &Entry,
-        hold: Arc<Hold>,
-        params: HoldParams,
-        count: u32,
-        is_renewed: bool,
-        wait: WaitMode,
-    ) -> Result<Option<Pending<'_>>> {
-        let reentered = match is_renewed {
-            true => Reentered::Yes,
-            false => self.renew_to_reenter(entry, &hold, params, count, wait)?,
-        };
-        Ok(match reentered {
-            Reentered::Lost => None,
-            Reentered::TooLate => Some(Pending::TooLate),
-            Reentered::Yes => {
-                self.session().counters.reentered.add(1);
-                let guard = GuardInner::reentered(self, hold, params.thread, count);
-                Some(Pending::Held(guard))
-            }
-        })
+    /// One more hold of a thread that has the lock, so many times by now.
+    fn reentered(&self, hold: Arc<Hold>, thread: u64, count: u32) -> Pending<'_> {
+        self.session().counters.reentered.add(1);
+        Pending::Held(GuardInner::reentered(self, hold, thread, count))
     }
 
     /// Another thread has handed the lock over, or shares it, unless it is lost by now.
@@ -254,15 +229,15 @@ impl LockSpec {
         }
     }
 
-    /// Locks again with a fixed lease: the lease starts anew, but the hold never becomes shorter.
+    /// Locks again with a fixed lease, which starts again but never becomes shorter; `None` if the hold was lost.
     fn renew_to_reenter(
         &self,
         entry: &Entry,
-        hold: &Arc<Hold>,
+        hold: Arc<Hold>,
         params: HoldParams,
         count: u32,
         wait: WaitMode,
-    ) -> Result<Reentered> {
+    ) -> Result<Option<Pending<'_>>> {
         let session = self.session();
         let budget = wait.budget(Instant::now(), session.response_timeout);
         let stop = || self.must_stop(wait);
@@ -273,31 +248,32 @@ impl LockSpec {
             until: budget.until,
             stop: &stop,
         };
-        let (renewed, sent_at) = match session.renew(hold, &again) {
+        let (renewed, sent_at) = match session.renew(&hold, &again) {
             Ok(answer) => answer,
             Err(NotRenewed::Stopped) => return Err(self.stopped()),
             Err(NotRenewed::Late(_)) if budget.callers && stop() => return Err(self.stopped()),
-            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Reentered::TooLate),
+            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Some(Pending::TooLate)),
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
-        let reason = match renewed.loss_if(in_time) {
-            None => {
-                if entry.lock().lock.reenter(params.thread, hold, params.lease) {
-                    session.watchdog.arm(hold, hold.due_after(sent_at));
-                    if hold.is_held() {
-                        return Ok(Reentered::Yes);
-                    }
-                    session.remove_lost(hold);
-                }
-                // Lost during the renewal, so Redis would keep it for another whole lease.
-                session.give_back(hold);
-                return Ok(Reentered::Lost);
+        if let Some(why) = renewed.loss_if(in_time) {
+            session.lose(&hold, why);
+            return Ok(None);
+        }
+        if entry
+            .lock()
+            .lock
+            .reenter(params.thread, &hold, params.lease)
+        {
+            session.watchdog.arm(&hold, hold.due_after(sent_at));
+            if hold.is_held() {
+                return Ok(Some(self.reentered(hold, params.thread, count)));
             }
-            Some(why) => why,
-        };
-        session.lose(hold, reason);
-        Ok(Reentered::Lost)
+            session.remove_lost(&hold);
+        }
+        // Lost during the renewal, so Redis would keep it for another whole lease.
+        session.give_back(&hold);
+        Ok(None)
     }
 
     /// Waits until another thread of this process wakes this one; `None` if the time is up.

@@ -18,6 +18,7 @@ use crate::hold::loss::LossChannel;
 use crate::hold::{Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
+use crate::observer::Observed;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
@@ -37,6 +38,8 @@ pub(crate) struct GuardInner {
     is_reentered: bool,
     /// An observer hears of the hold, so dropping this guard is noted there.
     is_observed: bool,
+    /// What the observer has to be told the end of, once the guard has left the hold.
+    ended: Option<Box<Observed>>,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
 }
@@ -57,6 +60,7 @@ impl GuardInner {
             is_handed_over: false,
             is_reentered: false,
             is_observed: false,
+            ended: None,
         }
     }
 
@@ -76,18 +80,15 @@ impl GuardInner {
         Some(self.is_handed_over)
     }
 
-    /// Tells an observer how it ended, if it was the last guard of its thread for this hold. A hold that is known to be lost
-    /// is reported by whoever found that.
+    /// Tells an observer how the hold ended, if this was the last guard of its thread. A hold that was known to be lost is
+    /// reported by the thread that found that.
     fn tell_end(&mut self, err: Option<&Error>) {
-        if !std::mem::take(&mut self.is_observed) || self.is_copy() {
-            return;
-        }
-        let Some(observed) = self.hold.unobserve(self.thread) else {
-            return;
-        };
-        match err {
-            Some(Error::Lost { reason, .. }) => observed.lost(&self.hold.loss_for(*reason)),
-            _ => observed.released(),
+        match (self.ended.take(), err) {
+            (None, _) => {}
+            (Some(ended), Some(Error::Lost { reason, .. })) => {
+                ended.lost(&self.hold.loss_for(*reason));
+            }
+            (Some(ended), _) => ended.released(),
         }
     }
 
@@ -243,7 +244,7 @@ impl GuardInner {
 
     /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or queues the
     /// release, and sends it if that has to be done `at_once`.
-    fn let_go(&self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
+    fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
         // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
@@ -257,30 +258,30 @@ impl GuardInner {
         let left = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
+        // Under the mutex: other threads may have the hold from now on, and its loss is no concern of this guard then.
+        if std::mem::take(&mut self.is_observed) {
+            self.ended = hold.unobserve(self.thread);
+        }
+        let lost = self.not_lost();
         match left {
             Left::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
                     hold.count.store(count, Ordering::Relaxed);
                 }
-                drop(state);
-                self.not_lost()
+                lost
             }
-            Left::Shared => {
-                drop(state);
-                self.not_lost()
-            }
+            Left::Shared => lost,
             Left::Passed { waiter } => {
                 hold.change_threads();
                 waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);
                 waiter.notify();
-                self.not_lost()
+                lost
             }
             // `submit_release` was called: the release has to be delivered.
             Left::Release { next } => {
                 state.store_wakeups(&next);
                 drop(state);
-                let lost = self.not_lost();
                 if at_once || lost.is_err() {
                     self.send(call.get());
                 }
@@ -329,13 +330,14 @@ impl Unlocking {
 
 impl Drop for GuardInner {
     fn drop(&mut self) {
-        if !self.released
-            && !self.is_copy()
-            && let Err(err) = self.let_go(Instant::now(), true)
-        {
+        let mut lost = None;
+        if !self.released && !self.is_copy() {
+            lost = self.let_go(Instant::now(), true).err();
+        }
+        if let Some(err) = &lost {
             // Not a warning: `lost` has reported it, and it does no harm to those who wait.
             report!(Debug, "dropping a guard: {err}");
         }
-        self.tell_end(None);
+        self.tell_end(lost.as_ref());
     }
 }

@@ -12,7 +12,6 @@ use crate::hold::{Waiter, Wakeup};
 use crate::local::waiter::Signals;
 use crate::net::channels::Listener;
 use crate::net::subscriber::Subscription;
-use crate::quorum::announcements::Announcements;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::Session;
@@ -23,57 +22,41 @@ use crate::time::Deadline;
 #[derive(Default)]
 pub(crate) struct Listening {
     waiter: OnceCell<Arc<Waiter>>,
-    /// It has spent time waiting. The closing of the client wakes it, and so does its token.
+    /// The thread has spent time waiting. The closing of the client wakes it, and so does its token.
     has_parked: bool,
-    /// It has begun to listen, or knows that nothing is announced.
+    /// The thread has begun to listen, or knows that nothing is announced.
     has_begun: bool,
-    subscribed: Subscribed,
+    /// None if nothing is announced; one at each master of a quorum.
+    subscriptions: Vec<Subscription>,
+    /// So many of them are enough: every majority has one of these masters.
+    needed: usize,
     /// Since when it has waited, and when that is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,
 }
 
-/// Where a thread listens.
-#[derive(Default)]
-enum Subscribed {
-    /// Nothing is announced.
-    #[default]
-    Nowhere,
-    At(Subscription),
-    /// At each master of a quorum.
-    AtEach {
-        each: Vec<Subscription>,
-        /// To how many of them it has to.
-        needed: usize,
-        announcements: Arc<Mutex<Announcements>>,
-    },
-}
-
 /// The subscription of a thread at one of several masters.
+///
+/// Every master that kept the lock announces its release, and each message wakes the thread, which asks once more for
+/// nothing if another message of the same release has woken it before.
 struct AtNode {
     node: usize,
-    announcements: Arc<Mutex<Announcements>>,
+    /// Which subscriptions are confirmed, by node.
+    confirmed: Arc<Mutex<Vec<bool>>>,
+    needed: usize,
     waiter: Arc<Waiter>,
 }
 
 impl Listener for AtNode {
     fn message(&self) {
-        let is_notified = self.announcements.lock().message(self.node);
-        if is_notified {
-            self.waiter.message();
-        }
-    }
-
-    /// Others may have announced what this master has announced meanwhile. If their connections were lost one after another,
-    /// no message has come, although there were enough to listen to all the time. So the waiter looks.
-    fn resubscribed(&self) {
         self.waiter.message();
     }
 
     fn set_listening(&self, listening: bool) {
-        let mut announcements = self.announcements.lock();
-        announcements.listens(self.node, listening);
+        let mut confirmed = self.confirmed.lock();
+        confirmed[self.node] = listening;
+        let count = confirmed.iter().filter(|listens| **listens).count();
         // Under the mutex, so that the last change is the last one stored.
-        self.waiter.set_listening(announcements.is_listening());
+        self.waiter.set_listening(count >= self.needed);
     }
 }
 
@@ -128,7 +111,9 @@ impl Listening {
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));
         }
-        spec.session().remind();
+        if until == Deadline::NEVER {
+            spec.session().ask_for_reminders();
+        }
         let waiting = &spec.session().counters.waiting;
         waiting.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -175,90 +160,64 @@ impl Listening {
 
     /// Whether it has begun to listen, and the channel does not belong to another node of the cluster now.
     pub(crate) fn has_begun(&self) -> bool {
-        let has_moved = matches!(&self.subscribed, Subscribed::At(one) if one.has_moved());
-        self.has_begun && !has_moved
+        self.has_begun && !self.subscriptions.iter().any(Subscription::has_moved)
     }
 
-    /// Listens no longer, until it begins anew.
+    /// Listens no longer, until it begins again.
     pub(crate) fn end(&mut self) {
         self.has_begun = false;
-        self.subscribed = Subscribed::Nowhere;
+        self.subscriptions.clear();
     }
 
     /// Listens to `channel` from now on, and no longer to another.
     pub(crate) fn begin(&mut self, session: &Arc<Session>, channel: Option<Arc<str>>) {
         // Before the next one begins: a confirmation does not say which of two it belongs to.
         self.end();
-        self.has_begun = true;
+        (self.has_begun, self.needed) = (true, 1);
         if let Some(channel) = channel {
             let subscription = session.subscriber.subscribe(&channel, self.waiter());
-            self.subscribed = Subscribed::At(subscription);
+            self.subscriptions.push(subscription);
         }
     }
 
     /// Listens at all masters of a quorum from now on: enough of them, if some are away.
     pub(crate) fn begin_at_each(&mut self, quorum: &Quorum) {
         self.end();
-        self.has_begun = true;
+        let needed = quorum.majority().blocking();
+        (self.has_begun, self.needed) = (true, needed);
         let waiter = Arc::clone(self.waiter());
         waiter.set_listening(false);
-        let majority = quorum.majority();
-        let announcements = Arc::new(Mutex::new(Announcements::new(majority)));
+        let confirmed = Arc::new(Mutex::new(vec![false; quorum.majority().nodes()]));
         let subscribe = |(node, (session, channel)): (usize, (&Arc<Session>, Arc<str>))| {
             let listener = Arc::new(AtNode {
                 node,
-                announcements: Arc::clone(&announcements),
+                confirmed: Arc::clone(&confirmed),
+                needed,
                 waiter: Arc::clone(&waiter),
             });
             session.subscriber.subscribe(&channel, &listener)
         };
-        let each = quorum.channels().enumerate().map(subscribe).collect();
-        self.subscribed = Subscribed::AtEach {
-            each,
-            needed: majority.blocking(),
-            announcements,
-        };
-    }
-
-    /// How many releases the masters of a quorum have announced.
-    pub(crate) fn releases(&self) -> u64 {
-        match &self.subscribed {
-            Subscribed::AtEach { announcements, .. } => announcements.lock().releases(),
-            _ => 0,
-        }
-    }
-
-    /// See [`Announcements::hear_echoes`].
-    pub(crate) fn hear_echoes(&self, hears_echoes: bool) {
-        if let Subscribed::AtEach { announcements, .. } = &self.subscribed {
-            announcements.lock().hear_echoes(hears_echoes);
-        }
+        let subscriptions = quorum.channels().enumerate().map(subscribe);
+        self.subscriptions = subscriptions.collect();
     }
 
     /// Whether messages can arrive: the server has not refused the subscription.
     pub(crate) fn is_notified(&self) -> bool {
-        match &self.subscribed {
-            Subscribed::Nowhere => false,
-            Subscribed::At(one) => !one.is_refused(),
-            Subscribed::AtEach { each, needed, .. } => {
-                each.iter().filter(|one| !one.is_refused()).count() >= *needed
-            }
-        }
+        let subscriptions = self.subscriptions.iter();
+        let accepted = subscriptions.filter(|one| !one.is_refused()).count();
+        self.is_subscribed() && accepted >= self.needed
     }
 
     /// Whether it waits for announcements.
     pub(crate) fn is_subscribed(&self) -> bool {
-        !matches!(self.subscribed, Subscribed::Nowhere)
+        !self.subscriptions.is_empty()
     }
 
     /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns
     /// whether it listened.
     pub(crate) fn leave(&mut self) -> bool {
-        match std::mem::take(&mut self.subscribed) {
-            Subscribed::Nowhere => return false,
-            Subscribed::At(one) => one.leave(),
-            Subscribed::AtEach { each, .. } => each.into_iter().for_each(Subscription::leave),
-        }
-        true
+        let has_listened = self.is_subscribed();
+        self.subscriptions.drain(..).for_each(Subscription::leave);
+        has_listened
     }
 }

@@ -40,6 +40,7 @@ pub(crate) mod listening;
 mod model;
 pub(crate) mod multi;
 pub(crate) mod observed;
+mod pacer;
 pub(crate) mod permits;
 pub(crate) mod plain_permits;
 pub(crate) mod quorum;
@@ -63,7 +64,6 @@ use crate::local::waiter::Signals;
 use crate::net::call::{Call, Fault};
 use crate::net::subscriber::POLL_CAP;
 use crate::quorum::failure::Failure;
-use crate::session::Session;
 use crate::time::{self, Budget, Deadline};
 
 /// The reply to a request.
@@ -113,11 +113,19 @@ pub(crate) enum Outcome<G> {
 }
 
 impl<G> Outcome<G> {
-    /// That of a wait whose time is up; whether anybody had it when Redis was asked.
-    fn in_vain(was_refused: bool) -> Self {
+    /// The end of a wait whose time is up; `was_refused`: somebody had it when Redis was asked.
+    fn without_grant(was_refused: bool) -> Self {
         match was_refused {
             true => Self::Busy(Busy::default()),
             false => Self::TooLate,
+        }
+    }
+
+    pub(crate) fn map<T>(self, change: impl FnOnce(G) -> T) -> Outcome<T> {
+        match self {
+            Self::Granted(grant) => Outcome::Granted(change(grant)),
+            Self::Busy(busy) => Outcome::Busy(busy),
+            Self::TooLate => Outcome::TooLate,
         }
     }
 
@@ -192,108 +200,122 @@ pub(crate) fn acquire<S: Strategy>(
     spec: &LockSpec,
     wait: WaitMode,
 ) -> Result<Outcome<S::Grant>> {
-    let session = spec.session();
-    let deadline = wait.deadline();
-    let mut has_waited = strategy.listening().has_parked();
-    let mut was_refused = false;
-    let mut parks = Parks::default();
-    // How many messages had come when it yielded last.
-    let mut heard = None;
-    // When the time for the next question began: yielding is part of it.
-    let mut asks_since = None;
-    loop {
-        parks.woken |= strategy.listening().has_wakeup();
-        if let Some(grant) = strategy.handed_over()? {
-            return Ok(Outcome::Granted(grant));
-        }
-        let now = Instant::now();
-        if spec.must_stop(wait) || has_waited && deadline.has_passed(now) {
-            // One that never was the first of its process has not asked.
-            let is_taken = was_refused || strategy.entry().lock().lock.is_taken();
-            return end(strategy, spec, wait, Outcome::in_vain(is_taken));
-        }
-        let budget = wait.budget(*asks_since.get_or_insert(now), session.response_timeout);
-        if yielding::yield_to_others(strategy, spec, wait, budget.until, &mut heard)? {
-            has_waited = true;
-            continue;
-        }
-        asks_since = None;
-        let before = strategy.listening().signals();
-        let reply = strategy.ask(budget.until);
-        if matches!(reply, Err(NoReply::Unanswered(_))) {
-            strategy.entry().lock().lock.was_not_refused();
-        }
-        if matches!(reply, Ok(Reply::Granted(_) | Reply::HandedOver)) {
-            parks.count_rescue(strategy, session);
-        }
-        let busy = match reply {
-            Ok(Reply::Granted(grant)) => return Ok(Outcome::Granted(grant)),
-            Ok(Reply::Busy(busy)) => busy,
-            Ok(Reply::HandedOver) => continue,
-            Err(NoReply::Unanswered(failure)) if budget.was_too_short(&failure) => {
-                return end(strategy, spec, wait, Outcome::in_vain(was_refused));
-            }
-            Err(NoReply::Unanswered(failure)) => {
-                return fail(strategy, spec, failure, &budget);
-            }
-            Err(NoReply::Final(err)) => return Err(err),
-        };
-        if strategy.listening().has_wakeup() {
-            has_waited = true;
-            continue;
-        }
-        if !wait.asks_again() {
-            return Ok(Outcome::Busy(busy));
-        }
-        if deadline.has_passed(Instant::now()) {
-            return end(strategy, spec, wait, Outcome::Busy(busy));
-        }
-        if !std::mem::replace(&mut was_refused, true)
-            && let Some(reason) = spec.has_it_otherwise()
-        {
-            return Err(spec.would_deadlock(reason));
-        }
-        has_waited = true;
+    let waiting = Waiting {
+        strategy,
+        spec,
+        wait,
+        was_refused: false,
+        yielded_at: None,
+        parks: 0,
+        silent_since: None,
+    };
+    waiting.run()
+}
 
-        parks.park(strategy, spec, wait, busy, before)?;
+/// One call, from its first question to its end.
+struct Waiting<'a, S> {
+    strategy: &'a mut S,
+    spec: &'a LockSpec,
+    wait: WaitMode,
+    /// Redis has said that somebody else has it.
+    was_refused: bool,
+    /// How many messages had come when the thread last yielded.
+    yielded_at: Option<u64>,
+    /// How often it has parked.
+    parks: u32,
+    /// The signals before the last park, if a grant without any since then was not announced.
+    silent_since: Option<Signals>,
+}
+
+impl<S: Strategy> Waiting<'_, S> {
+    fn run(mut self) -> Result<Outcome<S::Grant>> {
+        loop {
+            let response_timeout = self.spec.session().response_timeout;
+            // Yielding is part of the time for the question.
+            let budget = self.wait.budget(Instant::now(), response_timeout);
+            if let Some(outcome) = self.get_ready(&budget)? {
+                return Ok(outcome);
+            }
+            // Read before the request: a message that comes after it may be about what the reply does not know yet.
+            let before = self.strategy.listening().signals();
+            let busy = match self.strategy.ask(budget.until) {
+                Ok(Reply::Granted(grant)) => {
+                    self.count_rescue();
+                    return Ok(Outcome::Granted(grant));
+                }
+                Ok(Reply::HandedOver) => {
+                    self.count_rescue();
+                    continue;
+                }
+                Ok(Reply::Busy(busy)) => busy,
+                Err(NoReply::Unanswered(failure)) => return self.end_unanswered(failure, &budget),
+                Err(NoReply::Final(err)) => return Err(err),
+            };
+            let is_first_refusal = !std::mem::replace(&mut self.was_refused, true);
+            if self.strategy.listening().has_wakeup() {
+                continue;
+            }
+            if !self.wait.asks_again() {
+                return Ok(Outcome::Busy(busy));
+            }
+            if self.wait.deadline().has_passed(Instant::now()) {
+                return self.end(Outcome::Busy(busy));
+            }
+            if is_first_refusal && let Some(reason) = self.spec.has_it_otherwise() {
+                return Err(self.spec.would_deadlock(reason));
+            }
+            self.park(busy, before)?;
+        }
     }
-}
 
-/// How often a thread has parked, and what has ended the last time.
-#[derive(Default)]
-struct Parks {
-    count: u32,
-    /// A thread of this process has woken it since.
-    woken: bool,
-    /// The signals before it.
-    heard: Signals,
-}
+    /// Comes back when the thread has to ask, or with what ends its wait.
+    fn get_ready(&mut self, budget: &Budget) -> Result<Option<Outcome<S::Grant>>> {
+        // A call that has not waited asks at least once, however short its time is.
+        let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
+        loop {
+            if self.strategy.listening().has_wakeup() {
+                // What follows was told by a thread of this process.
+                self.silent_since = None;
+            }
+            if let Some(grant) = self.strategy.handed_over()? {
+                return Ok(Some(Outcome::Granted(grant)));
+            }
+            let is_late = has_waited && self.wait.deadline().has_passed(Instant::now());
+            if is_late || self.spec.must_stop(self.wait) {
+                // A thread that never became the contender has not asked Redis itself.
+                let is_taken = self.was_refused || self.strategy.entry().lock().lock.is_taken();
+                return self.end(Outcome::without_grant(is_taken)).map(Some);
+            }
+            let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
+            if !yielding::yield_to_others(self.strategy, spec, wait, budget.until, heard)? {
+                return Ok(None);
+            }
+            has_waited = true;
+        }
+    }
 
-impl Parks {
     /// Listens and parks, unless the subscription is confirmed at once. `before`: the signals before the request.
-    fn park<S: Strategy>(
-        &mut self,
-        strategy: &mut S,
-        spec: &LockSpec,
-        wait: WaitMode,
-        busy: Busy,
-        before: Signals,
-    ) -> Result<()> {
-        let began_to_listen = listen(strategy, spec)?;
-        let listening = strategy.listening();
-        let seen = match began_to_listen {
+    fn park(&mut self, busy: Busy, before: Signals) -> Result<()> {
+        let began_to_listen = listen(self.strategy, self.spec)?;
+        let listening = self.strategy.listening();
+        // After a contested round the thread looks again in any case, once its pause is over: what came meanwhile, such as
+        // the other masters' messages about the same release, does not cut the pause short.
+        let seen = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => before,
         };
         if began_to_listen && seen.listening && listening.is_notified() {
-            // Not a park yet.
+            // A release may have come before the subscription: ask once more, and park then.
             return Ok(());
         }
-        let cap = (POLL_CAP.0 * (1 << self.count.saturating_sub(1).min(3))).min(POLL_CAP.1);
-        // A pause is no park: nothing was to be announced.
-        self.count += u32::from(listening.is_subscribed() && !busy.is_contested);
+        let cap = (POLL_CAP.0 * (1 << self.parks.saturating_sub(1).min(3))).min(POLL_CAP.1);
+        // A pause after a contested round is no park, since no message was expected.
+        let is_park = listening.is_subscribed() && !busy.is_contested;
+        self.parks += u32::from(is_park);
+        // What follows a confirmation is no rescue either: the thread asks because of that.
+        self.silent_since = is_park.then_some(seen);
         let now = Instant::now();
-        let park = strategy.park_for(cap);
+        let park = self.strategy.park_for(cap);
         // Those who contend for it are to come back one by one.
         let mut until = match busy.is_contested {
             true => now + park,
@@ -304,56 +326,52 @@ impl Parks {
             // A key lives for the whole of its last millisecond.
             until = until.min(free_at + Duration::from_millis(1));
         }
+        let (spec, wait) = (self.spec, self.wait);
         let until = Deadline::at(wait.deadline().or(until));
         let left = |now| Some(free_at?.saturating_duration_since(now));
         let stop = || spec.must_stop(wait);
-        let listening = strategy.listening();
+        let listening = self.strategy.listening();
         listening.park(spec, seen, until, left, &stop);
-        // A confirmation is no message, but what it leads to is no rescue either, nor is what follows a pause.
-        (self.woken, self.heard) = (busy.is_contested, seen);
         let is_message = listening.signals().messages > seen.messages && !stop();
         spec.session().counters.wakes.add(is_message.into());
         Ok(())
     }
 
     /// It was granted what it asked for, perhaps without having heard that it can be had.
-    fn count_rescue<S: Strategy>(&self, strategy: &mut S, session: &Session) {
-        let news = strategy.listening().signals().are_news_since(self.heard);
-        let is_rescue =
-            self.count > 0 && S::IS_ANNOUNCED && !self.woken && !news && !strategy.asks_last();
-        session.counters.poll_rescues.add(is_rescue.into());
+    fn count_rescue(&mut self) {
+        let signals = self.strategy.listening().signals();
+        let is_silent = |seen| !signals.are_news_since(seen);
+        let is_rescue = S::IS_ANNOUNCED
+            && !self.strategy.asks_last()
+            && self.silent_since.is_some_and(is_silent);
+        let counters = &self.spec.session().counters;
+        counters.poll_rescues.add(is_rescue.into());
     }
-}
 
-/// There is no answer, and not for want of the caller's time.
-fn fail<S: Strategy>(
-    strategy: &mut S,
-    spec: &LockSpec,
-    failure: Failure,
-    budget: &Budget,
-) -> Result<Outcome<S::Grant>> {
-    if budget.concerns_all(&failure) {
-        // They get the error now, rather than each after a timeout of its own.
-        let error = spec.make_error(S::DOING, failure.clone());
-        strategy.entry().dismiss(&error);
+    /// There is no reply: that is an error unless it was the caller's time that was too short.
+    fn end_unanswered(&mut self, failure: Failure, budget: &Budget) -> Result<Outcome<S::Grant>> {
+        self.strategy.entry().lock().lock.forget_refusal();
+        if budget.was_too_short(&failure) {
+            return self.end(Outcome::without_grant(self.was_refused));
+        }
+        if budget.concerns_all(&failure) {
+            // They get the error now, rather than each after a timeout of its own.
+            let error = self.spec.make_error(S::DOING, failure.clone());
+            self.strategy.entry().dismiss(&error);
+        }
+        match self.strategy.withdraw()? {
+            Some(grant) => Ok(Outcome::Granted(grant)),
+            None => Err(self.spec.error(S::DOING, failure)),
+        }
     }
-    match strategy.withdraw()? {
-        Some(grant) => Ok(Outcome::Granted(grant)),
-        None => Err(spec.error(S::DOING, failure)),
-    }
-}
 
-/// It ends with `outcome` unless something else has come first: see [`Budget`](time::Budget).
-fn end<S: Strategy>(
-    strategy: &mut S,
-    spec: &LockSpec,
-    wait: WaitMode,
-    outcome: Outcome<S::Grant>,
-) -> Result<Outcome<S::Grant>> {
-    match strategy.withdraw()? {
-        Some(grant) => Ok(Outcome::Granted(grant)),
-        None if spec.must_stop(wait) => Err(spec.stopped()),
-        None => Ok(outcome),
+    /// The wait ends with `outcome` unless something else has come first: see [`Budget`](time::Budget).
+    fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
+        match self.strategy.withdraw()? {
+            Some(grant) => Ok(Outcome::Granted(grant)),
+            None if self.spec.must_stop(self.wait) => Err(self.spec.stopped()),
+            None => Ok(outcome),
+        }
     }
 }
 

@@ -1,21 +1,23 @@
 //! Several locks taken as one: the rule by which members are asked for, and the loop that follows it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use crate::acquire::Outcome;
 use crate::acquire::enter::Pending;
 use crate::acquire::guard::{GuardInner, Unlocking};
+use crate::acquire::observed::refusal;
+use crate::acquire::pacer::{PAUSE, Pacer};
 use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::wait_mode::WaitMode;
+use crate::acquire::{Busy, Outcome};
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::LossChannel;
 use crate::local::waiter::CancelToken;
-use crate::observer::Refusal;
 use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
@@ -26,8 +28,10 @@ use crate::time::{self, Deadline};
 /// The holder may be about to be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// The first and the longest pause between these requests, and the longest between waiting for one member and the next.
-const AGAIN: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(5));
+/// Pauses between these requests, and between waiting for one member and the next: up to 4 ms.
+fn pacer() -> Pacer {
+    Pacer::new((PAUSE / 8, PAUSE / 4), 4)
+}
 
 /// What went wrong with members, by index.
 type Failures = Vec<(usize, Error)>;
@@ -129,49 +133,48 @@ impl Members {
     /// Takes all members, and tells their observers.
     pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
         let began = Instant::now();
-        let mut taken = self.acquire(wait);
-        let why = match &mut taken {
-            Ok(Some(all)) => {
-                for (part, held) in self.parts.iter().zip(all.held.0.iter_mut().flatten()) {
-                    if part.session().observer.is_some() {
-                        part.observe(held, began);
-                    }
-                }
-                return taken;
+        let outcome = self.acquire(wait);
+        if let Some(why) = refusal(&outcome) {
+            let parts = self.parts.iter();
+            parts.for_each(|part| part.record_refusal(Some(began), why));
+        }
+        let late_is_error = || self.parts.iter().any(|part| part.late_is_error);
+        if matches!(outcome, Ok(Outcome::TooLate)) && late_is_error() {
+            let name = self.name.to_string();
+            return Err(Error::Late { name });
+        }
+        let mut granted = outcome?.granted();
+        let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
+        for (part, held) in self.parts.iter().zip(held) {
+            if part.session().observer.is_some() {
+                part.observe(held, began);
             }
-            Ok(None) => Refusal::Busy,
-            Err(Error::Late { .. }) => Refusal::Late,
-            Err(_) => Refusal::Error,
-        };
-        self.parts
-            .iter()
-            .for_each(|part| part.was_refused(Some(began), why));
-        taken
+        }
+        Ok(granted)
     }
 
-    fn acquire(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+    fn acquire(&self, wait: WaitMode) -> Result<Outcome<MultiGuardInner>> {
         self.check()?;
         if let [alone] = &*self.parts {
-            return match alone.acquire(wait)? {
-                Outcome::Granted(held) => Ok(Some(self.all(Together(vec![Some(held)])))),
-                Outcome::Busy(_) => Ok(None),
-                Outcome::TooLate => self.late(wait),
-            };
+            let outcome = alone.acquire(wait)?;
+            return Ok(outcome.map(|held| self.all(Together(vec![Some(held)]))));
         }
         for part in &self.parts {
             part.check(wait)?;
         }
         let mut waited_for = None;
         let mut refusals = 0_u32;
+        let mut pauses = pacer();
         // Finding out which servers they are is part of the time for the first round.
         let mut round = self.round(wait);
         self.check_servers(wait, round)?;
         loop {
+            let busy = Outcome::Busy(Busy::default());
             let index = match self.gather(waited_for, wait, round)? {
                 Gathering::All(held) => {
                     let late = held.all().find(|held| !held.is_valid());
                     return match late.map(GuardInner::lost_error) {
-                        None => Ok(Some(self.all(held))),
+                        None => Ok(Outcome::Granted(self.all(held))),
                         // Before the last one was granted.
                         Some(Error::Lost {
                             reason: LossReason::Closed,
@@ -181,27 +184,27 @@ impl Members {
                     };
                 }
                 Gathering::Busy(index) => index,
-                Gathering::TooLate => return self.late(wait),
+                // A call that was told once that somebody has a member is busy, and not late.
+                Gathering::TooLate if refusals == 0 => return self.end(wait, Outcome::TooLate),
+                Gathering::TooLate => return self.end(wait, busy),
             };
             let WaitMode::Until(deadline) = wait else {
-                return Ok(None);
+                return Ok(busy);
             };
             refusals += 1;
             if refusals > 1 {
                 // Without a pause two threads could take members from each other again and again.
-                let until = deadline.or(Instant::now() + time::between(Duration::ZERO, AGAIN.1));
-                self.pause(until.saturating_duration_since(Instant::now()), wait)?;
+                self.pause_until(deadline.or(Instant::now() + pauses.next_pause()), wait)?;
             }
             if deadline.has_passed(Instant::now()) {
-                return self.in_vain(wait);
+                return self.end(wait, busy);
             }
             // A server that was unreachable may answer by now.
             self.check_servers(wait, self.round(wait))?;
             // Nothing is held now.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Outcome::Granted(held)) => Some((index, held)),
-                Ok(Outcome::TooLate) => return self.late(wait),
-                Ok(Outcome::Busy(_)) => return self.in_vain(wait),
+                Ok(Outcome::TooLate | Outcome::Busy(_)) => return self.end(wait, busy),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
             round = self.round(wait);
@@ -214,7 +217,8 @@ impl Members {
     }
 
     /// Sleeps, unless it has to stop.
-    fn pause(&self, span: Duration, wait: WaitMode) -> Result<()> {
+    fn pause_until(&self, until: Instant, wait: WaitMode) -> Result<()> {
+        let span = until.saturating_duration_since(Instant::now());
         time::sleep_unless(span, &|| self.stopped(wait).is_some());
         match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
@@ -222,21 +226,11 @@ impl Members {
         }
     }
 
-    /// Time is up, unless it had to stop.
-    fn in_vain<T>(&self, wait: WaitMode) -> Result<Option<T>> {
+    /// The wait ends with `outcome`, unless it had to stop.
+    fn end<G>(&self, wait: WaitMode, outcome: Outcome<G>) -> Result<Outcome<G>> {
         match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
-            None => Ok(None),
-        }
-    }
-
-    /// The same, and a member was not answered in time.
-    fn late<T>(&self, wait: WaitMode) -> Result<Option<T>> {
-        match self.in_vain(wait)? {
-            None if self.parts.iter().any(|part| part.late_is_error) => Err(Error::Late {
-                name: self.name.to_string(),
-            }),
-            outcome => Ok(outcome),
+            None => Ok(outcome),
         }
     }
 
@@ -269,48 +263,55 @@ impl Members {
 
     /// Asks for all members at once, except the one that was waited for. Asks again for one that may soon be free.
     ///
-    /// If all are free, one of several threads that try at the same time gets them all: see [`decide`].
+    /// If all are free, one of several threads that try at the same time gets them all: see [`asks_again`].
     fn gather(
         &self,
         waited_for: Option<(usize, GuardInner)>,
         wait: WaitMode,
         round: WaitMode,
     ) -> Result<Gathering> {
-        let mut held = Together(self.parts.iter().map(|_| None).collect());
-        // After a refusal, begins with the first member alone: taking others could be in vain.
-        let in_order = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
-        let mut only = in_order.then_some(0);
+        let all = 0..self.parts.len();
+        let is_contended = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
+        // The members that the next request is for, as far as they are not held. After a refusal the first is asked for
+        // alone, since others might have to be released again.
+        let mut asked = match is_contended {
+            true => 0..1,
+            false => all.clone(),
+        };
+        let mut held = Together(all.clone().map(|_| None).collect());
+        // A thread that has waited was refused before.
+        let mut was_refused = waited_for.is_some();
         if let Some((index, one)) = waited_for {
             held.0[index] = Some(one);
         }
-        let mut goes_on_until = None;
-        let mut pause = AGAIN.0;
-        // A thread that has waited was refused before.
-        let mut refused = held.all().next().is_some();
+        let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
             let began = Instant::now();
-            let (index, busy) = match self.ask_for(only, &mut held.0, round) {
-                Answers::Granted if only.take().is_some() => continue,
-                Answers::Granted => {
-                    if !refused {
+            let answers = self.ask_for(asked.clone(), &mut held.0, round);
+            let (refused, by) = match answers {
+                Ok(Answers::Granted) if asked != all => {
+                    asked = all.clone();
+                    continue;
+                }
+                Ok(Answers::Granted) => {
+                    if !was_refused {
                         self.contended.store(false, Ordering::Relaxed);
                     }
                     return Ok(Gathering::All(held));
                 }
-                Answers::Refused(index, busy) => (index, busy),
-                Answers::TooLate => return Ok(Gathering::TooLate),
-                Answers::Failed(failures) => {
+                Ok(Answers::Refused(index, by)) => (index, by),
+                Ok(Answers::TooLate) => return Ok(Gathering::TooLate),
+                Err(failures) => {
                     drop(held);
                     return Err(self.failed(failures));
                 }
             };
-            refused = true;
+            was_refused = true;
             self.contended.store(true, Ordering::Relaxed);
-            let kept = match decide(held.0.iter().map(Option::is_some)) {
-                Decision::Again(index) => index,
-                _ => return Ok(Gathering::Busy(index)),
-            };
-            held.drop_from(kept);
+            if !asks_again(refused) {
+                return Ok(Gathering::Busy(refused));
+            }
+            held.drop_from(refused);
             let now = Instant::now();
             let round_trip = now - began;
             let span = match wait {
@@ -320,83 +321,77 @@ impl Members {
             };
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
-            if now >= ends || !self.parts[index].may_be_given_back(busy, span) {
-                return Ok(Gathering::Busy(index));
+            if now >= ends || !self.parts[refused].is_newly_taken(by, span) {
+                return Ok(Gathering::Busy(refused));
             }
-            let rest = ends.saturating_duration_since(now);
-            self.pause(time::between(pause / 2, pause).min(rest), wait)?;
-            pause = (pause * 2).min(AGAIN.1);
-            only = Some(index);
+            self.pause_until(ends.min(now + pauses.next_pause()), wait)?;
+            asked = refused..refused + 1;
         }
     }
 
-    /// Asks once for all members that are not held, or for `only` one, and adds those granted to `held`.
+    /// Asks once for these members, as far as they are not held, and adds those granted to `held`: also those behind a
+    /// refused one, which have to be released again.
     fn ask_for(
         &self,
-        only: Option<usize>,
+        asked: Range<usize>,
         held: &mut [Option<GuardInner>],
         round: WaitMode,
-    ) -> Answers {
-        let mut refused = None;
-        let mut coming = Vec::new();
-        for (index, part) in self.parts.iter().enumerate() {
-            if held[index].is_some() || only.is_some_and(|only| only != index) {
-                continue;
-            }
-            match part.enter(round) {
+    ) -> std::result::Result<Answers, Failures> {
+        let mut refused: Option<(usize, InTheWay)> = None;
+        let mut pending = Vec::new();
+        for index in asked.filter(|index| held[*index].is_none()) {
+            match self.parts[index].enter(round) {
                 Ok(Pending::Busy) => {
-                    // Members after it would have to be released again.
                     refused = Some((index, InTheWay::Here));
                     break;
                 }
-                Ok(came) => coming.push((index, came)),
-                Err(err) => return Answers::Failed(vec![(index, err)]),
+                Ok(one) => pending.push((index, one)),
+                Err(err) => return Err(vec![(index, err)]),
             }
         }
-        if let Err(failure) = self.ask_ahead(&mut coming, round) {
-            return Answers::Failed(vec![failure]);
+        if let Err(failure) = self.ask_ahead(&mut pending, round) {
+            return Err(vec![failure]);
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
-        for (index, came) in coming {
-            let goes_back = refused.is_some_and(|(busy, _)| busy < index);
-            match self.parts[index].finish(Ok(came)) {
-                Ok(Outcome::Granted(_)) if goes_back => {}
+        for (index, one) in pending {
+            match self.parts[index].finish(Ok(one)) {
                 Ok(Outcome::Granted(one)) => held[index] = Some(one),
-                Ok(Outcome::Busy(_)) if goes_back => {}
                 Ok(Outcome::Busy(busy)) => {
                     let left = busy.retry_after;
-                    refused = Some((index, InTheWay::Elsewhere { left }));
+                    if refused.is_none_or(|(first, _)| index < first) {
+                        refused = Some((index, InTheWay::Elsewhere { left }));
+                    }
                 }
                 Ok(Outcome::TooLate) => too_late = true,
                 Err(err) => failures.push((index, err)),
             }
         }
         match refused {
-            _ if !failures.is_empty() => Answers::Failed(failures),
-            _ if too_late => Answers::TooLate,
-            Some((index, busy)) => Answers::Refused(index, busy),
-            None => Answers::Granted,
+            _ if !failures.is_empty() => Err(failures),
+            _ if too_late => Ok(Answers::TooLate),
+            Some((index, by)) => Ok(Answers::Refused(index, by)),
+            None => Ok(Answers::Granted),
         }
     }
 
     /// Sends all requests before one is waited for: those of one server in one write.
     fn ask_ahead(
         &self,
-        coming: &mut [(usize, Pending<'_>)],
+        pending: &mut [(usize, Pending<'_>)],
         round: WaitMode,
     ) -> std::result::Result<(), (usize, Error)> {
-        let contends = coming.iter_mut().filter_map(|(index, came)| match came {
+        let contenders = pending.iter_mut().filter_map(|(index, one)| match one {
             Pending::Contends(contender) => Some((*index, contender)),
             _ => None,
         });
-        let mut asking: Vec<_> = contends.collect();
+        let mut asking: Vec<_> = contenders.collect();
         for (index, contender) in &mut asking {
             let now = Instant::now();
             let until = round.deadline().or(now + self.response_timeout());
             (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
         }
-        asking.iter_mut().for_each(|(_, its)| its.ask_ahead());
-        asking.iter().for_each(|(_, its)| its.send_ahead());
+        asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
+        asking.iter().for_each(|(_, one)| one.send_ahead());
         Ok(())
     }
 
@@ -484,7 +479,6 @@ enum Answers {
     Refused(usize, InTheWay),
     /// The caller's time was up before all had answered.
     TooLate,
-    Failed(Failures),
 }
 
 /// The outcome of asking for all members.
@@ -496,30 +490,17 @@ enum Gathering {
     TooLate,
 }
 
-/// What to do when a member was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Decision {
-    Done,
-    /// The first was refused: all others are released.
-    GiveUp,
-    /// This one is asked for again; those before it are kept, those after it are released.
-    Again(usize),
-}
-
-/// Decides what to do after a refusal. All sets are in the same order, so if all members are free, one of the threads that
-/// try at the same time always gets its whole set:
+/// Whether a thread asks again for a member that it was refused, by the member's index. Then it keeps those before it and
+/// releases those behind it; otherwise it releases all. All sets are in the same order, so if all members are free, one of the
+/// threads that try at the same time always gets its whole set:
 ///
 /// - Somebody asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and take
-///   the thread whose first member is the earliest of all. Whoever had that member had it as its own first, and so did
-///   not give up.
-/// - Somebody succeeds. Of the threads that ask again, take the one that asks for the latest member. Whoever has that
+///   the thread whose first member is the earliest of all. The thread that had that member had it as its own first, and so
+///   did not give up.
+/// - Somebody succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that has that
 ///   member has its whole set, or was refused an earlier member and releases this one.
-fn decide(held: impl IntoIterator<Item = bool>) -> Decision {
-    match held.into_iter().position(|held| !held) {
-        None => Decision::Done,
-        Some(0) => Decision::GiveUp,
-        Some(index) => Decision::Again(index),
-    }
+fn asks_again(refused: usize) -> bool {
+    refused > 0
 }
 
 /// Holds of members, by index. Their releases are written together.
@@ -615,7 +596,7 @@ impl MultiGuardInner {
 
 #[cfg(test)]
 mod tests {
-    use super::{Decision, decide};
+    use super::asks_again;
 
     use std::collections::HashMap;
 
@@ -651,7 +632,8 @@ mod tests {
         doing: [Doing; TRIES],
     }
 
-    type Rule = fn(&[bool]) -> Decision;
+    /// Whether a thread asks again for the member with this index, of so many.
+    type Rule = fn(usize, usize) -> bool;
 
     impl World {
         /// Each asks for all of its set at once, or for the first alone.
@@ -723,29 +705,24 @@ mod tests {
                     *request = Request::Quiet;
                 }
             }
-            let held: Vec<bool> = set.iter().map(|member| self.held[one][*member]).collect();
-            let kept = match rule(&held) {
-                Decision::Done => {
-                    self.doing[one] = Doing::Has;
-                    return Some(self);
-                }
-                _ if !refused => {
-                    self.ask(one, set, None);
-                    return Some(self);
-                }
-                Decision::GiveUp => {
-                    self.doing[one] = Doing::GaveUp;
-                    0
-                }
-                Decision::Again(index) => index,
+            let Some(first) = set.iter().position(|member| !self.held[one][*member]) else {
+                self.doing[one] = Doing::Has;
+                return Some(self);
             };
+            if !refused {
+                self.ask(one, set, None);
+                return Some(self);
+            }
+            let again = rule(first, set.len());
+            let kept = if again { first } else { 0 };
             for member in &set[kept..] {
                 if std::mem::take(&mut self.held[one][*member]) {
                     self.requests[one][*member] = Request::GivingBack;
                 }
             }
-            if let Decision::Again(index) = rule(&held) {
-                self.ask(one, set, Some(index));
+            match again {
+                true => self.ask(one, set, Some(first)),
+                false => self.doing[one] = Doing::GaveUp,
             }
             Some(self)
         }
@@ -818,7 +795,7 @@ mod tests {
         for sets in SETS {
             for in_order in [[false; TRIES], [true, false, false], [false, true, true]] {
                 let (can, states) =
-                    somebody_always_can(sets, in_order, |held| decide(held.iter().copied()));
+                    somebody_always_can(sets, in_order, |refused, _| asks_again(refused));
                 assert!(can, "{sets:?} {in_order:?}, {states} states");
                 assert!(states > 50, "{sets:?}: {states}");
             }
@@ -827,17 +804,11 @@ mod tests {
 
     #[test]
     fn with_any_other_rule_all_may_go_away_with_nothing() {
-        // Whoever is refused anything gives up.
-        let give_up: Rule = |held| match decide(held.iter().copied()) {
-            Decision::Again(_) => Decision::GiveUp,
-            next => next,
-        };
+        // A thread gives up that is refused anything.
+        let give_up: Rule = |_, _| false;
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
-        // Whoever is refused the last gives up.
-        let give_up: Rule = |held| match decide(held.iter().copied()) {
-            Decision::Again(index) if index + 1 == held.len() => Decision::GiveUp,
-            next => next,
-        };
+        // A thread gives up that is refused the last.
+        let give_up: Rule = |refused, all| asks_again(refused) && refused + 1 < all;
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
     }
 }

@@ -9,6 +9,16 @@ use crate::acquire::spec::LockSpec;
 use crate::error::{Error, Result};
 use crate::observer::{Acquired, Observed, Refusal, Refused};
 
+/// Why nothing was granted, as an observer is told.
+pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<Refusal> {
+    match outcome {
+        Ok(Outcome::Granted(_)) => None,
+        Ok(Outcome::Busy(_)) => Some(Refusal::Busy),
+        Ok(Outcome::TooLate) => Some(Refusal::Late),
+        Err(_) => Some(Refusal::Error),
+    }
+}
+
 impl LockSpec {
     /// Acquires something, counts refusals, and tells the observer what has come of it. `grant` is called with what was
     /// granted, and when the call began, if there is an observer.
@@ -19,14 +29,8 @@ impl LockSpec {
     ) -> Result<Option<G>> {
         let began = self.session().observer.is_some().then(Instant::now);
         let outcome = acquire();
-        let refusal = match &outcome {
-            Ok(Outcome::Granted(_)) => None,
-            Ok(Outcome::Busy(_)) => Some(Refusal::Busy),
-            Ok(Outcome::TooLate) => Some(Refusal::Late),
-            Err(_) => Some(Refusal::Error),
-        };
-        if let Some(why) = refusal {
-            self.was_refused(began, why);
+        if let Some(why) = refusal(&outcome) {
+            self.record_refusal(began, why);
         }
         if self.late_is_error && matches!(outcome, Ok(Outcome::TooLate)) {
             let name = self.name.to_string();
@@ -48,7 +52,7 @@ impl LockSpec {
     }
 
     /// Counts it, and tells the observer if there was one when it `began`.
-    pub(crate) fn was_refused(&self, began: Option<Instant>, why: Refusal) {
+    pub(crate) fn record_refusal(&self, began: Option<Instant>, why: Refusal) {
         let session = self.session();
         session.counters.refused.add(1);
         if let Some(began) = began {

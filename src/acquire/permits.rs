@@ -158,7 +158,7 @@ impl<G: Grants> Permits<'_, G> {
         let now = Instant::now();
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
-        state.lock.was_not_refused();
+        state.lock.forget_refusal();
         let granted = match session.is_closed() {
             true => Granted::Closed,
             false => state.local_semaphore().granted(self.ticket, counted, now),
@@ -198,7 +198,7 @@ impl<G: Grants> Permits<'_, G> {
             return;
         }
         let mut state = self.entry.lock();
-        state.lock.refused();
+        state.lock.record_refusal();
         let local = state.local_semaphore();
         local.refused(G::ARE_HANDED_OVER);
         let is_unset = !is_set && local.is_unset();

@@ -54,7 +54,7 @@ pub(crate) fn ask(
         }
         // The first time the connections may just have been idle for too long.
         if again {
-            if request.comes_again_in.is_none() || short.is_final() {
+            if request.asks_again_in.is_none() || short.is_final() {
                 // The servers had enough time to answer.
                 return Err(lock.error("acquiring the lock", short).into());
             }

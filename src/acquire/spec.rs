@@ -233,10 +233,11 @@ impl LockSpec {
         }
     }
 
-    /// Whether the lock was taken or requested by others only within the last `span`, so that they may have to release it.
+    /// Whether others have taken the lock, or asked for it, only within the last `span`: then they may be taking several locks,
+    /// and have to release this one because they were refused another.
     ///
     /// For holders outside this client this shows only if they have the lease of this handle or of the client.
-    pub(crate) fn may_be_given_back(&self, who: InTheWay, span: Duration) -> bool {
+    pub(crate) fn is_newly_taken(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
@@ -244,7 +245,7 @@ impl LockSpec {
         if self.has_it_otherwise().is_some() {
             return false;
         }
-        match who {
+        match by {
             InTheWay::Here => {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =

@@ -1,11 +1,21 @@
 //! After the tenure this process lets others go first. Otherwise it would win again and again, since its next request
 //! reaches Redis before the others have woken.
+//!
+//! ```text
+//!    the tenure is over ─► its last release is answered: it has notified n others
+//!                            │ n = 0: ask                        ┌── a message: others go on, and ask first once more
+//!                            └ n > 0: pause for 1 ms ─► ask      │
+//!                                       n > 1: a debt of n tenures ─► pause for a tenure ─► ask, or the debt is over
+//! ```
+//!
+//! The [debt](crate::local::cohort) belongs to the process: the first question of each call and each message find it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::acquire::pacer::PAUSE;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{self, Strategy};
@@ -15,15 +25,8 @@ use crate::protocol::script::{self, Released};
 use crate::session::Session;
 use crate::time;
 
-/// How long others go first.
-///
-/// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more, and a
-/// Java process about so long.
-pub(crate) const PAUSE: Duration = Duration::from_millis(1);
-
-/// Lets others go first if this process owes them that: after the tenure if the release has notified some, and then, for a
-/// tenure of each of them, before the first question of a call and after each message. `heard`: how many messages had come
-/// when the thread yielded last. `true` if it did, or has to stop.
+/// Lets other processes ask first if this one owes them that; `true` if the thread has paused or has to stop. `heard`: how
+/// many messages had come when it began to pause for the last time.
 ///
 /// The pause takes at most half of the time that is left, so that a call with a short time limit yields as others do and still
 /// asks (bench: cross4x4 and cross8x4, fairness). A call that asks once only makes the shortest.
@@ -35,13 +38,13 @@ pub(crate) fn yield_to_others<S: Strategy>(
     heard: &mut Option<u64>,
 ) -> Result<bool> {
     let release = strategy.yields_after();
-    let session = spec.session();
     let messages = strategy.listening().signals().messages;
-    let owed = match strategy.alternates() && *heard != Some(messages) {
+    let is_debt_due = release.is_none() && strategy.alternates() && *heard != Some(messages);
+    let debt = match is_debt_due {
         true => strategy.entry().lock().lock.owes(Instant::now()),
         false => None,
     };
-    if release.is_none() && owed.is_none() {
+    if release.is_none() && debt.is_none() {
         return Ok(false);
     }
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
@@ -52,35 +55,49 @@ pub(crate) fn yield_to_others<S: Strategy>(
             .is_some_and(|waiter| waiter.is_woken(|_| true))
     };
     let stop = || spec.must_stop(wait) || is_served();
-    let pause = match (release, &spec.quorum) {
-        (None, _) => owed,
-        (Some(_), Some(quorum)) => quorum.yield_for(PAUSE),
-        (Some(_), None) if !spec.key.kind.is_notified => Some(PAUSE),
-        (Some(release), None) => {
-            let others = notified_others(session, &release, until, &stop);
-            if strategy.alternates() {
-                (strategy.entry().lock().lock).owe(others, PAUSE, Instant::now());
-            }
-            (others > 0).then_some(PAUSE)
-        }
+    let pause = match &release {
+        Some(release) => pause_after(strategy, spec, release, until, &stop),
+        None => debt,
     };
-    let Some(pause) = pause else {
+    let Some(pause) = pause.filter(|_| !stop()) else {
         return Ok(stop());
     };
     if wait.asks_again() && spec.quorum.is_none() {
-        // Confirmed meanwhile: then one request is enough.
+        // If the subscription is confirmed during the pause, one request is enough.
         acquire::listen(strategy, spec)?;
     }
     let left = until.saturating_duration_since(Instant::now());
     let most = if wait.asks_again() { left / 2 } else { PAUSE };
-    let pause = pause.min(most);
-    session.counters.held_back.add(1);
-    time::sleep_unless(pause, &stop);
-    if owed.is_some() && wait.asks_again() {
-        (strategy.entry().lock().lock).yielded(pause.max(PAUSE));
-    }
-    *heard = Some(strategy.listening().signals().messages);
+    spec.session().counters.held_back.add(1);
+    time::sleep_unless(pause.min(most), &stop);
+    // A message in the pause means that others take turns, so the thread pauses again. If its time had cut the pause short,
+    // it asks now, or pauses of half of what is left would follow one another until the time is up.
+    *heard = Some(match pause <= most {
+        true => messages,
+        false => strategy.listening().signals().messages,
+    });
     Ok(true)
+}
+
+/// How long others go first after the release that has ended the tenure; `None` if it has notified nobody.
+fn pause_after<S: Strategy>(
+    strategy: &S,
+    spec: &LockSpec,
+    release: &Arc<Call>,
+    until: Instant,
+    stop: &dyn Fn() -> bool,
+) -> Option<Duration> {
+    if let Some(quorum) = &spec.quorum {
+        return quorum.yield_for(PAUSE);
+    }
+    if !spec.key.kind.is_notified {
+        return Some(PAUSE);
+    }
+    let others = notified_others(spec.session(), release, until, stop);
+    if strategy.alternates() {
+        (strategy.entry().lock().lock).owe(others, Instant::now());
+    }
+    (others > 0).then_some(PAUSE)
 }
 
 /// How many other processes a release has notified; one if nobody knows. Waits for its reply, so that half of the time
@@ -93,10 +110,11 @@ fn notified_others(
 ) -> u32 {
     let now = Instant::now();
     let until = now + until.saturating_duration_since(now) / 2;
-    let Ok((value, _)) = session.connection.wait(release, until, stop) else {
-        return 0;
-    };
-    others(session, release, &value).unwrap_or(0)
+    match session.connection.wait(release, until, stop) {
+        Ok((value, _)) => others(session, release, &value).unwrap_or(0),
+        // The server may have executed it, and the reply be late or lost.
+        Err(_) => 1,
+    }
 }
 
 /// Whether the release is known to have notified no other process.

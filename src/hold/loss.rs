@@ -8,23 +8,15 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::callback::Callback;
 use crate::config::Listener;
 use crate::error::Loss;
+use crate::hold::Hold;
 use crate::report::report;
-
-/// Something whose loss can be observed.
-pub(crate) trait Losable {
-    /// Has `listener` notified of the loss; at once if it is already lost.
-    fn listen(&self, listener: LossListener);
-}
 
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
 #[derive(Default)]
 pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
 
 impl LossChannel {
-    pub(crate) fn of<'a, H: Losable + 'a>(
-        &self,
-        holds: impl IntoIterator<Item = &'a H>,
-    ) -> &Receiver<Loss> {
+    pub(crate) fn of<'a>(&self, holds: impl IntoIterator<Item = &'a Hold>) -> &Receiver<Loss> {
         let (receiver, _) = self.0.get_or_init(|| {
             let (sender, receiver) = bounded(1);
             let notified = Arc::new(AtomicBool::new(false));

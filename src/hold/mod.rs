@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::error::{Error, Loss, LossReason, Result};
-use crate::hold::loss::{Losable, LossListener};
+use crate::hold::loss::LossListener;
 use crate::hold::schedule::Times;
 use crate::hold::validity::{Duty, Lease};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
@@ -213,7 +213,7 @@ impl Hold {
     /// The same, kept by several servers. What each of them keeps is renewed separately; the watchdog only has to notice
     /// when it has been held for too long.
     pub(crate) fn kept_by(mut self, several: Arc<dyn Several>) -> Self {
-        self.lease.get_mut().make_of_parts();
+        self.lease.get_mut().set_has_parts();
         self.extras_mut().several = Some(several);
         self
     }
@@ -392,9 +392,9 @@ impl Hold {
         self.lease.lock().duty(now, self.mode)
     }
 
-    /// For how long a renewal asks.
-    pub(crate) fn renewal_lease(&self) -> Duration {
-        self.lease.lock().renewal_ttl()
+    /// See [`Lease::begin_renewal`].
+    fn begin_renewal(&self) -> Duration {
+        self.lease.lock().begin_renewal()
     }
 
     /// Redis has said when this permit ends, in milliseconds of its own clock.
@@ -581,10 +581,9 @@ impl Hold {
             reason,
         }
     }
-}
 
-impl Losable for Hold {
-    fn listen(&self, listener: LossListener) {
+    /// Has `listener` notified of the loss; at once if the hold is lost already.
+    pub(crate) fn listen(&self, listener: LossListener) {
         let mut listeners = self.extras().listeners.lock();
         match self.loss() {
             Some(reason) => listener.notify(&self.loss_for(reason)),

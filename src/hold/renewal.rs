@@ -149,7 +149,7 @@ impl Hold {
         let duty = self.duty(now);
         if duty == Duty::Renew {
             // If it is not confirmed in time, the hold is lost as unreachable.
-            self.lease.lock().renewal_failed();
+            self.lease.lock().record_renewal_due();
         }
         duty
     }
@@ -167,7 +167,7 @@ impl Hold {
             .unwrap_or(self)
             .count
             .load(Ordering::Relaxed);
-        self.renew_for(self.renewal_lease(), count)
+        self.renew_for(self.begin_renewal(), count)
     }
 
     fn renewal_answered(&self, reply: Value, sent_at: Instant) -> Next {
@@ -184,8 +184,8 @@ impl Hold {
         match renewed.loss_if(in_time) {
             None => {
                 self.change(|lease| {
-                    lease.was_renewed(sent_at);
-                    lease.lock_was_shortened(shortened_to);
+                    lease.confirm_renewal(sent_at);
+                    lease.adapt_keep_lock(shortened_to);
                 });
                 if let Some((Some(whole), node)) = self.whole()
                     && let Some(several) = whole.several()

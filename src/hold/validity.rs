@@ -33,6 +33,13 @@ pub(crate) enum Duty {
 }
 
 /// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep it small: every hold has one.
+///
+/// | what has happened | until when the hold is certain |
+/// | --- | --- |
+/// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier than before |
+/// | `announce_fixed`: a lease is about to be requested that may be shorter | never later |
+/// | `replace`: that lease is confirmed; `set_certain_until`: the parts of the hold have changed | earlier or later |
+/// | `record_request`, `set_policy`, `begin_renewal`, `record_renewal_due`: requests, and what they ask for | as before |
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
@@ -50,6 +57,8 @@ pub(crate) struct Lease {
     has_parts: bool,
     /// A renewal was due, or failed, and none has been confirmed since.
     renewal_failed: bool,
+    /// The lease was changed after the last renewal was built, so that one carries another lease.
+    renewal_is_outdated: bool,
 }
 
 /// Until when a lease of so many nanoseconds is certain that was requested at `sent_at`. A hundredth of it does not count, for
@@ -87,11 +96,12 @@ impl Lease {
             is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
             has_parts: false,
             renewal_failed: false,
+            renewal_is_outdated: false,
         }
     }
 
     /// The watchdogs of several servers renew what their servers keep, and report when that ends.
-    pub(crate) fn make_of_parts(&mut self) {
+    pub(crate) fn set_has_parts(&mut self) {
         self.has_parts = true;
     }
 
@@ -111,7 +121,8 @@ impl Lease {
     /// Changes what a renewal asks for. A longer lease is not forgotten.
     fn set_ttl(&mut self, ttl: Duration) {
         self.ttl = span(ttl);
-        self.may_last(ttl);
+        self.renewal_is_outdated = true;
+        self.record_request(ttl);
     }
 
     /// How it was taken, or taken last.
@@ -127,8 +138,10 @@ impl Lease {
         }
     }
 
-    /// The lease that a renewal requests. A fixed read hold does not become longer: only the lock's key does.
-    pub(crate) fn renewal_ttl(&self) -> Duration {
+    /// Begins a renewal, and returns the lease that it has to request. A fixed read hold does not become longer: only the
+    /// lock's key does.
+    pub(crate) fn begin_renewal(&mut self) -> Duration {
+        self.renewal_is_outdated = false;
         if self.is_renewed {
             self.ttl()
         } else {
@@ -136,7 +149,7 @@ impl Lease {
         }
     }
 
-    /// Redis has granted it to an acquire of which the first byte left after `sent_at`.
+    /// Redis has granted the hold to an acquire of which the first byte left after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
         self.confirm(sent_at, self.ttl);
@@ -147,7 +160,7 @@ impl Lease {
         self.max_hold != NEVER
     }
 
-    /// It ends `max_hold` from now, if it has one.
+    /// The hold ends `max_hold` from now, if it has one.
     fn limit(&mut self, now: Instant) {
         self.max_until = match self.max_hold {
             NEVER => NEVER,
@@ -156,7 +169,7 @@ impl Lease {
     }
 
     /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
-    pub(crate) fn extend(&mut self, sent_at: Instant, ttl: Duration) {
+    pub(crate) fn prolong(&mut self, sent_at: Instant, ttl: Duration) {
         self.confirm(sent_at, span(ttl));
     }
 
@@ -164,9 +177,10 @@ impl Lease {
         self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
-    /// Redis has confirmed a renewal sent at `sent_at`. Ignored if the lease has become a fixed one since.
-    pub(crate) fn was_renewed(&mut self, sent_at: Instant) {
-        if self.is_renewed {
+    /// Redis has confirmed the last renewal, sent at `sent_at`. Ignored if the lease was changed after the renewal was built:
+    /// the renewal carries the lease of before, and may be sent after the change was confirmed.
+    pub(crate) fn confirm_renewal(&mut self, sent_at: Instant) {
+        if self.is_renewed && !self.renewal_is_outdated {
             self.confirm(sent_at, self.ttl);
         }
     }
@@ -179,12 +193,12 @@ impl Lease {
     }
 
     /// A majority of servers keeps the hold until then and no longer, which can be less than before.
-    pub(crate) fn is_kept_until(&mut self, until: Instant) {
+    pub(crate) fn set_certain_until(&mut self, until: Instant) {
         self.set_until(time::nanos(until));
     }
 
-    /// From now on it is renewed, or ends by itself, with another lease.
-    pub(crate) fn change(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
+    /// From now on the hold is renewed, or ends by itself, with another lease.
+    pub(crate) fn set_policy(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
         self.set_ttl(ttl);
         self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
         self.max_hold = max_hold_of(policy);
@@ -193,14 +207,14 @@ impl Lease {
         }
     }
 
-    /// A request with that lease is about to be sent, and may be carried out even if no reply comes.
-    pub(crate) fn may_last(&mut self, ttl: Duration) {
+    /// A request with this lease is about to be sent, and Redis may execute it even if no reply comes.
+    pub(crate) fn record_request(&mut self, ttl: Duration) {
         self.longest = self.longest.max(span(ttl));
     }
 
     /// Another, fixed lease is about to be requested. From now on the hold is not renewed, and certain for no longer than
     /// both the old lease and one that begins at `asked_at`.
-    pub(crate) fn ask_for(&mut self, asked_at: Instant, ttl: Duration) {
+    pub(crate) fn announce_fixed(&mut self, asked_at: Instant, ttl: Duration) {
         self.set_ttl(ttl);
         self.is_renewed = false;
         (self.max_hold, self.max_until) = (NEVER, NEVER);
@@ -208,17 +222,17 @@ impl Lease {
     }
 
     /// Redis has confirmed a lease requested at `sent_at`; no other request under way makes it shorter than `ttl`.
-    pub(crate) fn was_set(&mut self, sent_at: Instant, ttl: Duration) {
+    pub(crate) fn replace(&mut self, sent_at: Instant, ttl: Duration) {
         self.set_until(end_of(sent_at, span(ttl)));
     }
 
     /// A renewal is due, or failed. Unless one is confirmed in time, the hold is lost as unreachable.
-    pub(crate) fn renewal_failed(&mut self) {
+    pub(crate) fn record_renewal_due(&mut self) {
         self.renewal_failed = true;
     }
 
     /// A renewal found that somebody had shortened the time to live of the read lock's key to this; `None` if nobody had.
-    pub(crate) fn lock_was_shortened(&mut self, found: Option<Duration>) {
+    pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
 
@@ -301,12 +315,12 @@ mod tests {
     fn what_a_majority_keeps_ends_when_the_majority_does() {
         let ttl = Duration::from_secs(60);
         let mut lease = Lease::new(LeasePolicy::Fixed(ttl), ttl);
-        lease.make_of_parts();
+        lease.set_has_parts();
         let begin = Instant::now();
         lease.grant(begin, begin);
         for secs in [70, 50] {
             let until = begin + Duration::from_secs(secs);
-            lease.is_kept_until(until);
+            lease.set_certain_until(until);
             assert_eq!(lease.until(), time::nanos(until));
             let duty = lease.duty(until, Mode::Exclusive);
             assert!(matches!(duty, Duty::Wait(_)), "its parts are lost");
@@ -323,7 +337,7 @@ mod tests {
             let mut lease = Lease::new(policy, ms(300));
             lease.has_parts = has_parts;
             lease.grant(begin, begin + ms(10));
-            lease.was_renewed(begin + ms(250));
+            lease.confirm_renewal(begin + ms(250));
             let duty = |at| lease.duty(begin + ms(at), Mode::Exclusive);
             assert!(!matches!(duty(509), Duty::Lose(_)));
             assert_eq!(duty(510), Duty::Lose(LossReason::MaxHold));
@@ -337,10 +351,10 @@ mod tests {
         let begin = Instant::now();
         let mut lease = Lease::new(RENEWED, ms(300));
         lease.grant(begin, begin);
-        lease.renewal_failed();
+        lease.record_renewal_due();
         let over = |lease: &Lease| lease.duty(begin + ms(2_000), Mode::Exclusive);
         assert_eq!(over(&lease), Duty::Lose(LossReason::Unreachable));
-        lease.was_renewed(begin + ms(100));
+        lease.confirm_renewal(begin + ms(100));
         assert_eq!(over(&lease), Duty::Lose(LossReason::Expired));
     }
 
@@ -351,16 +365,16 @@ mod tests {
         lease.grant(begin, begin);
         let before = lease.until();
         // A longer one may not arrive, a shorter one may.
-        lease.ask_for(begin + ms(100), ms(20_000));
+        lease.announce_fixed(begin + ms(100), ms(20_000));
         assert_eq!(lease.until(), before);
-        lease.ask_for(begin + ms(100), ms(1_000));
+        lease.announce_fixed(begin + ms(100), ms(1_000));
         assert_eq!(lease.until(), time::nanos(begin + ms(100 + 1_000 - 12)));
         assert_eq!(lease.longest(), ms(20_000));
         assert_eq!(lease.policy(), LeasePolicy::Fixed(ms(1_000)));
         // A renewal of the time before counts for nothing.
-        lease.was_renewed(begin + ms(90));
+        lease.confirm_renewal(begin + ms(90));
         assert_eq!(lease.until(), time::nanos(begin + ms(1_088)));
-        lease.was_set(begin + ms(100), ms(20_000));
+        lease.replace(begin + ms(100), ms(20_000));
         assert_eq!(lease.until(), time::nanos(begin + ms(19_898)));
     }
 
@@ -401,15 +415,28 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        Renewed { sent: u64 },
-        AskFor { ttl: u64 },
-        WasSet { ttl: u64 },
-        Change { ttl: u64, is_renewed: bool },
+        /// The watchdog builds a renewal.
+        Begin,
+        /// The last one is sent, and confirmed.
+        Renewed {
+            sent: u64,
+        },
+        AskFor {
+            ttl: u64,
+        },
+        WasSet {
+            ttl: u64,
+        },
+        Change {
+            ttl: u64,
+            is_renewed: bool,
+        },
     }
 
     fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         let ttl = || 10..5_000_u64;
         let step = prop_oneof![
+            Just(Step::Begin),
             (0..40_u64).prop_map(|sent| Step::Renewed { sent }),
             ttl().prop_map(|ttl| Step::AskFor { ttl }),
             ttl().prop_map(|ttl| Step::WasSet { ttl }),
@@ -419,43 +446,56 @@ mod tests {
     }
 
     proptest! {
-        // Whatever was confirmed, the hold is never certain for longer than a lease that Redis may have been sent allows,
-        /// counted from the last request; and every lease that may have arrived is within `longest`.
+        /// Whatever was confirmed, the hold is never certain for longer than the requests allow that Redis has executed, each
+        /// counted from when it was sent; and every lease that may have arrived is within `longest`.
         #[test]
         fn a_hold_is_never_certain_for_longer_than_what_was_sent(steps in steps()) {
             let begin = Instant::now();
             let mut lease = Lease::new(RENEWED, ms(1_000));
             lease.grant(begin, begin);
-            let (mut now, mut longest) = (begin, 1_000);
+            let (mut now, mut longest, mut renewal) = (begin, 1_000, None);
+            // When the hold ends in Redis.
+            let mut ends = begin + ms(1_000);
             for (pause, step) in steps {
                 now += ms(pause);
                 let before = lease.until();
                 match step {
+                    Step::Begin => renewal = Some(lease.begin_renewal()),
                     Step::Renewed { sent } => {
-                        lease.was_renewed(now - ms(sent.min(pause)));
+                        let Some(carried) = renewal.take() else {
+                            continue;
+                        };
+                        let sent_at = now - ms(sent.min(pause));
+                        ends = ends.max(sent_at + carried);
+                        lease.confirm_renewal(sent_at);
                         prop_assert!(lease.until() >= before);
                     }
                     Step::AskFor { ttl } => {
                         longest = longest.max(ttl);
-                        lease.ask_for(now, ms(ttl));
+                        lease.announce_fixed(now, ms(ttl));
+                        // It may be executed or not.
+                        ends = ends.min(now + ms(ttl));
                         prop_assert!(lease.until() <= before);
                         prop_assert!(lease.until() <= end_of(now, span(ms(ttl))));
                     }
                     Step::WasSet { ttl } => {
                         longest = longest.max(ttl);
-                        lease.may_last(ms(ttl));
-                        lease.was_set(now, ms(ttl));
+                        lease.record_request(ms(ttl));
+                        lease.replace(now, ms(ttl));
+                        ends = now + ms(ttl);
                         prop_assert_eq!(lease.until(), end_of(now, span(ms(ttl))));
                     }
                     Step::Change { ttl, is_renewed } => {
                         longest = longest.max(ttl);
                         let policy = if is_renewed { RENEWED } else { LeasePolicy::Fixed(ms(ttl)) };
-                        lease.change(policy, ms(ttl), now);
+                        lease.set_policy(policy, ms(ttl), now);
+                        ends = ends.max(now + ms(ttl));
                         prop_assert_eq!(lease.until(), before);
                         prop_assert_eq!(lease.policy(), policy);
                     }
                 }
                 prop_assert_eq!(lease.longest(), ms(longest));
+                prop_assert!(lease.until() <= time::nanos(ends));
                 prop_assert!(lease.until() <= end_of(now, span(ms(longest))));
                 prop_assert!(lease.due_after(now, Mode::Exclusive) <= lease.until());
                 match lease.duty(now, Mode::Exclusive) {

@@ -138,12 +138,13 @@ impl Watchdog {
     /// Has the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
         if !self.housekeeping_asked.swap(true, Ordering::AcqRel) {
-            self.housekeep_after(HOUSEKEEP_AFTER);
+            self.housekeep_by(Instant::now() + HOUSEKEEP_AFTER);
         }
     }
 
-    fn housekeep_after(&self, pause: Duration) {
-        let at = time::nanos(Instant::now() + pause);
+    /// Has the thread run the housekeeping by then.
+    pub(crate) fn housekeep_by(&self, at: Instant) {
+        let at = time::nanos(at);
         let mut state = self.state.lock();
         state.housekeep_at = Some(state.housekeep_at.map_or(at, |before| before.min(at)));
         self.wake_at(state, at);
@@ -242,7 +243,7 @@ impl Housekeeper for Watchdog {
     }
 
     fn housekeep_now(&self) {
-        self.housekeep_after(Duration::ZERO);
+        self.housekeep_by(Instant::now());
     }
 }
 
@@ -334,8 +335,8 @@ impl WatchdogThread {
             match left {
                 Left::Nothing => {}
                 Left::Later => task.watchdog.housekeep_soon(),
-                Left::Soon => task.watchdog.housekeep_after(2 * SLICE),
-                Left::More => task.watchdog.housekeep_after(Duration::ZERO),
+                Left::Soon => task.watchdog.housekeep_by(Instant::now() + 2 * SLICE),
+                Left::More => task.watchdog.housekeep_now(),
             }
             self.renew();
         }

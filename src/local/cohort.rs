@@ -3,6 +3,13 @@
 //! A *cohort* is the threads of this process that hold one after the other. It starts with a grant by Redis, survives
 //! short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait for ever:
 //! the next request of the process that released reaches Redis before the others have woken.
+//!
+//! ```text
+//!   granted ─► started ──the tenure is over──► the next contender has to yield ──others were notified──► a debt
+//!                 ▲  │                                                                                    │
+//!                 │  └─ refused, lost, a long gap: over                                                   │
+//!                 └──────────────────── granted: nobody else wanted it, or the debt is paid ◄─────────────┘
+//! ```
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +23,24 @@ pub(super) struct Cohort<R> {
     tenure: u64,
     since: Option<Instant>,
     last_release: Option<(Instant, R)>,
-    /// While nothing is owed: when it became known of the last release that it has notified nobody.
+    others: Others,
+}
+
+/// What is known of the other processes that want the lock.
+#[derive(Debug, Clone, Copy)]
+enum Others {
+    Unknown,
+    /// Since `known_at` the reply to a release of this cohort is known: it has notified nobody.
+    Absent {
+        known_at: Instant,
+    },
+    /// The release at the end of the last tenure has notified several, and each of them may have a tenure first.
     ///
-    /// While something is owed, and no cohort has started: until then other processes ask first. Each that the last release of
-    /// a whole tenure has notified may have a tenure. No message says whose tenure is over, since a process also releases in
-    /// the middle of one, so this counts in time. All calls of this process share it, since one with a short time limit ends
-    /// before the debt does.
-    alone_at_or_owes_until: Option<Instant>,
-    /// For how many microseconds others ask first the next time; zero while nothing is owed.
-    pause: u32,
+    /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of one.
+    /// All calls of this process share the debt, since a call with a short time limit ends before the debt does.
+    First {
+        until: Instant,
+    },
 }
 
 impl<R> Cohort<R> {
@@ -33,8 +49,7 @@ impl<R> Cohort<R> {
             tenure: u64::try_from(tenure.as_nanos()).unwrap_or(u64::MAX),
             since: None,
             last_release: None,
-            alone_at_or_owes_until: None,
-            pause: 0,
+            others: Others::Unknown,
         }
     }
 
@@ -45,33 +60,31 @@ impl<R> Cohort<R> {
     /// Redis granted something: the cohort starts, unless it has before. Nothing is owed to others that have not come.
     pub(super) fn granted(&mut self, now: Instant) {
         self.since.get_or_insert(now);
-        if std::mem::take(&mut self.pause) > 0 {
-            self.alone_at_or_owes_until = None;
-        }
+        self.others = Others::Unknown;
     }
 
-    /// The release after the tenure, which ended the cohort, has notified so many others. They ask first for `pause` at first.
-    /// Of two processes the other one is next in any case.
-    pub(super) fn owe(&mut self, others: u32, pause: Duration, now: Instant) {
+    /// The reply to the last release has come by `now`, and the release has notified nobody.
+    pub(super) fn record_alone(&mut self, now: Instant) {
+        self.others = Others::Absent { known_at: now };
+    }
+
+    /// The release at the end of the tenure has notified so many other processes. Of two processes the other one is next in
+    /// any case, so there is no debt; nor is there one if another thread was granted the lock before the reply came.
+    pub(super) fn owe(&mut self, others: u32, now: Instant) {
         if others > 1 && self.since.is_none() {
-            self.alone_at_or_owes_until = Some(now + self.tenure().saturating_mul(others));
-            self.pause = micros(pause);
+            let until = now + self.tenure().saturating_mul(others);
+            self.others = Others::First { until };
         }
     }
 
-    /// For how long others ask first.
+    /// For how long a contender lets others ask first, if anything is owed: for what is left of the debt, but for no longer
+    /// than a tenure. If the lock was not released once in a tenure, the others hold it for long or do not want it.
     pub(super) fn owes(&self, now: Instant) -> Option<Duration> {
-        let until = self.alone_at_or_owes_until.filter(|_| self.pause > 0)?;
+        let Others::First { until } = self.others else {
+            return None;
+        };
         let left = until.saturating_duration_since(now);
-        (!left.is_zero()).then(|| left.min(Duration::from_micros(self.pause.into())))
-    }
-
-    /// Others have asked first for so long; the next time they do so for four times as long, since a question that is refused
-    /// costs the holder. With the same pause each time 20 processes get 18 to 33 % fewer grants.
-    pub(super) fn yielded(&mut self, pause: Duration) {
-        if self.pause > 0 {
-            self.pause = micros(pause).saturating_mul(4);
-        }
+        (!left.is_zero()).then(|| left.min(self.tenure()))
     }
 
     pub(super) fn has_started(&self) -> bool {
@@ -101,27 +114,22 @@ impl<R> Cohort<R> {
         self.last_release.as_ref().map(|(_, release)| release)
     }
 
-    /// Whether the last release is known by `now` to have notified nobody.
-    pub(super) fn was_alone(&mut self, alone: bool, now: Instant) {
-        self.alone_at_or_owes_until = (alone && self.last_release.is_some()).then_some(now);
-        self.pause = 0;
-    }
-
-    /// The cohort is over: another process has the lock, or it was lost.
+    /// The cohort is over: another process has the lock, or it was lost. A debt stays.
     pub(super) fn end(&mut self) {
         self.since = None;
         self.last_release = None;
-        if self.pause == 0 {
-            self.alone_at_or_owes_until = None;
+        if matches!(self.others, Others::Absent { .. }) {
+            self.others = Others::Unknown;
         }
     }
 
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
-    /// that ends the cohort. So does a gap that was too long.
+    /// the cohort is over then. A gap that was too long ends the cohort as well.
     ///
-    /// None if it became known within the last tenure that one has notified nobody: to wait for the reply to the last one
-    /// would cost a round trip, and whoever has begun to wait since is notified of one in the next tenure. What counts is when
-    /// it became known, since a reply may take longer than the tenure (bench: distance, one name again and again).
+    /// `None` if it became known within the last tenure that a release has notified nobody: waiting for the reply to the
+    /// last one would cost a round trip, and a process that has begun to wait since is notified of one in the next tenure.
+    /// The moment counts at which it became known, since a reply may take longer than the tenure (bench: distance, one name
+    /// again and again).
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {
@@ -131,11 +139,12 @@ impl<R> Cohort<R> {
         if self.is_young(now) {
             return None;
         }
-        let alone = self.alone_at_or_owes_until.take();
-        let (_, release) = self.last_release.take()?;
+        let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        let was_alone = alone.is_some_and(|at| self.is_within_tenure(at, now));
-        (!was_alone).then_some(release)
+        match others {
+            Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
+            _ => last_release.map(|(_, release)| release),
+        }
     }
 
     /// Whether the last release is too long ago to matter, and nothing is owed.
@@ -155,10 +164,6 @@ impl<R> Cohort<R> {
     {
         (self.since, self.last_release)
     }
-}
-
-fn micros(pause: Duration) -> u32 {
-    u32::try_from(pause.as_micros()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -217,7 +222,7 @@ mod tests {
         let now = Instant::now();
         let ends = now + TENURE;
         let mut cohort = started(TENURE, now);
-        cohort.was_alone(true, now);
+        cohort.record_alone(now);
         cohort.released(1, now + TICK);
         assert_eq!(
             cohort.clone().yield_after(ends),
@@ -225,8 +230,8 @@ mod tests {
             "nothing is known"
         );
         // The reply has come a whole tenure after it was sent.
-        cohort.was_alone(true, now + TENURE + TICK);
         cohort.granted(now + TENURE + TICK);
+        cohort.record_alone(now + TENURE + TICK);
         let ends = ends + TENURE;
         cohort.released(2, ends);
         assert_eq!(
@@ -235,7 +240,7 @@ mod tests {
             "too long ago"
         );
         let mut notified = cohort.clone();
-        notified.was_alone(false, ends);
+        notified.granted(ends);
         assert_eq!(notified.yield_after(ends), Some(2));
         let mut alone = cohort.clone();
         assert_eq!(alone.yield_after(ends), None);
@@ -251,44 +256,44 @@ mod tests {
         let now = Instant::now();
         let mut cohort = started(Duration::ZERO, now);
         cohort.released(1, now);
-        cohort.was_alone(true, now);
+        cohort.record_alone(now);
         cohort.released(2, now);
         assert_eq!(cohort.yield_after(now), Some(2));
     }
 
     #[test]
-    fn others_ask_first_for_longer_and_longer_but_only_for_their_tenures() {
+    fn others_ask_first_for_a_tenure_at_a_time_until_each_may_have_had_one() {
         let now = Instant::now();
         let at = |ms| now + Duration::from_millis(ms);
-        let ms = |ms| Some(Duration::from_millis(ms));
         let mut cohort: Cohort<u8> = Cohort::new(TENURE);
         assert_eq!(cohort.owes(now), None);
-        cohort.owe(4, Duration::from_millis(1), now);
-        assert_eq!(cohort.owes(now), ms(1));
-        assert_eq!(cohort.owes(now), ms(1), "nobody has yielded");
-        for (yielded, next) in [(1, 4), (4, 16), (5, 20)] {
-            cohort.yielded(Duration::from_millis(yielded));
-            // Another process has it, or the call is over.
-            cohort.end();
-            assert_eq!(cohort.owes(at(2)), ms(next));
+        for others in [4, 200] {
+            let ends = u64::from(others) * 8;
+            cohort.owe(others, now);
+            for ms in 0..ends - 8 {
+                // Another process has it, or the call is over.
+                cohort.end();
+                assert_eq!(cohort.owes(at(ms)), Some(TENURE), "{others} {ms}");
+            }
+            assert!(!cohort.is_forgettable(at(ends - 1)));
+            let last = Some(Duration::from_millis(1));
+            assert_eq!(cohort.owes(at(ends - 1)), last, "the debt ends");
+            assert_eq!(cohort.owes(at(ends)), None);
+            assert!(cohort.is_forgettable(at(ends)));
         }
-        assert!(!cohort.is_forgettable(at(31)));
-        assert_eq!(cohort.owes(at(31)), ms(1), "the debt ends");
-        assert_eq!(cohort.owes(at(32)), None);
-        assert!(cohort.is_forgettable(at(32)));
     }
 
     #[test]
     fn nothing_is_owed_to_one_other_nor_after_a_grant() {
         let now = Instant::now();
         let mut cohort: Cohort<u8> = Cohort::new(TENURE);
-        cohort.owe(1, TENURE, now);
+        cohort.owe(1, now);
         assert_eq!(cohort.owes(now), None);
-        cohort.owe(2, TENURE, now);
+        cohort.owe(2, now);
         assert_eq!(cohort.owes(now), Some(TENURE));
         cohort.granted(now);
         assert_eq!(cohort.owes(now), None);
-        cohort.owe(2, TENURE, now);
+        cohort.owe(2, now);
         assert_eq!(
             cohort.owes(now),
             None,

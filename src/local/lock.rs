@@ -162,6 +162,14 @@ pub(crate) enum Entered<H, R> {
     Deadlock(H),
 }
 
+/// What a thread gets whose turn it is.
+enum Admitted<H> {
+    /// It shares this hold now.
+    Shares(H),
+    /// It is a contender now.
+    Contends,
+}
+
 /// Queued threads whose turn it is; the caller has to wake them.
 #[derive(Debug)]
 #[must_use = "these threads have to be woken"]
@@ -241,39 +249,60 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                 under: None,
             };
         }
-        let contends = match mode {
-            Mode::Exclusive => self.is_free(),
-            Mode::Shared => {
-                let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
-                let beside = queue.is_none() || passes_writers;
-                let admitted = self.exclusive.is_none()
-                    && self.asking_exclusive == 0
-                    && !self.queue.iter().any(writes)
-                    && (beside || self.queue.front().is_none());
-                if admitted && let Some(group) = self.joinable(lease, now) {
-                    group.threads.push((thread, 1));
-                    return Entered::Joined(group.hold.clone());
-                }
-                // Several readers may ask at the same time if they would not wait for one another.
-                admitted && (self.asking_shared == 0 || beside)
-            }
+        let asks_beside = mode == Mode::Shared && (queue.is_none() || passes_writers);
+        let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
+        // A reader that asks beside others need not wait for readers in the queue, which wait for one of those.
+        let is_next = match asks_beside {
+            true => !self.queue.iter().any(writes),
+            false => self.queue.is_empty(),
         };
-        if contends {
-            *self.asking(mode) += 1;
-            return Entered::Contend {
+        let admitted = match is_next {
+            true => self.admit(thread, mode, lease, now, asks_beside),
+            false => None,
+        };
+        match (admitted, queue) {
+            (Some(Admitted::Shares(hold)), _) => Entered::Joined(hold),
+            (Some(Admitted::Contends), _) => Entered::Contend {
                 yields_after: self.yields_after(now),
                 under: None,
-            };
-        }
-        match queue {
-            None => Entered::Busy,
-            Some(waiter) => Entered::Queued(self.queue.push(Waiting {
+            },
+            (None, None) => Entered::Busy,
+            (None, Some(waiter)) => Entered::Queued(self.queue.push(Waiting {
                 thread,
                 mode,
                 lease,
                 waiter: waiter(),
             })),
         }
+    }
+
+    /// The turn of a thread that holds nothing and has nobody queued before it; `None` if it has to wait. `asks_beside`: a
+    /// reader that asks at the same time as others do.
+    fn admit(
+        &mut self,
+        thread: u64,
+        mode: Mode,
+        lease: LeasePolicy,
+        now: Instant,
+        asks_beside: bool,
+    ) -> Option<Admitted<H>> {
+        if self.exclusive.is_some() || self.asking_exclusive > 0 {
+            return None;
+        }
+        if mode == Mode::Shared
+            && let Some(group) = self.joinable(lease, now)
+        {
+            group.threads.push((thread, 1));
+            return Some(Admitted::Shares(group.hold.clone()));
+        }
+        let may_ask = match mode {
+            Mode::Exclusive => self.is_free(),
+            Mode::Shared => self.asking_shared == 0 || asks_beside,
+        };
+        may_ask.then(|| {
+            *self.asking(mode) += 1;
+            Admitted::Contends
+        })
     }
 
     /// What a thread gets that holds the lock already.
@@ -335,19 +364,14 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.yield_after(now)
     }
 
-    /// The release after the tenure has notified so many other processes, which ask first for `pause` at first.
-    pub(crate) fn owe(&mut self, others: u32, pause: Duration, now: Instant) {
-        self.cohort.owe(others, pause, now);
+    /// See [`Cohort::owe`].
+    pub(crate) fn owe(&mut self, others: u32, now: Instant) {
+        self.cohort.owe(others, now);
     }
 
-    /// For how long other processes ask first.
+    /// See [`Cohort::owes`].
     pub(crate) fn owes(&self, now: Instant) -> Option<Duration> {
         self.cohort.owes(now)
-    }
-
-    /// Other processes have asked first for so long.
-    pub(crate) fn yielded(&mut self, pause: Duration) {
-        self.cohort.yielded(pause);
     }
 
     /// The last release of this process, as long as it matters.
@@ -355,19 +379,19 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.last_release()
     }
 
-    /// Whether the last release is known by `now` to have notified nobody.
-    pub(crate) fn was_alone(&mut self, alone: bool, now: Instant) {
-        self.cohort.was_alone(alone, now);
+    /// See [`Cohort::record_alone`].
+    pub(crate) fn record_alone(&mut self, now: Instant) {
+        self.cohort.record_alone(now);
     }
 
     /// The contender found the lock held by another process, so the tenure is over.
-    pub(crate) fn refused(&mut self) {
+    pub(crate) fn record_refusal(&mut self) {
         self.is_refused = true;
         self.cohort.end();
     }
 
     /// Redis has granted something since, or does not answer.
-    pub(crate) fn was_not_refused(&mut self) {
+    pub(crate) fn forget_refusal(&mut self) {
         self.is_refused = false;
     }
 
@@ -386,7 +410,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
     ) -> Wakeups<W, H> {
         self.asked(mode);
-        self.was_not_refused();
+        self.forget_refusal();
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);
@@ -579,35 +603,16 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             joined: Vec::new(),
             contend: None,
         };
-        if self.exclusive.is_some() {
-            return wakeups;
-        }
         while let Some(first) = self.queue.front() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
-            match mode {
-                Mode::Shared if self.asking_exclusive > 0 => break,
-                Mode::Shared => {
-                    if let Some(group) = self.joinable(lease, now) {
-                        group.threads.push((thread, 1));
-                        let hold = group.hold.clone();
-                        let first = self.queue.pop();
-                        wakeups
-                            .joined
-                            .extend(first.map(|first| (first.waiter, hold)));
-                        continue;
-                    }
-                    if self.asking_shared > 0 {
-                        break;
-                    }
-                }
-                Mode::Exclusive => {
-                    if !self.is_free() {
-                        break;
-                    }
-                }
+            let Some(admitted) = self.admit(thread, mode, lease, now, false) else {
+                break;
+            };
+            let waiter = self.queue.pop().map(|first| first.waiter);
+            match admitted {
+                Admitted::Shares(hold) => wakeups.joined.extend(waiter.map(|its| (its, hold))),
+                Admitted::Contends => wakeups.contend = waiter,
             }
-            *self.asking(mode) += 1;
-            wakeups.contend = self.queue.pop().map(|first| first.waiter);
         }
         wakeups
     }

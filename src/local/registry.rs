@@ -8,15 +8,14 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::local::cohort::GAP;
+
 /// How many shards there are.
 const SHARDS: usize = 32;
-
-/// How long an idle entry is kept: longer than any gap that does not end a tenure.
-const LINGER: Duration = Duration::from_millis(20);
 
 /// How many entries a sweep checks at most.
 const SWEEP: usize = 1024;
@@ -221,7 +220,8 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
 
     /// Checks up to `most` entries, those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        let is_due = |since: Instant| now.saturating_duration_since(since) >= LINGER;
+        // Longer than any gap that does not end a tenure.
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);
         let due = due.take_while(|(since, _)| is_due(*since)).count();
@@ -276,6 +276,8 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::time::Duration;
 
     const LATER: Duration = Duration::from_millis(100);
 

@@ -195,16 +195,16 @@ impl CancelToken {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Has all threads that wait look for themselves whether there is anything to do; `true` if there are any.
+    /// Has all waiting threads check for themselves whether there is anything to do; `true` if there are any.
     pub(crate) fn look_again(&self) -> bool {
-        let mut waiters = self.inner.waiters.lock();
-        waiters.retain(|waiter| waiter.strong_count() > 0);
-        let waiters = waiters.clone();
-        waiters
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|waiter| waiter.look_again());
-        !waiters.is_empty()
+        // The list is copied: a thread that begins to wait must not be held up while the others are notified.
+        let waiting: Vec<_> = {
+            let mut waiters = self.inner.waiters.lock();
+            waiters.retain(|waiter| waiter.strong_count() > 0);
+            waiters.iter().filter_map(Weak::upgrade).collect()
+        };
+        waiting.iter().for_each(|waiter| waiter.look_again());
+        !waiting.is_empty()
     }
 
     /// From now on a cancel wakes `waiter`. Also drops waiters that no longer exist, so that the list stays short.
@@ -281,6 +281,46 @@ mod tests {
         let seen = waiter.signals();
         waiter.set_listening(false);
         assert!(waiter.signals().are_news_since(seen));
+    }
+
+    /// Notes whether the list of waiters was free each time that it was notified.
+    struct Notified {
+        token: CancelToken,
+        was_free: Mutex<Vec<bool>>,
+    }
+
+    impl Notified {
+        fn note(&self) {
+            let is_free = self.token.inner.waiters.try_lock().is_some();
+            self.was_free.lock().push(is_free);
+        }
+    }
+
+    impl Listener for Notified {
+        fn message(&self) {
+            self.note();
+        }
+
+        fn set_listening(&self, _: bool) {}
+
+        fn look_again(&self) {
+            self.note();
+        }
+    }
+
+    #[test]
+    fn waiters_are_notified_without_the_mutex_that_new_ones_need() {
+        let token = CancelToken::new();
+        let waiting = [(); 2].map(|()| {
+            let (token, was_free) = (token.clone(), Mutex::default());
+            Arc::new(Notified { token, was_free })
+        });
+        waiting.iter().for_each(|waiter| token.watch(waiter));
+        assert!(token.look_again());
+        token.cancel();
+        for waiter in &waiting {
+            assert_eq!(*waiter.was_free.lock(), [true, true]);
+        }
     }
 
     #[test]

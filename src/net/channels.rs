@@ -442,18 +442,18 @@ impl Channels {
         }
     }
 
-    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted.
-    pub(super) fn ask_again(&mut self, now: Instant) {
+    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted; `true` if that has to wait.
+    pub(super) fn ask_again(&mut self, now: Instant) -> bool {
         let Self {
             wanted,
             exchange: Some(exchange),
             ..
         } = self
         else {
-            return;
+            return false;
         };
         if exchange.again_at.take_if(|at| *at <= now).is_none() {
-            return;
+            return exchange.again_at.is_some();
         }
         for command in std::mem::take(&mut exchange.postponed) {
             let is_due = match &command {
@@ -477,6 +477,7 @@ impl Channels {
                 anew: false,
             });
         }
+        false
     }
 }
 

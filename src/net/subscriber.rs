@@ -32,7 +32,7 @@ use crate::time;
 /// The longest a thread parks before it asks again, whatever it has heard: at first, and once it has parked several times.
 pub(crate) const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
-/// The longest the thread blocks in a read before it checks what else it has to do.
+/// The longest the thread blocks in a read while it has something else to do. Otherwise it wakes as rarely as those who wait.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The thread, its connection, and the channels.
@@ -393,13 +393,16 @@ impl Subscriber {
             if self.retires(&mut self.state.lock()) {
                 return Err(socket::timed_out("the node is no master any more"));
             }
-            let is_left = {
+            let (is_left, asks_again) = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
-                state.channels.ask_again(now);
+                let asks_again = state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
-                self.write_rest(&mut state) || soon
+                (self.write_rest(&mut state) || soon, asks_again)
             };
+            // Nothing ends the read when another node has the channels, a pong is overdue or the login is old.
+            let looks =
+                asks_again || !self.map.is_one() || asked_at.is_some() || log_in_at.is_some();
             if log_in_at.is_some_and(|at| Instant::now() >= at)
                 && let Some(made) = self.replace(&mut successor)
             {
@@ -416,9 +419,10 @@ impl Subscriber {
                     }
                 }
             }
-            let slice = match is_left || successor.is_some() {
-                true => LINGER,
-                false => SLICE,
+            let slice = match looks {
+                _ if is_left || successor.is_some() => LINGER,
+                true => SLICE,
+                false => POLL_CAP.1,
             };
             match self.read(&mut reader, slice) {
                 Ok(true) => asked_at = None,

@@ -12,8 +12,8 @@
 //! free, or if a release was announced since. An attempt that takes a minority for a moment would be in the way of others.
 //!
 //! Others may have been refused because of what an attempt takes for a moment, and wait for a message. So what is given back
-//! is announced, unless whoever has asked comes again within milliseconds: silence spares those who wait, and one of those
-//! who come again has the lock then. If it gives up in that pause, the others find out when they look.
+//! is announced, unless the caller asks again within milliseconds: silence spares those who wait, and one of those
+//! who ask again has the lock then. If it gives up in that pause, the others find out when they look.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +75,7 @@ pub(crate) struct QuorumRequest {
     /// Servers that were started more recently do not count.
     pub(crate) up_for: Duration,
     /// Within what time the caller asks again if others hold the lock; `None` if it does not.
-    pub(crate) comes_again_in: Option<Duration>,
+    pub(crate) asks_again_in: Option<Duration>,
     pub(crate) known: Known,
 }
 
@@ -120,7 +120,8 @@ impl Quorum {
         };
         let node = |session: &&Arc<Session>| {
             let entry = session.registry.unregistered(&key)?;
-            Ok(Node::new(Arc::clone(session), entry))
+            let session = Arc::clone(session);
+            Ok(Node { session, entry })
         };
         let list = sessions.iter().map(node).collect::<Result<Vec<_>>>()?;
         for session in &sessions {
@@ -196,7 +197,7 @@ impl Quorum {
         let sent_at = Instant::now();
         let taken = |_, value: &Value| matches!(value, Value::Nil);
         let mut round = nodes.round(&RoundRequest {
-            goal: match request.comes_again_in {
+            goal: match request.asks_again_in {
                 Some(_) => Goal::MajoritySoon,
                 None => Goal::Majority,
             },
@@ -215,9 +216,8 @@ impl Quorum {
             nodes.housekeep_soon();
             return QuorumReply::Granted { hold, sent_at };
         }
-        let comes_again = |pause| !stop() && Instant::now() + pause < until;
-        let comes_again = request.comes_again_in.is_some_and(comes_again);
-        drop(quorum_hold.let_go(comes_again));
+        let has_time = |pause| !stop() && Instant::now() + pause < until;
+        drop(quorum_hold.let_go(request.asks_again_in.is_some_and(has_time)));
         quorum_hold.send();
         let busy = |_, value: &Value| matches!(value, Value::Int(_));
         if nodes.majority.has(granted) {

@@ -159,7 +159,7 @@ impl QuorumHold {
             return false;
         };
         hold.grant(sent_at);
-        hold.change(|lease| lease.is_kept_until(until));
+        hold.change(|lease| lease.set_certain_until(until));
         for node in 0..self.parts.len() {
             self.arm(&state, node);
         }
@@ -193,7 +193,7 @@ impl QuorumHold {
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(None) => {
                         let ttl = state.asked[node].ttl;
-                        part.change(|its| its.extend(answer.sent_at, ttl));
+                        part.change(|its| its.prolong(answer.sent_at, ttl));
                         state.parts.keep(node, part.valid_until(), now);
                     }
                     Ok(Some(why)) => {
@@ -235,22 +235,22 @@ impl QuorumHold {
         is_lost
     }
 
-    /// Stores until when the hold is certain, as its parts have changed. `false` if it is lost.
-    fn judge(&self, state: &mut State) -> bool {
+    /// Stores until when the hold is certain, after its parts have changed. `false` if too few are left, so that it is lost.
+    fn update_validity(&self, state: &mut State) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
             return true;
         };
         let until = state.parts.certain_until(Instant::now());
         if let Some(until) = until {
-            hold.change(|lease| lease.is_kept_until(until));
+            hold.change(|lease| lease.set_certain_until(until));
         }
         until.is_some()
     }
 
-    /// The same, and the hold is lost for this reason if it is.
-    fn judge_for(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
-        let is_held = self.judge(&mut state);
+    /// The same, and reports the loss for this reason if the hold is lost.
+    fn update_or_lose(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
+        let is_held = self.update_validity(&mut state);
         drop(state);
         if !is_held {
             self.lose(why);
@@ -274,55 +274,35 @@ impl QuorumHold {
 
     /// Locks again with a fixed lease: asks all nodes, and needs a majority of the parts.
     fn renew_all(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), Failure> {
-        let Again { lease, ttl, .. } = *again;
         let (nodes, sent_at) = (&self.nodes, Instant::now());
-        for part in &self.parts {
-            part.change(|its| its.may_last(ttl));
-        }
-        let renew = |node: usize| Attempt {
-            request: self.parts[node].renew_for(ttl, again.count),
-            undo: None,
-        };
-        let mut round = nodes.round(&RoundRequest {
-            goal: Goal::Majority,
-            lease: ttl,
-            until: again.until,
-            stop: again.stop,
-            make: Some(&renew),
-            may_repeat: true,
-            counts: &|_, value| matches!(renewed(value), Ok(None)),
-        });
+        let round = self.ask_again(again);
         let mut state = self.state.lock();
+        // Earlier replies first, then those of the round. A call for a part that is out is forgotten: a number whose grant was
+        // not heard may be undone yet, so a renewal that finds it proves nothing.
         self.read(&mut state);
-        for (node, call) in round.calls.drain(..).enumerate() {
-            // What was sent before may still undo a number whose grant was not heard.
+        for (node, call) in round.calls.iter().enumerate() {
             if state.parts.is_kept(node) {
-                state.asked[node].call = call;
-                state.asked[node].ttl = ttl;
+                state.asked[node].call.clone_from(call);
+                state.asked[node].ttl = again.ttl;
             }
         }
         self.read(&mut state);
-        let agrees = |(node, its): &(usize, &Value)| {
-            state.parts.is_kept(*node) && matches!(renewed(its), Ok(None))
+        let agrees = |(node, reply): &(usize, &Value)| {
+            state.parts.is_kept(*node) && matches!(renewed(reply), Ok(None))
         };
         let agreed = round.values().filter(agrees).count();
-        let is_taken = |value| matches!(renewed(value), Ok(Some(LossReason::TakenOver)));
-        let lost = match round.values().any(|(_, value)| is_taken(value)) {
-            true => Renewed::Taken,
-            false => Renewed::Gone,
-        };
         let is_renewed = nodes.majority.has(agreed);
-        if is_renewed && let Some(hold) = self.whole.upgrade() {
-            let now = Instant::now();
-            hold.change(|its| its.change(lease, ttl, now));
-            for (node, part) in self.parts.iter().enumerate() {
-                part.change(|its| its.change(without_max(lease), ttl, now));
-                self.arm(&state, node);
-            }
+        if is_renewed {
+            self.set_policy(&state, again);
         }
-        let is_held = self.judge(&mut state) && !state.let_go;
+        let is_held = self.update_validity(&mut state) && !state.let_go;
         drop(state);
         if !is_held {
+            let is_taken = |value| matches!(renewed(value), Ok(Some(LossReason::TakenOver)));
+            let lost = match round.values().any(|(_, value)| is_taken(value)) {
+                true => Renewed::Taken,
+                false => Renewed::Gone,
+            };
             self.lose(lost.loss().unwrap_or(LossReason::Forced));
             Ok((lost, sent_at))
         } else if is_renewed {
@@ -334,6 +314,39 @@ impl QuorumHold {
             Err(nodes.short(agreed, round.replies).into())
         }
     }
+
+    /// Asks all nodes to renew their parts for a holder that locks again.
+    fn ask_again(&self, again: &Again<'_>) -> Round {
+        for part in &self.parts {
+            part.change(|its| its.record_request(again.ttl));
+        }
+        let renew = |node: usize| Attempt {
+            request: self.parts[node].renew_for(again.ttl, again.count),
+            undo: None,
+        };
+        self.nodes.round(&RoundRequest {
+            goal: Goal::Majority,
+            lease: again.ttl,
+            until: again.until,
+            stop: again.stop,
+            make: Some(&renew),
+            may_repeat: true,
+            counts: &|_, value| matches!(renewed(value), Ok(None)),
+        })
+    }
+
+    /// The whole and its parts have the lease from now on that was requested again.
+    fn set_policy(&self, state: &State, again: &Again<'_>) {
+        let (lease, ttl, now) = (again.lease, again.ttl, Instant::now());
+        let Some(hold) = self.whole.upgrade() else {
+            return;
+        };
+        hold.change(|its| its.set_policy(lease, ttl, now));
+        for (node, part) in self.parts.iter().enumerate() {
+            part.change(|its| its.set_policy(without_max(lease), ttl, now));
+            self.arm(state, node);
+        }
+    }
 }
 
 /// What a node says to a renewal: why the part is lost, if it is.
@@ -343,17 +356,18 @@ fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected>
 
 /// The release: sent to every node that may keep a part, and confirmed by a majority.
 impl QuorumHold {
-    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `comes_again`: it was not granted,
-    /// and whoever has asked for it asks again shortly.
-    pub(crate) fn let_go(&self, comes_again: bool) -> Arc<Call> {
+    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `asks_again`: the attempt was granted
+    /// too few nodes, and its caller asks again within milliseconds.
+    pub(crate) fn let_go(&self, asks_again: bool) -> Arc<Call> {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.let_go, true) {
             self.read(&mut state);
             let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
             let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
-            // Somebody else may have seen that a majority of nodes was taken, by this attempt and perhaps by others, and wait
-            // for the announcement. Whoever comes again takes the lock, or loses it to somebody who announces its release.
-            let announces = was_held || !comes_again;
+            // Others may have found a majority of nodes taken, by this attempt and perhaps by more, and wait for a message. A
+            // caller that asks again need not send them one: it takes the lock, or loses it to somebody who announces the
+            // release. A hold that a majority may have kept is always announced.
+            let announces = was_held || !asks_again;
             for node in 0..self.parts.len() {
                 let release = self.release_part(&state, node, announces);
                 state.releases[node] = release;
@@ -465,7 +479,7 @@ impl Several for QuorumHold {
             // It was renewed too late.
             part.end();
         }
-        self.judge_for(state, LossReason::Unreachable);
+        self.update_or_lose(state, LossReason::Unreachable);
     }
 
     fn part_is_lost(&self, node: usize, why: LossReason) {
@@ -474,7 +488,7 @@ impl Several for QuorumHold {
         if !self.lose_part(&mut state, node, why) {
             return;
         }
-        if self.judge_for(state, why) && why != LossReason::Closed {
+        if self.update_or_lose(state, why) && why != LossReason::Closed {
             let (n, name) = (self.parts.len(), self.name());
             report!(Warn, "node {node} of {n} no longer keeps `{name}`: {why}");
         }

@@ -2,7 +2,6 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `announcements` | which messages announce a release, if several masters do (pure) |
 //! | `tally` | majority arithmetic, and what a round of requests does next (pure) |
 //! | `parts` | what is known of each node's part of a hold, and what a majority makes of it (pure) |
 //! | `nodes` | the servers of a lock, and how one thread waits for several of them |
@@ -12,7 +11,6 @@
 //! | `failure` | too few agreed |
 //! | `identity` | which servers these are: each has to be a master of its own |
 
-pub(crate) mod announcements;
 pub(crate) mod ask;
 pub(crate) mod failure;
 mod hold;

@@ -1,23 +1,13 @@
-//! The servers of one lock, and how one thread waits for several of them.
-//!
-//! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it waits on one
-//! connection after another for a moment: by the time that one has answered, the replies of others have come and are read
-//! without waiting. A reader thread for each connection would cost a thread switch per server, and one condition variable
-//! for all replies would need such threads.
-//!
-//! The nearest come first, by how soon they have greeted. Those that were waited for in vain lately come last, the longest ago
-//! first. One that owes an answer for too long is not asked at all.
+//! The servers of one lock, and what a thread knows of them before it asks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::Value;
 
 use crate::hold::Entry;
 use crate::net::call::{Call, Fault};
-use crate::net::connection::WaitFault;
 use crate::protocol::script::{self, Released};
 use crate::quorum::tally::Majority;
 use crate::session::Session;
@@ -26,13 +16,12 @@ use crate::time;
 /// How long to wait for one node: this part of the lease, within these limits.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
-/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed. One that was
-/// slow has another chance after the longest of it.
+/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed.
 const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
-/// The shortest and the longest random pause before a majority is asked for again. For the shortest a thread also waits on
-/// one connection before it looks at the next.
+/// The shortest and the longest random pause before a majority is asked for again. A thread also blocks on one connection for
+/// no longer than the shortest before it looks at the others.
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 
@@ -51,48 +40,6 @@ pub(crate) fn node_timeout(lease: Duration) -> Duration {
 pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     pub(crate) entry: Arc<Entry>,
-    /// Until when it was last waited for in vain, in `time::nanos`.
-    slow_at: AtomicU64,
-}
-
-impl Node {
-    pub(crate) fn new(session: Arc<Session>, entry: Arc<Entry>) -> Self {
-        Self {
-            session,
-            entry,
-            slow_at: AtomicU64::new(0),
-        }
-    }
-
-    /// Waits for a reply for a moment, and not beyond `until`. `None`: it is still to come.
-    pub(crate) fn look(
-        &self,
-        call: &Arc<Call>,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-    ) -> Option<Result<(Value, Instant), WaitFault>> {
-        let by = until.min(Instant::now() + PAUSE.0);
-        match self.session.connection.wait(call, by, stop) {
-            Err(WaitFault::TimedOut) => {
-                if by < until {
-                    self.slow_at.store(time::nanos(by), Ordering::Relaxed);
-                }
-                None
-            }
-            Err(WaitFault::Stopped) => None,
-            waited => Some(waited),
-        }
-    }
-
-    /// When it was slow, if that was lately; zero otherwise. As long as the others are enough nobody looks at it, and would
-    /// find out that it has recovered.
-    fn slow_lately(&self, now: u64) -> u64 {
-        let at = self.slow_at.load(Ordering::Relaxed);
-        match Duration::from_nanos(now.saturating_sub(at)) < NODE_TIMEOUT.2 {
-            true => at,
-            false => 0,
-        }
-    }
 }
 
 pub(crate) struct Nodes {
@@ -111,16 +58,12 @@ impl Nodes {
         }
     }
 
-    /// In which order to wait for them (bench: distance, uneven).
-    pub(crate) fn order(&self) -> Vec<usize> {
-        let mut order: Vec<_> = (0..self.list.len()).collect();
-        let now = time::nanos(Instant::now());
-        order.sort_by_cached_key(|node| {
-            let node = &self.list[*node];
-            let greeted_in = node.session.connection.first().greeted_in();
-            (node.slow_lately(now), greeted_in)
-        });
-        order
+    /// The nodes, nearest first, and how long each may take to answer: it has taken so long to greet (bench: distance, uneven).
+    pub(crate) fn by_distance(&self) -> Vec<(Duration, usize)> {
+        let greeted_in = |node: &Node| node.session.connection.first().greeted_in();
+        let mut nodes: Vec<_> = self.list.iter().map(greeted_in).zip(0..).collect();
+        nodes.sort_unstable();
+        nodes
     }
 
     /// A hold was released by these calls. Memory only.

@@ -1,5 +1,10 @@
 //! One request to all nodes at the same time.
 //!
+//! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it blocks on the nearest
+//! node that has not answered, for a moment at a time, and in between reads what has come from the others without waiting. A
+//! reader thread for each connection would cost a thread switch per server, and one condition variable for all replies would
+//! need such threads.
+//!
 //! ```text
 //!   one node   a connection stands        answered
 //!   unsent ─────────────────────► pending ────────► came
@@ -123,21 +128,31 @@ impl Nodes {
 
     /// Waits until the round is over.
     pub(crate) fn wait(&self, round: &mut Round, request: &RoundRequest<'_>, until: Instant) {
-        let (order, mut turns) = (self.order(), 0);
-        while self.next(round, request) != Step::Finish {
-            // Each has its turn once, even if the time is up: its reply may have come, and nobody has read it.
-            let is_over = || Instant::now() >= until || (request.stop)();
-            if turns >= order.len() && is_over() {
+        let (nodes, begun) = (self.by_distance(), Instant::now());
+        let mut turns = nodes.iter().cycle();
+        loop {
+            // Even if the time is up: a reply that has come counts.
+            for (_, node) in &nodes {
+                self.read(round, request, *node, Instant::now());
+            }
+            let (step, now) = (self.next(round, request), Instant::now());
+            if step == Step::Finish || now >= until || (request.stop)() {
                 return;
             }
-            let node = order[turns % order.len()];
-            turns += 1;
-            match &round.replies[node] {
-                NodeReply::Pending => self.read(round, request, node, until),
-                NodeReply::Unsent(_) if self.next(round, request) == Step::Connect => {
-                    self.connect(round, request, node, until);
+            if step == Step::Connect {
+                let is_unsent = |node: usize| matches!(round.replies[node], NodeReply::Unsent(_));
+                if let Some((_, node)) = turns.find(|(_, node)| is_unsent(*node)) {
+                    self.connect(round, request, *node, until);
                 }
-                _ => {}
+                continue;
+            }
+            let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
+            if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
+                // A node that is late by its distance may be slow today, so the others are looked at more often.
+                let waited = now - begun;
+                let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
+                let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);
+                self.read(round, request, *node, until.min(by));
             }
         }
     }
@@ -183,16 +198,18 @@ impl Nodes {
         };
     }
 
-    /// Waits for the reply of a node for a moment.
-    fn read(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize, until: Instant) {
+    /// Reads the reply of a node, if it is pending and comes until `by`.
+    fn read(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize, by: Instant) {
         let connection = &self.list[node].session.connection;
-        let Some(call) = &round.calls[node] else {
+        let (NodeReply::Pending, Some(call)) = (&round.replies[node], &round.calls[node]) else {
             return;
         };
-        let Some(waited) = self.list[node].look(call, until, request.stop) else {
+        // A read blocks for a millisecond at least, so it is not begun for nothing.
+        let waits = || Instant::now() < by;
+        if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;
-        };
-        round.replies[node] = match waited {
+        }
+        round.replies[node] = match connection.wait(call, by, request.stop) {
             Ok((value, _)) => match value.extract_error() {
                 Ok(value) => NodeReply::Came(value),
                 Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
@@ -206,7 +223,9 @@ impl Nodes {
             },
             Err(WaitFault::Broken(_)) if call.deferred.is_some() && call.outcome().is_none() => {
                 // It is sent again by itself once there is a connection.
-                std::thread::sleep(PAUSE.0 / 5);
+                if waits() {
+                    std::thread::sleep(PAUSE.0 / 5);
+                }
                 return;
             }
             Err(WaitFault::Broken(err)) if call.deferred.is_some() => {

@@ -308,9 +308,9 @@ impl Session {
         wake(next);
     }
 
-    /// A thread waits without a deadline: see [`reminders`].
-    pub(crate) fn remind(&self) {
-        if !self.reminders.are_on() {
+    /// A thread begins to wait without a deadline: see [`reminders`].
+    pub(crate) fn ask_for_reminders(&self) {
+        if self.reminders.begin() {
             self.watchdog.housekeep_soon();
         }
     }
@@ -487,9 +487,11 @@ impl Housekeeping for Session {
     fn housekeep(&self) -> Left {
         let now = Instant::now();
         let idle = Left::later(self.registry.sweep(now));
-        let waiting = Left::later(self.reminders.remind(&self.closing, now));
+        if let Some(at) = self.reminders.remind(&self.closing, now) {
+            self.watchdog.housekeep_by(at);
+        }
         let written = self.connection.housekeep().max(self.guarded.housekeep());
-        written.max(idle).max(waiting)
+        written.max(idle)
     }
 }
 
@@ -560,7 +562,7 @@ impl Session {
         }
         let Again { ttl, count, .. } = *again;
         let doing = "renewing the lock";
-        hold.change(|its| its.may_last(ttl));
+        hold.change(|its| its.record_request(ttl));
         let mut attempt = || Attempt {
             request: hold.renew_for(ttl, count),
             undo: None,
@@ -583,8 +585,8 @@ impl Session {
         })?;
         if renewed == Renewed::Yes {
             hold.change(|its| {
-                its.change(again.lease, ttl, Instant::now());
-                its.extend(answer.sent_at, ttl);
+                its.set_policy(again.lease, ttl, Instant::now());
+                its.prolong(answer.sent_at, ttl);
             });
         }
         Ok((renewed, answer.sent_at))

@@ -792,7 +792,7 @@ impl ExpirablePermit {
         }
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
-        hold.change(|its| its.ask_for(now, lease));
+        hold.change(|its| its.announce_fixed(now, lease));
         session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         let Some(id) = PermitId::parse(&hold.owner()) else {
             return Err(Error::config("a permit without an id".into()));
@@ -816,7 +816,7 @@ impl ExpirablePermit {
         })?;
         if renewed == Renewed::Yes {
             let certain = doubtful.map_or(lease, |other| other.min(lease));
-            hold.change(|its| its.was_set(answer.sent_at, certain));
+            hold.change(|its| its.replace(answer.sent_at, certain));
             session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         } else {
             // After its time it is gone because it expired, not because somebody removed it.

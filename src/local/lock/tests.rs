@@ -369,7 +369,7 @@ impl Model {
             Step::Enter(t, mode, lease, waits) => self.enter(t, mode, lease, waits),
             Step::Granted(t, complete) => self.granted(t, complete),
             Step::Refused => {
-                self.lock.refused();
+                self.lock.record_refusal();
                 (self.tenure_since, self.released) = (None, None);
             }
             Step::GiveUp(t) => {

@@ -248,6 +248,16 @@ impl Connection {
         }
     }
 
+    /// Whether a wait for a reply may end at once: bytes have come that no thread has read, or there is no connection. Never
+    /// waits.
+    pub(crate) fn has_news(&self) -> bool {
+        let socket = match &self.state.lock().phase {
+            Phase::Up(up) => Arc::clone(&up.writer),
+            _ => return true,
+        };
+        socket.has_come()
+    }
+
     /// Why there is no reply although the time for it is up.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");

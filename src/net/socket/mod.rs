@@ -61,6 +61,9 @@ const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "andro
     None
 };
 
+/// `MSG_PEEK`: what is read is left to be read again.
+const PEEK: i32 = 0x2;
+
 /// How long one write waits for space in the socket's buffer, where it does. The system rounds it up to a few milliseconds.
 const WRITE_SLICE: Duration = Duration::from_millis(1);
 
@@ -294,6 +297,16 @@ impl Socket {
             }
         };
         socket.set_nonblocking(false).is_err() || ended
+    }
+
+    /// Whether unread bytes have come, or the end of the connection. Never waits; `true` on systems that cannot tell.
+    pub(crate) fn has_come(&self) -> bool {
+        let Some(at_once) = AT_ONCE else {
+            return true;
+        };
+        let byte = &mut [MaybeUninit::uninit()];
+        let looked = self.plain().recv_with_flags(byte, at_once | PEEK);
+        !matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock)
     }
 
     fn read(&self, buf: &mut [u8]) -> io::Result<usize> {

@@ -26,8 +26,9 @@ pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 /// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
 const MOST_SKIPPED: usize = 64 * 1024 * 1024;
 
-/// The code of the error that takes the place of a reply that was skipped.
-pub(crate) const TOO_LARGE: &str = "TOOLARGE";
+/// The code of the error that takes the place of a reply that was skipped. The control character tells it from the code of
+/// a server's error, of which [`text_of`] leaves none: a user's script may return any code.
+pub(crate) const TOO_LARGE: &str = "\u{1}TOOLARGE";
 
 /// How deeply arrays may be nested. The deepest of our own requests has four levels (`CLUSTER SLOTS`).
 const DEEPEST: usize = 8;
@@ -240,8 +241,7 @@ impl Parser {
         };
         if self.skip_tokens(&mut skipping)? {
             self.end_reply();
-            let error = format!("{TOO_LARGE} {}", skipping.why);
-            return error_of(error.as_bytes()).map(Some);
+            return error_of(&format!("{TOO_LARGE} {}", skipping.why)).map(Some);
         }
         self.skipping = Some(skipping);
         Ok(None)
@@ -324,7 +324,7 @@ impl Parser {
         let token = match kind {
             b'+' if line == b"OK" => Token::Value(Value::Okay),
             b'+' => Token::Value(Value::SimpleString(text_of(line).into_owned())),
-            b'-' => Token::Value(error_of(line)?),
+            b'-' => Token::Value(error_of(&text_of(line))?),
             b':' => Token::Value(Value::Int(number(line)?)),
             _ => match (kind, size(number(line)?)) {
                 (b'*', Some(elements)) => {
@@ -396,10 +396,10 @@ fn text_of(line: &[u8]) -> Cow<'_, str> {
     printable(String::from_utf8_lossy(line))
 }
 
-fn error_of(line: &[u8]) -> RedisResult<Value> {
+fn error_of(text: &str) -> RedisResult<Value> {
     // Only the parser of the client crate makes errors. What it makes nothing of must not pass for another answer.
-    let text = format!("-{}\r\n", text_of(line));
-    match redis::parse_redis_value(text.as_bytes()) {
+    let line = format!("-{text}\r\n");
+    match redis::parse_redis_value(line.as_bytes()) {
         Ok(error @ Value::ServerError(_)) => Ok(error),
         _ => Err(no_reply("it is an error without a text".into())),
     }

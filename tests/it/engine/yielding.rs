@@ -1,14 +1,17 @@
 //! A process whose tenure is over, and others that wait.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Config};
 
 use crate::support::scripts::channel;
-use crate::support::{Server, eventually, ms, timed, unique};
+use crate::support::{
+    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, loosely, ms, settings_by,
+    timed, unique,
+};
 
 // Without it the process would win again and again: its next request comes before the others have woken.
 timed!(whoever_has_notified_others_of_its_release_pauses_before_it_asks_again);
@@ -60,6 +63,68 @@ fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it(
         assert!(held_back >= calls, "{held_back} times in {calls} calls");
     }
     drop((held, listening));
+}
+
+// Each message says that others may still want it, but a lock that stays free after one is nobody's.
+timed!(a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen);
+fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
+    const TENURE: Duration = ms(150);
+    let server = Server::start();
+    let name = unique("idle");
+    let client = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
+    let lock = client.mutex(&name);
+    let mut others = [(); 100].map(|()| server.connection());
+    let listening = others.each_mut().map(|other| {
+        let mut pubsub = other.as_pubsub();
+        pubsub.subscribe(channel(&name)).unwrap();
+        pubsub
+    });
+    let guard = lock.lock().unwrap();
+    thread::sleep(TENURE);
+    guard.unlock().unwrap();
+    // Of the debt of 15 s most is left at the end.
+    hold_by_stranger(&server, &name, 60_000);
+    let (granted, mut crew) = (Arc::new(Mutex::new(None)), Crew::new());
+    let at = Arc::clone(&granted);
+    crew.spawn(move || {
+        drop(lock.lock().unwrap());
+        *at.lock().unwrap() = Some(Instant::now());
+    });
+    let publish = || server.ask::<i64>(&["PUBLISH", &channel(&name), "0"]);
+    for _ in 0..6 {
+        crew.all_parked();
+        let before = server.calls("evalsha");
+        publish();
+        eventually("it asks, some time later", || {
+            server.calls("evalsha") > before
+        });
+    }
+    crew.all_parked();
+    server.ask::<i64>(&["DEL", &name]);
+    publish();
+    let freed = Instant::now();
+    crew.join();
+    let waited = granted.lock().unwrap().unwrap() - freed;
+    assert!(waited < loosely(3 * TENURE), "{waited:?}");
+    drop(listening);
+}
+
+timed!(a_release_without_a_reply_counts_as_one_that_has_notified_another);
+fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
+    const TENURE: Duration = ms(300);
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let config = settings_by(&server, proxy.addr()).tenure(TENURE);
+    let client = Client::open(config).unwrap();
+    let lock = client.mutex(unique("unanswered"));
+    let guard = lock.lock().unwrap();
+    thread::sleep(TENURE);
+    proxy.set(Target::Link, Mode::Delay(ms(2_000)));
+    drop(guard);
+    let before = client.stats().held_back;
+    assert!(lock.try_lock_for(ms(100)).unwrap().is_none());
+    assert_eq!(client.stats().held_back - before, 1);
+    proxy.pass();
 }
 
 // It has listened itself, and that lingers while it takes the lock again and again.

@@ -103,6 +103,24 @@ fn what_redis_refuses_is_told_in_its_words_and_the_hold_stays() {
 }
 
 #[test]
+fn an_error_of_a_script_is_told_in_its_words_whatever_its_code() {
+    let server = Server::start();
+    let client = open(&server);
+    let guard = client.mutex(unique("codes")).lock().unwrap();
+    let script = GuardedScript::new("return redis.error_reply(ARGV[1] .. ' the basket is full')");
+    for its in ["FULL", "TOOLARGE", "\u{1}TOOLARGE"] {
+        let err = guard.invoke::<()>(&script, None::<&str>, its).unwrap_err();
+        assert!(err.to_string().contains("the basket is full"), "{err}");
+        assert!(!err.to_string().contains("reading the reply"), "{err}");
+        assert!(
+            code(&err).contains(its.trim_start_matches('\u{1}')),
+            "{err}"
+        );
+        assert!(!err.may_have_run() && guard.is_valid());
+    }
+}
+
+#[test]
 fn a_key_that_became_something_else_is_a_lost_lock() {
     let server = Server::start();
     let client = open(&server);

@@ -1,8 +1,11 @@
 //! *Late* told from *busy*: whether somebody had it, or Redis was too slow to say.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{CancelToken, Client, Error, MultiLock, RedLock, Result};
+use redlatch::{
+    CancelToken, Client, Error, MultiLock, Observer, RedLock, Refusal, Refused, Result,
+};
 
 use crate::support::{
     Crew, Deployment, Mode, Net, Proxy, Server, Target, in_haste, ms, open, settings_by, timed,
@@ -29,6 +32,16 @@ fn came<G>(what: &str, result: Result<Option<G>>) -> Came {
             Came::Late
         }
         Err(err) => panic!("{what}: {err}"),
+    }
+}
+
+/// Why calls were refused, as an observer is told.
+#[derive(Clone, Default)]
+struct Whys(Arc<Mutex<Vec<(&'static str, Refusal)>>>);
+
+impl Observer for Whys {
+    fn refused(&self, event: &Refused<'_>) {
+        self.0.lock().unwrap().push((event.kind, event.why));
     }
 }
 
@@ -65,7 +78,8 @@ timed!(who_is_too_slow_is_told_from_who_has_it);
 fn who_is_too_slow_is_told_from_who_has_it() {
     let server = Server::start();
     let proxy = Proxy::before(&server);
-    let config = in_haste(settings_by(&server, proxy.addr()));
+    let whys = Whys::default();
+    let config = in_haste(settings_by(&server, proxy.addr())).observer(whys.clone());
     let (client, other) = (
         Client::open(config.response_timeout(ms(3_000))).unwrap(),
         open(&server),
@@ -87,14 +101,21 @@ fn who_is_too_slow_is_told_from_who_has_it() {
         for (of, came) in each(&client, &name, strict, wait) {
             assert_eq!(came, what, "{of}, strict: {strict}");
         }
+        std::mem::take(&mut *whys.0.lock().unwrap())
     };
-    all_are(Came::Busy, true, ms(60));
-    all_are(Came::Busy, false, ms(60));
+    for strict in [true, false] {
+        for (kind, why) in all_are(Came::Busy, strict, ms(60)) {
+            assert_eq!(why, Refusal::Busy, "{kind}, strict: {strict}");
+        }
+    }
     drop(held);
     // The server is alive, and slower than anybody waits.
     proxy.set(Target::Link, Mode::Delay(ms(400)));
-    all_are(Came::Late, true, ms(40));
-    all_are(Came::Busy, false, ms(40));
+    for (expected, strict) in [(Came::Late, true), (Came::Busy, false)] {
+        for (kind, why) in all_are(expected, strict, ms(40)) {
+            assert_eq!(why, Refusal::Late, "{kind}, strict: {strict}");
+        }
+    }
     proxy.pass();
     all_are(Came::Got, true, ms(20_000));
 }

@@ -6,14 +6,15 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use redlatch::{
-    Acquired, Client, Error, ExpirableSemaphore, Loss, LossReason, Observer, RedLock, Refusal,
-    Refused, Released, StatKind,
+    Acquired, Client, Error, ExpirableSemaphore, Loss, LossReason, MultiLock, Observer, RedLock,
+    Refusal, Refused, Released, StatKind,
 };
 
 use crate::support::{
-    Crew, Deployment, Dice, Server, deployment, eventually, loosely, ms, open, settings,
-    subscribed, timed, unique,
+    Crew, Deployment, Dice, Mode, Proxy, Server, Target, deployment, eventually, loosely, ms, open,
+    settings, settings_by, subscribed, timed, unique,
 };
 
 /// One thing that was heard: what, of which name and kind, and what else.
@@ -500,6 +501,44 @@ fn a_hand_over_is_heard_and_waiting_threads_are_counted() {
         passed,
         "{heard:?}"
     );
+}
+
+timed!(the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it);
+fn the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it() {
+    let servers = [Server::start(), Server::start()];
+    let proxy = Proxy::before(&servers[0]);
+    let slow = Client::open(settings_by(&servers[0], proxy.addr())).unwrap();
+    let ears = Ears::default();
+    let config = settings(&servers[1]).observer(ears.clone());
+    let client = Client::open(config.tenure(Duration::from_secs(1))).unwrap();
+    let handed = client.reentrant_lock(unique("handed"));
+    let first = slow.reentrant_lock(unique("first"));
+    let both = MultiLock::new(vec![Box::new(first), Box::new(handed.clone())]);
+    let guard = both.lock().unwrap();
+    let (has_it, is_there) = bounded(1);
+    let (done, is_done) = bounded::<()>(1);
+    let mut crew = Crew::new();
+    let lock = handed.clone();
+    crew.spawn(move || {
+        let guard = lock.lock().unwrap();
+        has_it.send(()).unwrap();
+        assert!(is_done.recv().is_err());
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    });
+    eventually("it waits", || client.stats().waiting == 1);
+    // The release of the other member is not confirmed yet when the hold is lost that was handed on.
+    proxy.set(Target::Link, Mode::Stall);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            is_there.recv().unwrap();
+            assert!(handed.force_unlock().unwrap());
+            proxy.pass();
+        });
+        guard.unlock().unwrap();
+    });
+    drop(done);
+    crew.join();
+    assert_eq!(counted(&ears.heard(), handed.name()), [2, 1, 1]);
 }
 
 /// Panics at everything, and uses the client that it hears of.

@@ -14,6 +14,7 @@ const CALLS: &[Call] = &[
     ("acquire", lua::LOCK_ACQUIRE, "lock", "$1 $2:30s"),
     ("release", lua::LOCK_RELEASE, "lock channel", "$1"),
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
+    ("keep", lua::LOCK_KEEP, "lock", "$1 $2:30s"),
     ("force", lua::LOCK_FORCE, "lock $1 channel", "30s"),
     // Without a channel.
     ("release_quietly", lua::LOCK_RELEASE, "lock", "$1"),
@@ -119,6 +120,23 @@ const TABLE: &[Table] = &[
             "calls hset    | 3",
             "renew b 90s 5 | -1",
             "renew b 90s 5 | -1",
+        ],
+    ),
+    (
+        "a kept hold ends by itself, whichever renewals of it are still to come",
+        &[
+            "keep a        | -1",
+            "acquire a     | nil | lock{a:1}@30s",
+            "keep b 10s    | -2",
+            "keep a 10s    | 0   | lock{a:0}@10s",
+            "renew a       | -1",
+            "renew a 90s 2 | -1",
+            "acquire b     | 10s",
+            "keep a 20s    | 0   | lock{a:0}@20s",
+            "renew a       | -1",
+            "pass 20s      |     | nothing",
+            "renew a       | 0",
+            "acquire b     | nil | lock{b:1}@30s",
         ],
     ),
     (
