@@ -61,8 +61,8 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::hold::Entry;
 use crate::local::waiter::Signals;
+use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault};
-use crate::net::subscriber::POLL_CAP;
 use crate::quorum::failure::Failure;
 use crate::time::{self, Budget, Deadline};
 
@@ -308,7 +308,7 @@ impl<S: Strategy> Waiting<'_, S> {
             // A release may have come before the subscription: ask once more, and park then.
             return Ok(());
         }
-        let cap = (POLL_CAP.0 * (1 << self.parks.saturating_sub(1).min(3))).min(POLL_CAP.1);
+        let cap = BackOff::POLL.after(self.parks.max(1));
         // A pause after a contested round is no park, since no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);

@@ -328,10 +328,10 @@ impl Config {
 
     /// Sets how old the login of a connection may become, for services that end connections after some time.
     ///
-    /// After three quarters of it, [`Config::credentials`] are asked anew: the connection for commands logs in again
-    /// (`AUTH`) behind what it is doing, and those for renewals and messages are replaced by new ones, without a gap.
-    /// What is held is kept. If that fails it is logged and tried again a few times; the old connection is used for as
-    /// long as the server serves it. A client that has never locked anything has no thread that would do so.
+    /// After three quarters of it, [`Config::credentials`] are asked again for a new connection, which takes over once
+    /// the replies over the old one have come. No call fails or is repeated, and what is held is kept. A failure is
+    /// logged and tried again a few times; the old connection is used for as long as the server serves it. A client
+    /// that has never locked anything has no thread that would do so.
     ///
     /// From a second to a year. Default: never.
     ///

@@ -2,69 +2,98 @@
 
 use std::time::{Duration, Instant};
 
-/// The pause after the first failure, doubled up to the second for each further one while somebody waits: an election takes
-/// a while.
-pub(crate) const BACK_OFF: (Duration, Duration) =
-    (Duration::from_millis(10), Duration::from_millis(250));
-
-/// The longest while nobody waits: what is away may be away for good.
-const BACKGROUND: Duration = Duration::from_secs(10);
-
-/// The pause after a refusal that does not pass by itself, whoever waits.
-pub(super) const REFUSED: Duration = Duration::from_secs(1);
-
-/// Since when there is a pause, and how long it is.
-#[derive(Clone)]
+/// How pauses grow while the same thing fails again and again: each is twice as long as the one before, up to the longest.
+///
+/// Everything that retries does so by one of the rules that stand here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
-    since: Instant,
-    pause: Duration,
-    /// The longest for those who wait.
-    most: Duration,
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
 }
 
 impl BackOff {
+    /// A server that a thread waits for: electing a master takes a while.
+    pub(crate) const SERVER: Self = Self::of_millis(10, 250);
+
+    /// A server that no thread waits for: it may be gone for good.
+    pub(crate) const BACKGROUND: Self = Self::of_millis(10, 10_000);
+
+    /// A refusal that does not pass by itself, such as a wrong password, whether a thread waits or not.
+    pub(crate) const REFUSED: Self = Self::of_millis(1_000, 1_000);
+
+    /// A thread that waits for a message, and asks again without one.
+    pub(crate) const POLL: Self = Self::of_millis(1_000, 5_000);
+
+    const fn of_millis(first: u64, longest: u64) -> Self {
+        Self {
+            first: Duration::from_millis(first),
+            longest: Duration::from_millis(longest),
+        }
+    }
+
+    /// The pause after so many failures in a row; none before the first.
+    pub(crate) fn after(self, failures: u32) -> Duration {
+        match failures.checked_sub(1) {
+            Some(doublings) => {
+                let grown = self.first.saturating_mul(1 << doublings.min(16));
+                grown.min(self.longest)
+            }
+            None => Duration::ZERO,
+        }
+    }
+}
+
+/// When something is tried again, by how often it has failed in a row.
+#[derive(Clone)]
+pub(crate) struct NextTry {
+    since: Instant,
+    failures: u32,
+    is_refused: bool,
+}
+
+impl NextTry {
     /// Nothing has failed.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn at_once() -> Self {
         Self {
             since: Instant::now(),
-            pause: Duration::ZERO,
-            most: BACK_OFF.1,
+            failures: 0,
+            is_refused: false,
         }
     }
 
     /// An attempt that began then has failed: again, or for the first time in a while.
-    pub(crate) fn failed(&self, began: Instant) -> Self {
+    pub(crate) fn after_failure(&self, began: Instant) -> Self {
         let rested = began.saturating_duration_since(self.since);
-        let is_new = rested > 4 * self.pause.max(BACK_OFF.1);
-        let pause = if is_new { Duration::ZERO } else { self.pause };
+        let pause = BackOff::BACKGROUND.after(self.failures);
+        let is_new = rested > 4 * pause.max(BackOff::SERVER.longest);
         Self {
-            since: Instant::now(),
-            pause: (pause * 2).clamp(BACK_OFF.0, BACKGROUND),
-            most: BACK_OFF.1,
+            failures: if is_new { 1 } else { self.failures + 1 },
+            ..Self::at_once()
         }
     }
 
-    /// It has failed for a reason that does not pass by itself.
-    pub(crate) fn failed_for_good() -> Self {
+    /// An attempt was refused for a reason that does not pass by itself.
+    pub(crate) fn after_refusal() -> Self {
         Self {
-            since: Instant::now(),
-            pause: REFUSED,
-            most: REFUSED,
+            failures: 1,
+            is_refused: true,
+            ..Self::at_once()
         }
     }
 
-    /// Whether nothing has failed since it last worked.
-    pub(crate) fn is_untried(&self) -> bool {
-        self.pause.is_zero()
+    /// Whether an attempt has failed since one last succeeded.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
     }
 
-    /// When it is tried again, if somebody waits for it, or if nobody does.
-    pub(crate) fn ends(&self, is_waited_for: bool) -> Instant {
-        self.since
-            + match is_waited_for {
-                true => self.pause.min(self.most),
-                false => self.pause,
-            }
+    /// When it is due, while a thread waits for it or while none does.
+    pub(crate) fn due(&self, is_waited_for: bool) -> Instant {
+        let rule = match (self.is_refused, is_waited_for) {
+            (true, _) => BackOff::REFUSED,
+            (false, true) => BackOff::SERVER,
+            (false, false) => BackOff::BACKGROUND,
+        };
+        self.since + rule.after(self.failures)
     }
 }
 
@@ -73,18 +102,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_and_are_shorter_for_those_who_wait() {
-        let mut back_off = BackOff::new();
-        assert!(back_off.ends(false) <= Instant::now());
-        let pauses = |its: &BackOff| [true, false].map(|waits| its.ends(waits) - its.since);
-        for n in 0..20 {
-            back_off = back_off.failed(back_off.since);
-            let pause = (BACK_OFF.0 * (1 << n)).min(BACKGROUND);
-            assert_eq!(pauses(&back_off), [pause.min(BACK_OFF.1), pause]);
+    fn pauses_double_up_to_the_longest() {
+        let pauses = |rule: BackOff| {
+            let pauses = (0..8).map(|failures| rule.after(failures).as_millis());
+            pauses.collect::<Vec<_>>()
+        };
+        assert_eq!(pauses(BackOff::SERVER), [0, 10, 20, 40, 80, 160, 250, 250]);
+        assert_eq!(
+            pauses(BackOff::POLL),
+            [0, 1_000, 2_000, 4_000, 5_000, 5_000, 5_000, 5_000]
+        );
+        for rule in [BackOff::SERVER, BackOff::BACKGROUND, BackOff::POLL] {
+            assert_eq!(rule.after(u32::MAX), rule.longest);
         }
-        // For the first time in a while.
-        back_off = back_off.failed(back_off.since + 5 * BACKGROUND);
-        assert_eq!(pauses(&back_off), [BACK_OFF.0; 2]);
-        assert_eq!(pauses(&BackOff::failed_for_good()), [REFUSED; 2]);
+        assert_eq!(pauses(BackOff::REFUSED)[1..], [1_000; 7]);
+    }
+
+    #[test]
+    fn an_attempt_is_due_sooner_while_a_thread_waits_for_it() {
+        let mut next = NextTry::at_once();
+        assert!(next.due(false) <= Instant::now() && !next.has_failed());
+        let pauses = |next: &NextTry| [true, false].map(|waits| next.due(waits) - next.since);
+        for failures in 1..20 {
+            next = next.after_failure(next.since);
+            let expected = [BackOff::SERVER, BackOff::BACKGROUND];
+            assert_eq!(pauses(&next), expected.map(|rule| rule.after(failures)));
+        }
+        // The first failure in a while.
+        next = next.after_failure(next.since + 5 * BackOff::BACKGROUND.longest);
+        assert_eq!(pauses(&next), [BackOff::SERVER.first; 2]);
+        assert!(next.has_failed());
+        let refused = NextTry::after_refusal();
+        assert_eq!(pauses(&refused), [BackOff::REFUSED.first; 2]);
     }
 }

@@ -23,7 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::net::back_off::REFUSED;
+use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::net::write_queue::WriteQueue;
 
@@ -423,7 +423,9 @@ impl Channels {
         }
         if refused {
             // Rights may be granted later.
-            exchange.again_at.get_or_insert(now + REFUSED);
+            exchange
+                .again_at
+                .get_or_insert(now + BackOff::REFUSED.first);
             let is_first = self.refused.is_none();
             self.refused.get_or_insert_with(|| Arc::clone(&name));
             return is_first.then_some(News::Refused(name));
@@ -438,7 +440,9 @@ impl Channels {
             && let Some(command) = exchange.awaiting.pop_front()
         {
             exchange.postponed.push(command);
-            exchange.again_at.get_or_insert(now + REFUSED);
+            exchange
+                .again_at
+                .get_or_insert(now + BackOff::REFUSED.first);
         }
     }
 

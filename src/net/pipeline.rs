@@ -536,6 +536,11 @@ impl InFlight {
         self.unwritten.calls >= self.due() / 3
     }
 
+    /// Whether every command of which a byte was written is answered.
+    pub(super) fn is_answered(&self) -> bool {
+        self.awaiting.len() <= self.unwritten.calls && !self.unwritten.is_full()
+    }
+
     pub(super) fn has_bytes(&self) -> bool {
         !self.unwritten.is_empty()
     }

@@ -17,7 +17,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::error::is_redirection;
 use crate::error::is_transient;
-use crate::net::back_off::BACK_OFF;
+use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
 use crate::net::connection;
 use crate::net::nodes::Map;
@@ -29,11 +29,11 @@ use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
 
-/// The longest a thread parks before it asks again, whatever it has heard: at first, and once it has parked several times.
-pub(crate) const POLL_CAP: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-
 /// The longest the thread blocks in a read while it has something else to do. Otherwise it wakes as rarely as those who wait.
 const SLICE: Duration = Duration::from_millis(500);
+
+/// The name of its connection in `CLIENT LIST`.
+const ROLE: &str = "subscriber";
 
 /// The thread, its connection, and the channels.
 pub(crate) struct Subscriber {
@@ -289,7 +289,7 @@ impl Subscriber {
     }
 
     fn listen_until_stopped(&self) {
-        let mut back_off = BACK_OFF.0;
+        let mut failures = 0;
         let mut anew = false;
         loop {
             {
@@ -301,13 +301,14 @@ impl Subscriber {
                     }
                     match self.map.is_one() {
                         true => self.changed.wait(&mut state),
-                        false => drop(self.changed.wait_for(&mut state, SLICE)),
+                        false => drop(self.changed.wait_for(&mut state, PING_AFTER / 4)),
                     }
                 }
                 if state.stopped {
                     return;
                 }
             }
+            let mut rule = BackOff::SERVER;
             match self.connect() {
                 Ok(connection) => {
                     let mut next = Ok(connection);
@@ -319,15 +320,21 @@ impl Subscriber {
                         next = self.listen(connection, again);
                         // A server that greets may still not let it subscribe.
                         if self.hang_up() {
-                            back_off = BACK_OFF.0;
+                            failures = 0;
                         }
                     }
                     if let Err(err) = next {
                         report!(Debug, "the connection for messages was lost: {err}");
                     }
                 }
-                Err(err) => report!(Debug, "no connection for messages: {err}"),
+                Err(err) => {
+                    if !is_transient(&err) {
+                        rule = BackOff::REFUSED;
+                    }
+                    report!(Debug, "no connection for messages: {err}");
+                }
             }
+            failures += 1;
             {
                 let state = self.state.lock();
                 if state.stopped || state.retired {
@@ -339,11 +346,10 @@ impl Subscriber {
             }
             let mut state = self.state.lock();
             // However many subscribe meanwhile.
-            let again_at = Instant::now() + time::jittered(back_off);
+            let again_at = Instant::now() + time::jittered(rule.after(failures));
             while !state.stopped && Instant::now() < again_at {
                 self.changed.wait_until(&mut state, again_at);
             }
-            back_off = (back_off * 2).min(BACK_OFF.1);
         }
     }
 
@@ -362,13 +368,13 @@ impl Subscriber {
     }
 
     fn dial(&self) -> Result<Dialling, RedisError> {
-        Dialling::start(&self.endpoint, "subscriber", self.connect_timeout)
+        Dialling::start(&self.endpoint, ROLE, self.connect_timeout)
     }
 
     /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
     /// replace it, since its login was old.
     fn listen(&self, connection: Duplex, anew: bool) -> Result<Duplex, RedisError> {
-        let mut log_in_at = self.endpoint.log_in_again_at(connection.since);
+        let mut replace_at = self.endpoint.replace_at(connection.since);
         let mut successor = None;
         let mut reader = connection.reader;
         {
@@ -402,27 +408,19 @@ impl Subscriber {
             };
             // Nothing ends the read when another node has the channels, a pong is overdue or the login is old.
             let looks =
-                asks_again || !self.map.is_one() || asked_at.is_some() || log_in_at.is_some();
-            if log_in_at.is_some_and(|at| Instant::now() >= at)
+                asks_again || !self.map.is_one() || asked_at.is_some() || replace_at.is_some();
+            if replace_at.is_some_and(|at| Instant::now() >= at)
                 && let Some(made) = self.replace(&mut successor)
             {
                 match made {
                     Ok(made) => return Ok(made),
-                    Err(err) => {
-                        report!(
-                            Warn,
-                            "logging in at redis, {}, again (subscriber) failed: {err}; the old connection is used as long as it lasts",
-                            self.endpoint
-                        );
-                        let period = self.endpoint.log_in_period();
-                        log_in_at = period.map(|period| Instant::now() + period);
-                    }
+                    Err(err) => replace_at = self.endpoint.keeps_login(ROLE, &err),
                 }
             }
             let slice = match looks {
                 _ if is_left || successor.is_some() => LINGER,
                 true => SLICE,
-                false => POLL_CAP.1,
+                false => BackOff::POLL.longest,
             };
             match self.read(&mut reader, slice) {
                 Ok(true) => asked_at = None,

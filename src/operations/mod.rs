@@ -16,7 +16,7 @@ use redis::{RedisError, Value};
 
 use crate::error::{Error, Result, is_redirection, is_transient};
 use crate::net::apart::Apart;
-use crate::net::back_off::BACK_OFF;
+use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::session::Session;
 
@@ -41,11 +41,11 @@ fn ask_master_of(
         };
         // A slot on its way to another node answers none that has several keys.
         let may_pass = is_redirection(&err) || is_transient(&err);
-        if !may_pass || nodes.are_one() || Instant::now() + BACK_OFF.0 >= until {
+        if !may_pass || nodes.are_one() || Instant::now() + BackOff::SERVER.first >= until {
             return Ok(answers);
         }
         if nodes.redirected(node, &err).is_none() {
-            std::thread::sleep(BACK_OFF.0);
+            std::thread::sleep(BackOff::SERVER.first);
         }
     }
 }

@@ -6,10 +6,11 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 
-use super::{Connection, Down, Phase, SLICE, State, Up};
+use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
 use crate::error::is_transient;
-use crate::net::back_off::BackOff;
+use crate::net::back_off::NextTry;
 use crate::net::call::Fault;
+use crate::net::pipeline::InFlight;
 use crate::net::socket::dial::SHARE;
 use crate::net::socket::{self, Duplex, Progress};
 use crate::report::report;
@@ -17,14 +18,14 @@ use crate::report::report;
 impl Down {
     /// After a connection that was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
-        let (now, back_off) = (Instant::now(), BackOff::new());
+        let next = NextTry::at_once();
         // It takes a while until another master is elected.
         let read_only = ErrorKind::Server(ServerErrorKind::ReadOnly);
         let rests = why.as_ref().is_some_and(|why| why.kind() == read_only);
         Self {
-            back_off: match rests {
-                true => back_off.failed(now),
-                false => back_off,
+            next: match rests {
+                true => next.after_failure(Instant::now()),
+                false => next,
             },
             why,
         }
@@ -34,9 +35,9 @@ impl Down {
     fn failed(&self, tried_at: Instant, why: RedisError) -> Self {
         let is_final = !is_transient(&why);
         Self {
-            back_off: match is_final {
-                true => BackOff::failed_for_good(),
-                false => self.back_off.failed(tried_at),
+            next: match is_final {
+                true => NextTry::after_refusal(),
+                false => self.next.after_failure(tried_at),
             },
             why: match &self.why {
                 // Silence does not contradict what the server has said.
@@ -53,12 +54,12 @@ impl Down {
 
     /// Whether it was refused so lately that it is not tried again yet.
     fn is_refused(&self, now: Instant) -> bool {
-        self.is_final() && now < self.back_off.ends(true)
+        self.is_final() && now < self.next.due(true)
     }
 
     /// Why there is no connection. The answer to an earlier attempt says more than how far the present one has got.
     pub(super) fn reason(&self, attempts: &[Arc<Progress>]) -> RedisError {
-        let was_tried = !self.back_off.is_untried();
+        let was_tried = self.next.has_failed();
         let why = self.why.as_ref();
         let answer = why.filter(|why| was_tried && !why.is_timeout());
         match (answer, attempts.last()) {
@@ -70,6 +71,13 @@ impl Down {
 
 fn no_connection() -> RedisError {
     socket::timed_out("no connection to redis in time")
+}
+
+impl Up {
+    /// Whether a successor may take over: all that was written is answered, and no thread writes.
+    pub(super) fn is_over(&self, in_flight: &InFlight) -> bool {
+        self.successor.is_some() && !self.writing && in_flight.is_answered()
+    }
 }
 
 impl Connection {
@@ -113,7 +121,7 @@ impl Connection {
             if down.is_refused(now) {
                 return Err(Fault::Refused(down.reason(&[])));
             }
-            let again_at = down.back_off.ends(true);
+            let again_at = down.next.due(true);
             let is_needed = match attempts {
                 [] => true,
                 [only] => only.is_stale(),
@@ -144,9 +152,7 @@ impl Connection {
     pub(crate) fn want(self: &Arc<Self>) {
         let mut state = self.state.lock();
         match &state.phase {
-            Phase::Down(down) if Instant::now() >= down.back_off.ends(false) => {
-                self.dial(&mut state)
-            }
+            Phase::Down(down) if Instant::now() >= down.next.due(false) => self.dial(&mut state),
             _ => {}
         }
     }
@@ -216,24 +222,89 @@ impl Connection {
         self.changed.notify_all();
     }
 
-    pub(super) fn start(&self, state: &mut State, mut connection: socket::Duplex) {
+    /// Puts a connection into use. Returns the one whose place it takes, to be dropped without the mutex.
+    pub(super) fn start(&self, state: &mut State, mut connection: Duplex) -> Phase {
         if self.role == socket::GUARDED {
             connection.reader.skip_too_large();
         }
         state.generation += 1;
-        if state.generation > 1 {
-            self.counters.reconnects.add(1);
+        if !matches!(state.phase, Phase::Up(_)) {
+            self.counters
+                .reconnects
+                .add(u64::from(state.generation > 1));
+            state.pipeline.connected(Instant::now());
         }
-        state.phase = Phase::Up(Box::new(Up {
+        let up = Phase::Up(Box::new(Up {
             writer: connection.writer,
             writing: false,
             reader: Some(connection.reader),
             appointed: None,
             all_looked_at: connection.since,
             greeted_in: connection.greeted_in,
-            log_in_at: self.endpoint.log_in_again_at(connection.since),
+            replace_at: self.endpoint.replace_at(connection.since),
+            successor: None,
         }));
-        state.pipeline.connected(Instant::now());
+        std::mem::replace(&mut state.phase, up)
+    }
+
+    /// Has a successor made to a connection whose login is old.
+    pub(super) fn renew_login(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let generation = state.generation;
+        let is_due = |at: &mut Instant| *at <= Instant::now();
+        let up = state.up(generation);
+        if up.is_none_or(|(up, _)| up.replace_at.take_if(is_due).is_none()) {
+            return;
+        }
+        drop(state);
+        let this = Arc::downgrade(self);
+        let done = move |made, attempt: &Arc<Progress>| {
+            // The server is not gone if this fails, since the connection works.
+            attempt.give_up();
+            if let Some(this) = this.upgrade() {
+                this.succeed(generation, made);
+            }
+        };
+        let started = socket::start(&self.endpoint, self.role, self.connect_timeout, done);
+        if let Err(err) = started {
+            self.succeed(generation, Err(err));
+        }
+    }
+
+    /// A successor is there, or could not be made.
+    fn succeed(&self, generation: u64, made: RedisResult<Duplex>) {
+        let made = made.map_err(|err| self.endpoint.keeps_login(self.role, &err));
+        let mut state = self.state.lock();
+        // Otherwise the connection was lost, and the next one has a new login anyway.
+        if let Some((up, _)) = state.up(generation) {
+            match made {
+                Ok(successor) => {
+                    up.successor = Some(successor);
+                    self.write_queued(state, true);
+                }
+                Err(again_at) => up.replace_at = again_at,
+            }
+        }
+    }
+
+    /// Has the successor take over once the connection is over, and write what is queued.
+    pub(super) fn hand_over(&self, mut state: MutexGuard<'_, State>, all: bool) -> Wrote {
+        let generation = state.generation;
+        let Some((up, in_flight)) = state.up(generation) else {
+            return Wrote::Down;
+        };
+        if !up.is_over(in_flight) || up.reader.is_none() {
+            // A thread that leads hands over when it steps down. Without one, housekeeping reads what is due.
+            if in_flight.has_bytes() && !up.is_led() {
+                self.housekeeper.housekeep_now();
+            }
+            return Wrote::Yes;
+        }
+        if let Some(successor) = up.successor.take() {
+            let old = self.start(&mut state, successor);
+            MutexGuard::unlocked(&mut state, || drop(old));
+        }
+        self.write_queued(state, all)
     }
 
     /// Drops a connection once all outstanding replies have come.
@@ -311,5 +382,114 @@ impl Connection {
         if unacknowledged {
             self.housekeeper.housekeep_soon();
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod successors {
+    use super::*;
+
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::super::housekeeping::tests::undo;
+    use super::super::leading::appointments::{GENEROUS, led};
+    use super::super::writing::tests::unled;
+    use crate::net::call::Call;
+    use crate::net::request::Request;
+    use crate::net::socket::Socket;
+
+    const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+
+    fn ping(connection: &Connection) -> Arc<Call> {
+        let call = Call::question(Request::command("asking", &["PING"]));
+        assert!(connection.send(&call).is_some());
+        connection.flush(true);
+        call
+    }
+
+    fn is_pinged(server: &mut UnixStream) {
+        let mut asked = [0; PING.len()];
+        server.read_exact(&mut asked).expect("a command");
+        assert_eq!(asked, PING);
+    }
+
+    /// A connection that was greeted, and the server's end of it.
+    fn successor() -> (Duplex, UnixStream) {
+        let (ours, server) = UnixStream::pair().expect("a pair");
+        server.set_read_timeout(Some(GENEROUS)).expect("a limit");
+        (Duplex::over(Socket::Unix(ours)), server)
+    }
+
+    fn is_closed(mut server: UnixStream) {
+        let mut rest = Vec::new();
+        server.read_to_end(&mut rest).expect("its end");
+        assert!(rest.is_empty(), "{rest:?}");
+    }
+
+    #[test]
+    fn a_successor_takes_over_between_two_replies_whichever_thread_reads_the_last() {
+        for leads_for_first in [true, false] {
+            let ((connection, reader, mut old), (next, mut new)) = (led(), successor());
+            let first = ping(&connection);
+            is_pinged(&mut old);
+            connection.succeed(1, Ok(next));
+            let second = ping(&connection);
+            let leads_for = match leads_for_first {
+                true => &first,
+                false => &second,
+            };
+            let (connection, now) = (&connection, Instant::now());
+            let until = now + GENEROUS;
+            thread::scope(|scope| {
+                scope.spawn(move || connection.lead(reader, 1, Some(leads_for), now, until));
+                old.write_all(b"+PONG\r\n").expect("it is open");
+                is_pinged(&mut new);
+            });
+            assert!(matches!(first.outcome(), Some(Ok(_))));
+            new.write_all(b"+PONG\r\n").expect("it is open");
+            let answered = connection.wait(&second, until, &|| false);
+            assert!(answered.is_ok(), "{answered:?}");
+            is_closed(old);
+            assert_eq!(second.state.lock().sendings, 1);
+        }
+    }
+
+    #[test]
+    fn housekeeping_reads_what_is_due_before_a_successor_takes_over() {
+        let (connection, mut old, woken) = unled();
+        let (next, mut new) = successor();
+        let useful_until = Instant::now() + GENEROUS;
+        let release = || undo(&"name".into(), useful_until);
+        assert!(connection.send(&release()).is_some());
+        connection.succeed(1, Ok(next));
+        woken.take();
+        let second = release();
+        assert!(connection.send(&second).is_some());
+        assert!(woken.take() > 0, "no thread leads");
+        old.write_all(b":0\r\n").expect("it is open");
+        while connection.generation() != Some(2) && Instant::now() < useful_until {
+            connection.housekeep();
+        }
+        new.write_all(b":0\r\n").expect("it is open");
+        while second.outcome().is_none() && Instant::now() < useful_until {
+            connection.housekeep();
+        }
+        assert!(matches!(second.outcome(), Some(Ok(_))));
+    }
+
+    #[test]
+    fn a_successor_takes_over_at_once_from_a_connection_that_is_idle() {
+        let ((connection, old, _), (next, mut new)) = (unled(), successor());
+        connection.succeed(1, Ok(next));
+        is_closed(old);
+        ping(&connection);
+        is_pinged(&mut new);
+        // A successor of a connection that was lost is not needed.
+        let (next, late) = successor();
+        connection.succeed(1, Ok(next));
+        is_closed(late);
+        assert_eq!(connection.generation(), Some(2));
     }
 }

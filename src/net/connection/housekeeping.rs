@@ -45,11 +45,11 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody waits for, sends unacknowledged calls again, and logs in again when that is due: one step of
-    /// it, a few milliseconds long.
+    /// Reads replies that nobody waits for, sends unacknowledged calls again, and has a connection replaced whose login is old:
+    /// one step of it, a few milliseconds long.
     pub(crate) fn housekeep(self: &Arc<Self>) -> Left {
         let left = self.housekeep_unread_for(UNREAD);
-        self.stay_logged_in();
+        self.renew_login();
         left
     }
 
@@ -87,7 +87,9 @@ impl Connection {
         // A reply that became due just now is read by the thread that waits for it.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
-        let reader = match fresh && !more && !in_flight.unwritten.is_full() {
+        // Nothing is written until a connection with a successor has its replies.
+        let is_urgent = more || in_flight.unwritten.is_full() || up.successor.is_some();
+        let reader = match fresh && !is_urgent {
             true => None,
             false => up.take_reader(),
         };
@@ -114,7 +116,7 @@ impl Connection {
         // Each portion waits for the replies to the one before.
         match self.state.lock().up(generation) {
             Some((_, in_flight)) if in_flight.last_heard > heard_at => Left::More,
-            Some((_, in_flight)) if more || in_flight.unwritten.is_full() => Left::Soon,
+            Some((_, in_flight)) if is_urgent || in_flight.unwritten.is_full() => Left::Soon,
             _ => gave_up.max(Left::Later),
         }
     }

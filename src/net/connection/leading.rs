@@ -296,6 +296,11 @@ impl Connection {
                 Err(err) => handed.then = Then::Fail(err),
             }
         }
+        // The successor needs a thread that has put the reader back, and this one may have nothing more to read.
+        let is_over = |(up, in_flight): (&mut Up, &mut InFlight)| up.is_over(in_flight);
+        if matches!(handed.then, Then::ReadOn) && state.up(generation).is_some_and(is_over) {
+            handed.then = Then::StepDown;
+        }
         handed
     }
 

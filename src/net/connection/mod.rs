@@ -28,6 +28,9 @@
 //!                                                      └──────── that thread ─────────┘   or passed on, if its time is up
 //! ```
 //!
+//! A connection whose login is old has a successor made while it works, and hands over to it between two replies: what is
+//! queued goes out over the new one. Nothing is lost, sent twice, or undone.
+//!
 //! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
 //!
 //! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
@@ -36,7 +39,6 @@ mod cluster;
 mod dialing;
 mod housekeeping;
 mod leading;
-mod login;
 mod writing;
 
 use std::sync::Arc;
@@ -46,18 +48,15 @@ use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use crate::error::is_transient;
-use crate::net::back_off::BackOff;
+use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
 use crate::net::pipeline::{InFlight, Pipeline};
-use crate::net::socket::{self, Endpoint, Progress, Reader, Socket};
+use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, Socket};
 use crate::stats::Counters;
 
 /// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
 /// One that follows may wait half as long again.
 pub(crate) const SLICE: Duration = Duration::from_millis(64);
-
-/// How long to read when only checking whether a reply has come.
-pub(super) const GLANCE: Duration = Duration::from_millis(1);
 
 /// How long is worked on one connection, or waited for it, while there is something else to do.
 pub(super) const TURN: Duration = Duration::from_millis(100);
@@ -65,7 +64,7 @@ pub(super) const TURN: Duration = Duration::from_millis(100);
 /// Why there is no connection, and for how long none is made.
 #[derive(Clone)]
 struct Down {
-    back_off: BackOff,
+    next: NextTry,
     why: Option<RedisError>,
 }
 
@@ -90,8 +89,10 @@ struct Up {
     all_looked_at: Instant,
     /// How long its greeting took: a round trip at least.
     greeted_in: Duration,
-    /// When it has to log in again, if ever, and is not about to.
-    log_in_at: Option<Instant>,
+    /// When its login is so old that a successor is made, if ever, and none is being made.
+    replace_at: Option<Instant>,
+    /// Takes over once all that was written over this one is answered. Nothing more is written until then.
+    successor: Option<Duplex>,
 }
 
 struct State {

@@ -62,6 +62,9 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
+        if up.successor.is_some() {
+            return self.hand_over(state, all);
+        }
         let is_led = up.is_led() && !in_flight.is_worth_a_write();
         if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {
@@ -149,7 +152,7 @@ impl Connection {
 }
 
 #[cfg(all(test, unix))]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     use std::io::Read as _;
@@ -167,7 +170,7 @@ mod tests {
 
     /// How often housekeeping was woken at once.
     #[derive(Default)]
-    struct Woken(AtomicUsize);
+    pub(in crate::net::connection) struct Woken(AtomicUsize);
 
     impl Housekeeper for Woken {
         fn housekeep_soon(&self) {}
@@ -178,13 +181,13 @@ mod tests {
     }
 
     impl Woken {
-        fn take(&self) -> usize {
+        pub(in crate::net::connection) fn take(&self) -> usize {
             self.0.swap(0, Ordering::SeqCst)
         }
     }
 
     /// A connection on which no thread leads.
-    fn unled() -> (Arc<Connection>, UnixStream, Arc<Woken>) {
+    pub(in crate::net::connection) fn unled() -> (Arc<Connection>, UnixStream, Arc<Woken>) {
         let (mut connection, reader, server) = led();
         let woken = Arc::new(Woken::default());
         connection.housekeeper = Arc::clone(&woken) as _;

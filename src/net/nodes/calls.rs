@@ -17,7 +17,7 @@ use redis::{RedisError, Value};
 
 use super::{Nodes, Retry};
 use crate::error::{excerpt, is_redirection, is_unknown_script, is_wrong_operation, reworded};
-use crate::net::back_off::BACK_OFF;
+use crate::net::back_off::BackOff;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
 use crate::net::connection::{Connection, SLICE, WaitFault};
 use crate::net::request::Request;
@@ -71,7 +71,7 @@ impl Nodes {
     ) -> Result<Answer, Fault> {
         // Why the last sending was refused for now.
         let mut refused_for_now = None;
-        let mut pause = Duration::ZERO; // the first connection may just have been idle for too long
+        let mut failures = 0; // none at first: the connection may just have been idle for too long
         let mut redirections = 0;
         let (mut call, mut sent) = match ahead {
             Some(ahead) => (ahead.call, Some(ahead.generation)),
@@ -131,8 +131,8 @@ impl Nodes {
                     why
                 }
             };
-            self.rest(&call, why, pause, until, stop)?;
-            pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+            self.rest(&call, why, BackOff::SERVER.after(failures), until, stop)?;
+            failures += 1;
         }
     }
 
@@ -250,14 +250,14 @@ impl Nodes {
                     if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
                         return Err(self.refusal(err));
                     }
-                    if Instant::now() + BACK_OFF.0 >= until {
+                    if Instant::now() + BackOff::SERVER.first >= until {
                         return Err(Fault::Unreachable(err));
                     }
                     // It is unacknowledged, so it is sent again.
                     self.up(call, until, &|| false)?;
                     self.bring(call);
                     if matches!(call.state.lock().phase, CallPhase::Idle) {
-                        std::thread::sleep(BACK_OFF.0);
+                        std::thread::sleep(BackOff::SERVER.first);
                     }
                 }
                 Err(WaitFault::TimedOut) => {

@@ -23,7 +23,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use super::topology::{Topology, redirection, shards};
 use crate::config::server::{Address, Deployment};
 use crate::error::{is_transient, lasting, named};
-use crate::net::back_off::BackOff;
+use crate::net::back_off::NextTry;
 use crate::net::connection::SLICE;
 use crate::net::slot::{SLOTS, slot_of};
 use crate::net::socket::dial::{Dial, SHARE};
@@ -53,7 +53,7 @@ pub(crate) struct Map {
 struct Asking {
     /// A thread asks.
     under_way: bool,
-    back_off: BackOff,
+    next: NextTry,
     /// The version of the topology when they were asked last.
     version: u64,
     /// How often they were asked, and what was wrong the last time.
@@ -100,7 +100,7 @@ impl Map {
             version: AtomicU64::new(0),
             asking: Mutex::new(Asking {
                 under_way: false,
-                back_off: BackOff::new(),
+                next: NextTry::at_once(),
                 version: 0,
                 times: 0,
                 failure: None,
@@ -206,7 +206,7 @@ impl Map {
                 if let Some(failure) = asking.failure.as_ref().filter(|_| asking.times != begun) {
                     return Err(failure.clone());
                 }
-                let again_at = asking.back_off.ends(true);
+                let again_at = asking.next.due(true);
                 if now >= again_at {
                     self.begin(&mut asking);
                     continue;
@@ -222,7 +222,7 @@ impl Map {
     pub(crate) fn want(self: &Arc<Self>) {
         if self.is_doubted() {
             let mut asking = self.asking.lock();
-            if !asking.under_way && Instant::now() >= asking.back_off.ends(false) {
+            if !asking.under_way && Instant::now() >= asking.next.due(false) {
                 self.begin(&mut asking);
             }
         }
@@ -256,12 +256,12 @@ impl Map {
     fn ended(&self, asking: &mut Asking, began: Instant, asked: Result<(), Vec<RedisError>>) {
         let version = self.version();
         let before = match asking.version == version {
-            true => asking.back_off.clone(),
-            false => BackOff::new(),
+            true => asking.next.clone(),
+            false => NextTry::at_once(),
         };
         *asking = Asking {
             under_way: false,
-            back_off: before.failed(began),
+            next: before.after_failure(began),
             version,
             times: asking.times + 1,
             failure: asked.err().map(Unanswered::of),

@@ -43,7 +43,7 @@ pub(crate) use self::map::{Map, is_no_cluster};
 use crate::error::{is_redirection, is_transient, named, not_followed};
 use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
-use crate::net::connection::{Connection, GLANCE, Housekeeper, Left, TURN};
+use crate::net::connection::{Connection, Housekeeper, Left, TURN};
 use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::report::report;
@@ -404,7 +404,7 @@ impl Nodes {
             match self.work(Connection::drain_some) {
                 Left::Nothing => return true,
                 _ if Instant::now() >= until => return false,
-                Left::Later | Left::Soon => std::thread::sleep(GLANCE),
+                Left::Later | Left::Soon => std::thread::sleep(socket::GLANCE),
                 Left::More => {}
             }
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 
-use super::timed_out;
+use super::{GLANCE, timed_out};
 
 /// How long one of several servers may take, since others can be asked as well. After that long another connection is tried
 /// beside one that is not there yet: its server may have been away when it was begun, and be back.
@@ -89,7 +89,7 @@ impl Dial {
         if left.is_zero() || self.progress.is_given_up() {
             return Err(self.progress.waits_for());
         }
-        Ok(left.max(Duration::from_millis(1)))
+        Ok(left.max(GLANCE))
     }
 
     /// Says what it waits for from now on.

@@ -1,16 +1,16 @@
 //! The first commands on a connection: logging in, selecting the database, saying who this is.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::dial::Dial;
-use super::{Duplex, Endpoint, Socket, WRITE_SLICE, unasked};
+use super::{Duplex, Endpoint, Socket, GLANCE, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
 use crate::error::{excerpt, is_crowded, is_transient, printable, reworded};
-use crate::net::back_off::BACK_OFF;
+use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::report::report;
 
@@ -47,7 +47,7 @@ pub(super) fn greet(
     login: &Login,
     stream: Socket,
 ) -> RedisResult<Duplex> {
-    stream.plain().set_write_timeout(Some(WRITE_SLICE))?;
+    stream.plain().set_write_timeout(Some(GLANCE))?;
     let mut connection = Duplex::over(stream);
     let mut due = steps(endpoint, dial.role, login);
     let mut has_heard = connection.writer.is_encrypted();
@@ -74,7 +74,7 @@ pub(super) fn greet(
             break;
         }
         // The server is not ready, and another connection would not help.
-        std::thread::sleep(dial.left()?.min(BACK_OFF.1));
+        std::thread::sleep(dial.left()?.min(BackOff::SERVER.longest));
         due = again;
     }
     match connection.reader.has_unread() {
@@ -91,7 +91,7 @@ fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
     }
     connection.writer.write_all(&bytes).map_err(|err| {
         // What the server said before it closed the connection says more.
-        match connection.reader.read(Duration::from_millis(1)) {
+        match connection.reader.read(GLANCE) {
             Ok(Some(reply)) => reply.extract_error().err().unwrap_or_else(|| err.into()),
             Err(said) if !said.is_connection_dropped() => said,
             _ => err.into(),

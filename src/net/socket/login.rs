@@ -11,6 +11,7 @@ use crate::config::credentials::{Ask, Credentials};
 use crate::config::server::Login;
 use crate::error::lasting;
 use crate::net::request::Request;
+use crate::report::report;
 
 impl Endpoint {
     fn credentials(&self) -> Option<&Credentials> {
@@ -25,12 +26,21 @@ impl Endpoint {
         }
     }
 
-    /// When a connection that logged in at this moment has to do so again, if ever.
-    pub(crate) fn log_in_again_at(&self, logged_in: Instant) -> Option<Instant> {
+    /// When a connection that logged in at this moment has to be replaced by one with a new login, if ever.
+    pub(crate) fn replace_at(&self, logged_in: Instant) -> Option<Instant> {
         self.credentials()?.again_at(logged_in)
     }
 
-    /// How often is looked whether a connection has to log in again, and how soon it is tried again.
+    /// Logs that a connection keeps its old login, since no successor could be made; returns when to try again.
+    pub(crate) fn keeps_login(&self, role: &str, why: &RedisError) -> Option<Instant> {
+        report!(
+            Warn,
+            "logging in at redis, {self}, again ({role}) failed: {why}; the old connection is used as long as it lasts"
+        );
+        Some(Instant::now() + self.log_in_period()?)
+    }
+
+    /// How often a look at the age of the logins is due, and how soon after a failure another attempt is.
     pub(crate) fn log_in_period(&self) -> Option<Duration> {
         self.credentials()?.period()
     }

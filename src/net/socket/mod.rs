@@ -31,6 +31,7 @@ use redis::{RedisError, RedisResult, Value};
 pub(in crate::net) use self::connecting::connect_to;
 pub(crate) use self::dial::Progress;
 pub(crate) use self::dialling::{Dialling, start};
+use self::dial::SHARE;
 use self::following::Following;
 pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]
@@ -48,11 +49,12 @@ pub(crate) const COMMANDS: &str = "link";
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
 
-/// The shortest time for which a read may wait.
-const LEAST: Duration = Duration::from_millis(1);
+/// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
+/// buffer. The system rounds it up to a few milliseconds.
+pub(in crate::net) const GLANCE: Duration = Duration::from_millis(1);
 
 /// The flags of a write that returns at once when the socket is full: `MSG_DONTWAIT`, and `MSG_NOSIGNAL` on Linux, which the
-/// standard library passes as well. `None` on systems on which a write waits for a [`WRITE_SLICE`].
+/// standard library passes as well. `None` on systems on which a write waits for a [`GLANCE`].
 const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "android")) {
     Some(0x40 | 0x4000)
 } else if cfg!(target_vendor = "apple") {
@@ -63,12 +65,6 @@ const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "andro
 
 /// `MSG_PEEK`: what is read is left to be read again.
 const PEEK: i32 = 0x2;
-
-/// How long one write waits for space in the socket's buffer, where it does. The system rounds it up to a few milliseconds.
-const WRITE_SLICE: Duration = Duration::from_millis(1);
-
-/// For how long a few bytes are offered to a socket that does not take them.
-const FEW_FOR: Duration = Duration::from_millis(20);
 
 /// One server, for all connections of a client.
 #[derive(Clone)]
@@ -246,7 +242,7 @@ impl Socket {
 
     /// Writes all of `bytes`, which are few: if the socket does not take them for a while, the server does not read.
     pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let until = Instant::now() + FEW_FOR;
+        let until = Instant::now() + SHARE;
         loop {
             bytes = &bytes[self.write_some(bytes)?..];
             if bytes.is_empty() {
@@ -255,7 +251,7 @@ impl Socket {
             if Instant::now() >= until {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            std::thread::sleep(WRITE_SLICE);
+            std::thread::sleep(GLANCE);
         }
     }
 
@@ -435,7 +431,7 @@ impl Reader {
         slice: Duration,
         before_read: &mut dyn FnMut() -> Duration,
     ) -> RedisResult<Option<Value>> {
-        let slice = slice.max(LEAST);
+        let slice = slice.max(GLANCE);
         let mut source = Sliced {
             stream: &self.stream,
             timeout: &mut self.timeout,

@@ -130,7 +130,7 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
 /// A local socket connects at once, or its queue is full: then it is tried again while there is time.
 #[cfg(unix)]
 pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<UnixStream> {
-    use crate::net::back_off::BACK_OFF;
+    use crate::net::back_off::BackOff;
     use redis::io::tcp::socket2::{Domain, SockAddr, Socket, Type};
     dial.waits_for(timed_out("connecting took too long"));
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -139,7 +139,7 @@ pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<Unix
         if err.kind() != io::ErrorKind::WouldBlock {
             return Err(err.into());
         }
-        std::thread::sleep(dial.left()?.min(BACK_OFF.0));
+        std::thread::sleep(dial.left()?.min(BackOff::SERVER.first));
     }
     socket.set_nonblocking(false)?;
     Ok(socket.into())

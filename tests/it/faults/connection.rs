@@ -381,6 +381,24 @@ fn who_comes_to_wait_does_not_shorten_the_pauses_of_a_subscriber_that_is_not_let
     assert!((1..=20).contains(&rejected), "{rejected}");
 }
 
+timed!(a_subscriber_whose_password_is_refused_tries_once_a_second);
+fn a_subscriber_whose_password_is_refused_tries_once_a_second() {
+    let server = Server::start();
+    let () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}/", server.port());
+    let client = Client::open(patient(&url)).unwrap();
+    let name = unique("refused");
+    let () = server.ask(&["HSET", &name, STRANGER, "1"]);
+    let lock = client.mutex(&name);
+    assert!(lock.try_lock().unwrap().is_none());
+    // The connection for commands stays logged in.
+    let () = server.ask(&["ACL", "SETUSER", "app", "<pw", ">other"]);
+    let before = received(&server);
+    assert!(lock.try_lock_for(ms(3_000)).unwrap().is_none());
+    let made = received(&server) - before;
+    assert!((2..=7).contains(&made), "{made} connections");
+}
+
 timed!(a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses);
 fn a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses() {
     let server = Server::start();

@@ -13,7 +13,7 @@ use super::failure::Context;
 use crate::config::tls::TlsSettings;
 use crate::error::lasting;
 use crate::net::socket::dial::Dial;
-use crate::net::socket::{WRITE_SLICE, timed_out};
+use crate::net::socket::{GLANCE, timed_out};
 
 /// What is waited for. A redis without TLS takes the beginning of a handshake for that of a command, and waits as well.
 const BEGINNING: &str = "the server did not answer the TLS handshake in time; if it does not speak TLS, the URL begins with `redis`";
@@ -58,7 +58,7 @@ pub(in crate::net::socket) fn secure(
             return Err(context.explain(&err));
         }
     }
-    socket.set_write_timeout(Some(WRITE_SLICE))?;
+    socket.set_write_timeout(Some(GLANCE))?;
     Ok(TlsStream::new(socket, tls, context))
 }
 

@@ -28,7 +28,7 @@ use rustls::ClientConnection;
 
 use self::failure::Context;
 pub(super) use self::handshake::secure;
-use super::{WRITE_SLICE, WriteAtOnce, written};
+use super::{GLANCE, WriteAtOnce, written};
 use crate::report::report;
 
 /// How many encrypted bytes are read at once.
@@ -198,7 +198,7 @@ where
         let mut session = self.session.lock();
         if session.is_writing {
             // An answer of the protocol, by whoever reads.
-            self.written.wait_for(&mut session, WRITE_SLICE);
+            self.written.wait_for(&mut session, GLANCE);
         }
         let is_behind =
             session.is_writing || !session.outgoing.is_empty() && !self.push(&mut session)?;
