@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, Value};
 
 use crate::shown::Shown;
+use crate::verdict::{self, Kind, passes};
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -155,7 +156,11 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { .. } => !self.may_have_run() && self.as_redis().is_none_or(may_pass),
+            Self::Redis { .. } => {
+                // An operator may make room for writes.
+                let may_pass = |err: &RedisError| is_transient(err) || passes(err, Kind::Kept);
+                !self.may_have_run() && self.as_redis().is_none_or(may_pass)
+            }
             Self::Lost { reason, .. } => *reason != LossReason::Closed,
             Self::Thread { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
@@ -430,9 +435,6 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
         (Some("NOPERM"), _) => {
             "give the user the rights of the line `ACL SETUSER` in redlatch::guide::operations, `ACL rights`; for a cluster also those in redlatch::guide::deployments"
         }
-        (Some("READONLY"), _) => {
-            "this server is a replica: give the URL of its master, or let sentinels find it with redis+sentinel://host:26379/service"
-        }
         (Some("ERR"), _) if detail.starts_with("unknown command") => {
             "if it is a sentinel and no server, the URL begins with redis+sentinel://; otherwise its configuration must not rename or disable the command"
         }
@@ -440,9 +442,6 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
         _ if detail.contains("scripting engine") => {
             "locks need Lua scripts: load Valkey's Lua module, `loadmodule libvalkeylua.so` in its configuration"
         }
-        (Some("NOREPLICAS"), _) => "connect replicas, or lower min-replicas-to-write",
-        (Some("OOM"), _) => "raise maxmemory, or keep locks on a server of their own",
-        (Some("MISCONF"), _) => "make room on the disk of the server, and look at its log",
         (_, Some(Io::NotFound | Io::PermissionDenied)) if server?.starts_with('/') => {
             "check the path of the URL: it has to be the `unixsocket` of a server that runs, and open to this user"
         }
@@ -452,7 +451,7 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
         (_, Some(Io::TimedOut)) if doing == "connecting" => {
             "check the address and the port of the URL, and that no firewall is in between"
         }
-        _ => return None,
+        _ => return verdict::advice(err),
     })
 }
 
@@ -488,26 +487,8 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
     match err.kind() {
         ErrorKind::Io => !is_lasting(err),
         ErrorKind::Parse => true,
-        ErrorKind::Server(kind) => {
-            is_crowded(err)
-                || matches!(
-                    kind,
-                    ServerErrorKind::BusyLoading
-                        | ServerErrorKind::ReadOnly
-                        | ServerErrorKind::MasterDown
-                        | ServerErrorKind::ClusterDown
-                        | ServerErrorKind::TryAgain
-                )
-        }
-        ErrorKind::Extension => matches!(err.code(), Some("BUSY" | "NOREPLICAS" | "RESTARTED")),
-        _ => false,
+        _ => passes(err, Kind::Waited),
     }
-}
-
-/// The same, or a server that takes no writes now: for lack of memory, or since it could not save. An acquire is not kept
-/// waiting for that, but what gives back or renews is sent again.
-pub(crate) fn may_pass(err: &RedisError) -> bool {
-    is_transient(err) || matches!(err.code(), Some("MISCONF" | "OOM"))
 }
 
 /// What keeps a connection from being made until somebody changes a setting, here or at the server.
@@ -574,25 +555,6 @@ fn as_io(err: &RedisError) -> Option<&std::io::Error> {
     source.downcast_ref()
 }
 
-/// Whether the server is at its limit of clients; it closes the connection.
-pub(crate) fn is_crowded(err: &RedisError) -> bool {
-    let detail = err.detail().unwrap_or_default();
-    detail.starts_with("max number of clients")
-}
-
-/// Whether the server does not know the script by its hash, and needs its text.
-pub(crate) fn is_unknown_script(err: &RedisError) -> bool {
-    err.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// Whether another node of a cluster has to be asked.
-pub(crate) fn is_redirection(err: &RedisError) -> bool {
-    matches!(
-        err.kind(),
-        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask)
-    )
-}
-
 /// The same refusal by a server, with another text of one line.
 pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
     let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
@@ -601,15 +563,6 @@ pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
         Ok(Value::ServerError(reworded)) => reworded.into(),
         _ => err.clone(),
     }
-}
-
-/// A redirection that nothing follows, with what to do about it.
-pub(crate) fn not_followed(redirection: &RedisError) -> RedisError {
-    RedisError::from((
-        ErrorKind::InvalidClientConfig,
-        "the server is a node of a cluster, so the URL has to begin with redis+cluster://",
-        redirection.to_string(),
-    ))
 }
 
 /// What a thread has that would make it wait for itself.
@@ -700,6 +653,8 @@ pub struct Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::{Asked, Verdict, verdict};
+    use redis::ServerErrorKind;
     use std::error::Error as _;
 
     #[test]
@@ -798,6 +753,10 @@ mod tests {
         let io = |kind| RedisError::from(std::io::Error::from(kind));
         let sealed = || std::io::Error::other(Outer("x".parse::<u8>().expect_err("no number")));
         let name = || "orders".to_owned();
+        let moved = redis::parse_redis_value(b"-MOVED 7 h:1\r\n").expect("a reply");
+        let Verdict::Never(misconfigured) = verdict(moved, || Asked::question(false)) else {
+            panic!("a single server redirects");
+        };
         let mut all = vec![
             refused("-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
             refused("-ERR unknown command 'EVALSHA'\r\n"),
@@ -809,10 +768,7 @@ mod tests {
             Error::redis("connecting", lasting("no TLS there".into())),
             Error::redis("connecting", RedisError::from(sealed())),
             Error::redis("closing", sealed()),
-            Error::redis(
-                "acquiring the lock",
-                not_followed(&RedisError::from((ErrorKind::Parse, "MOVED"))),
-            ),
+            Error::redis("acquiring the lock", misconfigured),
             Error::Cancelled,
             Error::Closed,
             Error::config("tenure is zero".into()),

@@ -130,6 +130,7 @@ mod shown;
 mod stats;
 mod sync;
 mod time;
+mod verdict;
 
 pub use client::Client;
 pub use config::replicas::ReplicaAck;

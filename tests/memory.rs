@@ -127,7 +127,9 @@ fn a_process_with_one_waiting_thread_wakes_less_than_once_a_second() {
     let token = CancelToken::new();
     let lock = client.mutex("stock:12345").cancel_on(&token);
     let thread = std::thread::Builder::new().name("waits".into());
-    let waiting = thread.spawn(move || lock.lock().map(drop)).expect("a thread");
+    let waiting = thread
+        .spawn(move || lock.lock().map(drop))
+        .expect("a thread");
     support::eventually("it waits", || client.stats().waiting == 1);
     // It asks after 1, 2, 4 and 8 s, and then every 5 s.
     std::thread::sleep(Duration::from_secs(9));

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::net::request::Request;
 use crate::net::text::Text;
 use crate::time::{self, Unanswered};
+use crate::verdict::{Asked, Kind, Redirection};
 
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
@@ -96,7 +97,7 @@ pub(crate) trait OnReply: Send + Sync {
     }
 
     /// Sends a release to the node that `to` names. Called without any mutex, and writes.
-    fn redirect(&self, _release: &Arc<Call>, _to: &RedisError) {}
+    fn redirect(&self, _release: &Arc<Call>, _to: &Redirection) {}
 }
 
 /// A command to be sent once, and what undoes it if its outcome is unknown.
@@ -356,8 +357,42 @@ impl Call {
         self.state.lock().sendings > 0
     }
 
-    /// Sends the script by its text from now on; `true` if it was sent so before.
-    pub(crate) fn by_text_from_now(&self) -> bool {
-        std::mem::replace(&mut self.state.lock().by_text, true)
+    /// What the meaning of an error reply depends on.
+    pub(crate) fn asked(&self, kind: Kind, is_clustered: bool) -> Asked {
+        let its = self.state.lock();
+        Asked {
+            kind,
+            by_text: its.by_text,
+            redirected: its.redirected,
+            is_clustered,
+        }
+    }
+
+    /// The server has rejected it before it ran, so its last sending does not count.
+    pub(crate) fn discount_sending(&self) {
+        let mut its = self.state.lock();
+        its.sendings -= 1;
+        its.phase = CallPhase::Idle;
+    }
+
+    /// Sends the script by its text from now on.
+    pub(crate) fn send_text(&self) {
+        self.state.lock().by_text = true;
+    }
+
+    /// A node has sent it to another: to the master of its slot, or to this one behind `ASKING`.
+    pub(crate) fn redirect(&self, asking: Option<usize>) {
+        let mut its = self.state.lock();
+        its.redirected += 1;
+        its.asking = asking.is_some();
+        if let Some(node) = asking {
+            self.sent_to(node);
+        }
+    }
+
+    /// It is not redirected again before it has rested, and goes to the master of its slot then.
+    pub(crate) fn rest(&self) {
+        let mut its = self.state.lock();
+        (its.redirected, its.asking) = (0, false);
     }
 }

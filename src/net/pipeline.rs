@@ -28,14 +28,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, Value};
 
-use crate::error::{is_redirection, is_unknown_script, may_pass};
 use crate::net::call::{Call, CallPhase, OnReply};
 use crate::net::outbox::Outbox;
 use crate::net::request::{Request, Script, Wording};
 use crate::net::socket::unasked;
 use crate::net::write_queue::WriteQueue;
+use crate::verdict::{self, Kind, Reach, Redirection, Verdict, verdict};
 
 /// Has a node carry out the next command although the slot of its key is still on its way there.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
@@ -119,7 +119,7 @@ pub(super) enum Received {
 pub(super) struct Replied {
     pub(super) call: Arc<Call>,
     /// A deferred call is to be sent to another node.
-    pub(super) elsewhere: Option<RedisError>,
+    pub(super) elsewhere: Option<Redirection>,
     /// The call's thread waits to be woken.
     pub(super) following: bool,
     /// Why the connection has to be closed now, if so.
@@ -196,13 +196,6 @@ impl Pipeline {
                 false
             }
         }
-    }
-
-    /// Keeps a deferred call back for a while, since nobody can serve it now.
-    pub(super) fn keep_back(&mut self, call: &Arc<Call>, now: Instant) {
-        call.sent_to(self.to.node);
-        self.unacknowledged.keep(call);
-        self.rests_until = Some(now + REST);
     }
 
     /// Takes out unacknowledged calls that do not belong here any more.
@@ -286,7 +279,7 @@ impl Pipeline {
             .our_script()
             .filter(|_| !call.request.is_sent_once)
         {
-            if is_no_script(&value) {
+            if verdict::has_forgotten_scripts(&value) {
                 in_flight
                     .introduced
                     .retain(|its| !std::ptr::eq(*its, script));
@@ -335,45 +328,45 @@ impl Pipeline {
         let Some(deferred) = call.deferred.as_ref() else {
             return Settled::Here;
         };
-        let err = match value.extract_error() {
-            Ok(value) => {
+        let verdict = verdict(value, || call.asked(Kind::Kept, on_reply.redirects()));
+        let verdict = match verdict {
+            Verdict::Later(err) if now >= deferred.useful_until => Verdict::Never(err),
+            verdict => verdict,
+        };
+        match verdict {
+            Verdict::Answer(value) => {
                 on_reply.released(deferred, &value, replayed);
                 self.refused = None;
                 call.state.lock().phase = CallPhase::Done(value);
-                return Settled::Here;
             }
-            Err(err) => err,
-        };
-        let mut its = call.state.lock();
-        if is_redirection(&err) && on_reply.redirects() && now < deferred.useful_until {
-            its.sendings -= 1; // it was refused before it ran
-            its.phase = CallPhase::Idle;
-            its.seq = 0;
-            return Settled::Elsewhere(err);
-        }
-        let unknown = is_unknown_script(&err) && !its.by_text;
-        if !(unknown || may_pass(&err)) || now >= deferred.useful_until {
-            drop(its);
-            on_reply.given_up(deferred, &err);
-            call.state.lock().phase = CallPhase::Broken(err);
-            return Settled::Here;
-        }
-        its.by_text |= unknown;
-        its.sendings -= 1; // it was refused before it ran
-        its.phase = CallPhase::Idle;
-        drop(its);
-        match &mut self.in_flight {
-            Some(in_flight) if unknown => in_flight.enqueue(call, now),
-            _ => {
+            Verdict::Never(err) => {
+                on_reply.given_up(deferred, &err);
+                call.state.lock().phase = CallPhase::Broken(err);
+            }
+            Verdict::SendText => {
+                call.send_text();
+                call.discount_sending();
+                if let Some(in_flight) = &mut self.in_flight {
+                    in_flight.enqueue(call, now);
+                }
+            }
+            Verdict::Elsewhere(to) => {
+                call.discount_sending();
+                call.state.lock().seq = 0;
+                return Settled::Elsewhere(to);
+            }
+            Verdict::Later(err) => {
+                call.discount_sending();
+                call.rest();
                 self.unacknowledged.keep(call);
                 self.rests_until = Some(now + REST);
                 self.refused = Some(err.clone());
+                if verdict::reach(&err) == Reach::Master {
+                    return Settled::NoMaster(err);
+                }
             }
         }
-        match err.kind() {
-            ErrorKind::Server(ServerErrorKind::ReadOnly) => Settled::NoMaster(err),
-            _ => Settled::Here,
-        }
+        Settled::Here
     }
 
     /// The connection is lost, or given up.
@@ -456,17 +449,12 @@ fn is_of_a_script(reply: &Value, request: &Request) -> bool {
     }
 }
 
-/// Whether the server has forgotten its scripts.
-fn is_no_script(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(err) if err.kind() == Some(ServerErrorKind::NoScript))
-}
-
 /// What a deferred call's reply leaves to be done.
 enum Settled {
     /// Nothing, or it is done here.
     Here,
     /// It belongs to another node of the cluster.
-    Elsewhere(RedisError),
+    Elsewhere(Redirection),
     /// The server is no master any more.
     NoMaster(RedisError),
 }
@@ -622,7 +610,7 @@ mod redirections {
         let Received::Of(replied) = here.reply(moved, now, &Forwarding) else {
             panic!("it was asked for");
         };
-        assert!(replied.elsewhere.is_some_and(|to| is_redirection(&to)));
+        assert!(replied.elsewhere.is_some_and(|to| to.port == 7002));
         assert!(!here.has_unacknowledged());
         assert_eq!(call.state.lock().sendings, 0);
         assert!(there.submit(&call, now));
@@ -744,8 +732,9 @@ mod redirections {
         let (mut here, mut there) = (to(1), to(2));
         let (call, other) = (release(now), release(now));
         assert!(!here.submit(&call, now));
+        assert!(!there.submit(&other, now));
+        there.rests_until = Some(now + REST);
         there.connected(now);
-        there.keep_back(&other, now);
         assert_eq!(call.state.lock().seq, other.state.lock().seq);
         let now = now + REST;
         assert!(!there.bring(&call, now), "it is not there");
@@ -1206,7 +1195,8 @@ mod model {
                 }
                 (true, _) => {
                     let info = self.calls[id].deferred.as_ref().expect("a release");
-                    let ended = now >= info.useful_until;
+                    // The text is sent at once, whatever the time.
+                    let ended = now >= info.useful_until && says != Says::NoScript;
                     assert!(says != Says::NoScript || !by_text);
                     assert_eq!(
                         ended,

@@ -3,6 +3,9 @@
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use crate::net::slot::slot_of;
+use crate::verdict::Kind;
+
 /// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
     text: Box<str>,
@@ -219,6 +222,14 @@ impl Request {
 
     pub(crate) fn is_users_script(&self) -> bool {
         matches!(self.script, Some(ScriptRef::Users(_)))
+    }
+
+    /// What kind of request it is while a thread waits for it.
+    pub(crate) fn kind(&self) -> Kind {
+        match self.is_users_script() {
+            true => Kind::Users(self.first_key().map(slot_of)),
+            false => Kind::Waited,
+        }
     }
 
     /// The keys that it is about. In front of those of a guarded command are two that tell whether it may run.

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::error::is_redirection;
 use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
@@ -28,6 +27,7 @@ use crate::process::Process;
 use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
+use crate::verdict::{Asked, Verdict, verdict};
 
 /// The longest the thread blocks in a read while it has something else to do. Otherwise it wakes as rarely as those who wait.
 const SLICE: Duration = Duration::from_millis(500);
@@ -472,28 +472,29 @@ impl Subscriber {
             return Ok(false);
         };
         self.state.lock().heard_at = Some(Instant::now());
-        let parts = match reply.extract_error() {
-            Ok(Value::Array(parts)) => parts,
+        let parts = match verdict(reply, || Asked::question(!self.map.is_one())) {
+            Verdict::Answer(Value::Array(parts)) => parts,
             // It comes bare while nothing is subscribed.
-            Ok(Value::SimpleString(pong)) if pong == "PONG" => {
+            Verdict::Answer(Value::SimpleString(pong)) if pong == "PONG" => {
                 self.answered(None);
                 return Ok(true);
             }
-            Ok(_) => return Err(socket::unasked()),
-            Err(err) if is_refusal(&err) => {
+            Verdict::Answer(_) | Verdict::SendText => return Err(socket::unasked()),
+            Verdict::Never(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
                 return Ok(true);
             }
-            Err(err) if is_redirection(&err) && self.follow(&err) => {
+            Verdict::Never(err) => return Err(err),
+            Verdict::Elsewhere(to) => {
+                self.follow(&to);
                 return Ok(true);
             }
             // The server is busy. Another connection would not help.
-            Err(err) if is_transient(&err) => {
+            Verdict::Later(err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());
                 return Ok(true);
             }
-            Err(err) => return Err(err),
         };
         match parts.as_slice() {
             [Value::BulkString(kind), Value::BulkString(channel), _]

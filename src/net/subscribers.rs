@@ -190,6 +190,7 @@ mod tests {
     use crate::config::server::Server;
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
+    use crate::verdict::Redirection;
 
     struct Deaf;
 
@@ -209,10 +210,13 @@ mod tests {
     /// The slot of the channel moves to the node with this port.
     fn moves(map: &Map, channel: &str, port: u16) {
         let slot = slot_of(channel.as_bytes());
-        let moved = format!("-MOVED {slot} 127.0.0.1:{port}\r\n");
-        let moved = redis::parse_redis_value(moved.as_bytes()).expect("a reply");
-        let moved = moved.extract_error().expect_err("an error");
-        assert!(map.redirected(0, &moved).is_some());
+        let to = Redirection {
+            slot,
+            host: "127.0.0.1".into(),
+            port,
+            is_asking: false,
+        };
+        map.redirected(0, &to);
     }
 
     #[test]

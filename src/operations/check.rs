@@ -11,7 +11,7 @@ use super::inspect::each_of;
 use super::text;
 use super::trial::Trial;
 use crate::config::replicas::ReplicaAck;
-use crate::error::{Result, advice, excerpt, is_redirection, not_followed};
+use crate::error::{Result, advice, excerpt};
 use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
@@ -19,6 +19,7 @@ use crate::protocol::{inspect, keys, lua, reentrant};
 use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::sync::red_lock::RedLock;
+use crate::verdict::{self, Asked, Reach, Verdict, verdict};
 
 const DOING: &str = "checking a server";
 
@@ -297,20 +298,22 @@ impl Checked<'_> {
         let mut failed: BTreeMap<String, (BTreeSet<&str>, Option<&str>)> = BTreeMap::new();
         let mut moved = false;
         for (label, answer) in labels.into_iter().zip(answers) {
-            let Err(err) = answer.extract_error() else {
-                continue;
-            };
-            // A slot on its way to another node is no fault of this one.
-            if is_cluster && (is_redirection(&err) || err.code() == Some("TRYAGAIN")) {
-                moved = true;
-                continue;
-            }
-            let (err, advice) = match is_redirection(&err) {
-                true => (not_followed(&err), Some("correct the URL")),
-                false => {
-                    let advice = advice(&err, None, "checking");
-                    (err, advice)
+            let err = match verdict(answer, || Asked::question(is_cluster)) {
+                Verdict::Answer(_) | Verdict::SendText => continue,
+                // A slot on its way to another node is no fault of this one.
+                Verdict::Elsewhere(_) => {
+                    moved = true;
+                    continue;
                 }
+                Verdict::Later(err) if is_cluster && verdict::reach(&err) == Reach::Keys => {
+                    moved = true;
+                    continue;
+                }
+                Verdict::Later(err) | Verdict::Never(err) => err,
+            };
+            let advice = match err.kind() {
+                ErrorKind::InvalidClientConfig => Some("correct the URL"),
+                _ => advice(&err, None, "checking"),
             };
             let what = failed.entry(excerpt(&err.to_string()).into_owned());
             what.or_insert((BTreeSet::new(), advice)).0.insert(label);

@@ -14,11 +14,12 @@ use std::time::Instant;
 
 use redis::{RedisError, Value};
 
-use crate::error::{Error, Result, is_redirection, is_transient};
+use crate::error::{Error, Result};
 use crate::net::apart::Apart;
 use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::session::Session;
+use crate::verdict::{Asked, Verdict, verdict};
 
 /// Asks the master of a key, wherever that is by now, within the response timeout. Whatever a question is refused with is
 /// its answer.
@@ -36,16 +37,13 @@ fn ask_master_of(
         let node = nodes.master_of(key, until).map_err(failed)?;
         let mut apart = nodes.apart(node, until).map_err(failed)?;
         let answers = apart.ask(questions, until).map_err(failed)?;
-        let Err(err) = answers[0].clone().extract_error() else {
-            return Ok(answers);
-        };
-        // A slot on its way to another node answers none that has several keys.
-        let may_pass = is_redirection(&err) || is_transient(&err);
-        if !may_pass || nodes.are_one() || Instant::now() + BackOff::SERVER.first >= until {
-            return Ok(answers);
-        }
-        if nodes.redirected(node, &err).is_none() {
-            std::thread::sleep(BackOff::SERVER.first);
+        let is_clustered = !nodes.are_one();
+        let may_repeat = is_clustered && Instant::now() + BackOff::SERVER.first < until;
+        match verdict(answers[0].clone(), || Asked::question(is_clustered)) {
+            Verdict::Elsewhere(to) if may_repeat => nodes.redirected(node, &to),
+            // A slot on its way to another node answers no question that has several keys.
+            Verdict::Later(_) if may_repeat => std::thread::sleep(BackOff::SERVER.first),
+            _ => return Ok(answers),
         }
     }
 }

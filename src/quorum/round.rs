@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::error::{is_transient, is_unknown_script};
 use crate::net::call::{Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::quorum::failure::Short;
 use crate::quorum::nodes::{Nodes, PAUSE, node_timeout};
 use crate::quorum::tally::{Goal, Progress, Step};
+use crate::verdict::{Kind, Verdict, verdict};
 
 /// The state of the request to one node.
 pub(crate) enum NodeReply {
@@ -210,16 +210,19 @@ impl Nodes {
             return;
         }
         round.replies[node] = match connection.wait(call, by, request.stop) {
-            Ok((value, _)) => match value.extract_error() {
-                Ok(value) => NodeReply::Came(value),
-                Err(err) if is_unknown_script(&err) && !call.by_text_from_now() => {
+            Ok((reply, _)) => match verdict(reply, || call.asked(Kind::Waited, false)) {
+                Verdict::Answer(value) => NodeReply::Came(value),
+                Verdict::SendText => {
+                    call.send_text();
                     if connection.submit(call).is_some() {
                         return connection.flush(false);
                     }
-                    NodeReply::Failed(Fault::Unreachable(err))
+                    NodeReply::Failed(self.unanswered(node))
                 }
-                Err(err) if is_transient(&err) => NodeReply::Failed(Fault::Unreachable(err)),
-                Err(err) => NodeReply::Failed(Fault::Refused(err)),
+                // Its masters are single servers, which send nobody elsewhere.
+                Verdict::Elsewhere(_) => NodeReply::Failed(self.unanswered(node)),
+                Verdict::Later(err) => NodeReply::Failed(Fault::Unreachable(err)),
+                Verdict::Never(err) => NodeReply::Failed(Fault::Refused(err)),
             },
             Err(WaitFault::Broken(_)) if call.deferred.is_some() && call.outcome().is_none() => {
                 // It is sent again by itself once there is a connection.

@@ -19,27 +19,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::Value;
 
 use super::{SLICE, Watchdog, WatchdogThread};
-use crate::error::{is_redirection, is_unknown_script, may_pass};
 use crate::hold::renewal::{Next, Renewal};
 use crate::net::call::Call;
-use crate::net::nodes::{Nodes, Retry};
+use crate::net::nodes::Nodes;
 use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::protocol::script;
 use crate::report::report;
 use crate::time;
+use crate::verdict::{Kind, Reach, Verdict, reach};
 
 /// The most renewals, and about the most bytes, that are sent before their replies are read.
 const BATCH: (usize, usize) = (256, 48 * 1024);
 
 /// The most renewals that one script does. A server does nothing else meanwhile: some 0.3 ms.
 const TOGETHER: usize = 100;
-
-/// How often a renewal follows where nodes send it before it takes a rest.
-const REDIRECTIONS: u8 = 4;
 
 /// What was sent, in its order.
 pub(super) type UnderWay = VecDeque<Sent>;
@@ -51,7 +48,6 @@ pub(super) struct Sent {
     holds: Vec<Renewal>,
     /// When its batch was.
     begun: Instant,
-    redirected: u8,
     /// The connections over one of which it was sent.
     over: Arc<Nodes>,
 }
@@ -123,7 +119,6 @@ impl WatchdogThread {
             call: Call::question(Request::together(requests)),
             holds,
             begun,
-            redirected: 0,
             over: Arc::clone(&self.task.nodes),
         });
     }
@@ -212,29 +207,29 @@ impl WatchdogThread {
                 its.over.lost();
                 self.postpone(its);
             }
-            Some(Ok(answer)) => match answer.value {
-                Value::ServerError(err) => self.refused(its, err.into(), answer.sent_at),
-                value => self.answered(its, value, answer.sent_at),
-            },
+            Some(Ok(answer)) => self.judge(its, answer.value, answer.sent_at),
         }
     }
 
-    /// The server has refused all of a request.
-    fn refused(&mut self, mut its: Sent, err: RedisError, sent_at: Instant) {
-        if is_unknown_script(&err) && !its.call.by_text_from_now() {
-            return self.submit(its);
+    /// The server has answered all of a request.
+    fn judge(&mut self, mut its: Sent, reply: Value, sent_at: Instant) {
+        // Several replies may contain the error of one.
+        if matches!(reply, Value::Array(_)) {
+            return self.answered(its, reply, sent_at);
         }
         let from = its.over.at(&its.call);
         let generation = from.generation().unwrap_or_default();
-        let retry = its.over.refused(from, generation, &its.call, &err);
-        if retry == Retry::Elsewhere && its.redirected < REDIRECTIONS {
-            its.redirected += 1;
-            return self.submit(its);
-        }
-        if its.holds.len() > 1 && (is_redirection(&err) || concerns_all(&err)) {
-            report!(Debug, "renewing {} locks: {err}", its.holds.len());
-            return self.postpone(its);
-        }
+        let over = &its.over;
+        let err = match over.verdict(reply, &its.call, Kind::Kept, from, generation) {
+            Verdict::Answer(value) => return self.answered(its, value, sent_at),
+            Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(its),
+            // A node that is losing a slot of several keys still serves each key that it has.
+            Verdict::Later(err) if its.holds.len() > 1 && reach(&err) != Reach::Keys => {
+                report!(Debug, "renewing {} locks: {err}", its.holds.len());
+                return self.postpone(its);
+            }
+            Verdict::Later(err) | Verdict::Never(err) => err,
+        };
         if its.holds.len() > 1 {
             return self.one_by_one(its, &err);
         }
@@ -295,11 +290,4 @@ impl WatchdogThread {
         let again = hold.look_again(Instant::now() + self.task.little());
         self.task.watchdog.arm(hold, again);
     }
-}
-
-/// Whether a refusal says nothing of a single lock: the server would refuse to renew any other as well. Not so a node that
-/// is losing the slot of several keys, which still serves each that it has.
-fn concerns_all(refusal: &RedisError) -> bool {
-    let at_once = ErrorKind::Server(ServerErrorKind::TryAgain);
-    is_unknown_script(refusal) || may_pass(refusal) && refusal.kind() != at_once
 }

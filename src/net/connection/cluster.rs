@@ -53,17 +53,13 @@ impl Connection {
         }
     }
 
-    /// Takes a release over from another connection; `false` once it is closed. With `rests` it is sent after a while,
-    /// since nobody can serve it now.
-    pub(crate) fn take_over(&self, release: &Arc<Call>, rests: bool) -> bool {
+    /// Takes a release over from another connection; `false` once it is closed.
+    pub(crate) fn take_over(&self, release: &Arc<Call>) -> bool {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Closed) {
             return false;
         }
-        let now = Instant::now();
-        if rests {
-            state.pipeline.keep_back(release, now);
-        } else if state.pipeline.submit(release, now) {
+        if state.pipeline.submit(release, Instant::now()) {
             self.counters.commands.add(1);
         }
         true

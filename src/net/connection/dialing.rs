@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::MutexGuard;
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{RedisError, RedisResult};
 
 use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
 use crate::error::is_transient;
@@ -14,14 +14,14 @@ use crate::net::pipeline::InFlight;
 use crate::net::socket::dial::SHARE;
 use crate::net::socket::{self, Duplex, Progress};
 use crate::report::report;
+use crate::verdict::{self, Reach};
 
 impl Down {
     /// After a connection that was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
         let next = NextTry::at_once();
         // It takes a while until another master is elected.
-        let read_only = ErrorKind::Server(ServerErrorKind::ReadOnly);
-        let rests = why.as_ref().is_some_and(|why| why.kind() == read_only);
+        let rests = (why.as_ref()).is_some_and(|why| verdict::reach(why) == Reach::Master);
         Self {
             next: match rests {
                 true => next.after_failure(Instant::now()),

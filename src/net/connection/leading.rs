@@ -10,6 +10,7 @@ use crate::net::call::{Call, CallPhase, CallState, Fault};
 use crate::net::pipeline::{InFlight, Received};
 use crate::net::socket::{self, Reader};
 use crate::report;
+use crate::verdict::Redirection;
 
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
@@ -361,7 +362,7 @@ fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), W
 /// What is left to be done after replies were handed to their calls.
 struct HandedOut {
     /// Releases that belong to other nodes.
-    elsewhere: Vec<(Arc<Call>, RedisError)>,
+    elsewhere: Vec<(Arc<Call>, Redirection)>,
     then: Then,
 }
 

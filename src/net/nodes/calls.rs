@@ -15,18 +15,15 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Nodes, Retry};
-use crate::error::{excerpt, is_redirection, is_unknown_script, is_wrong_operation, reworded};
+use super::Nodes;
+use crate::error::{excerpt, is_wrong_operation, reworded};
 use crate::net::back_off::BackOff;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
 use crate::net::connection::{Connection, SLICE, WaitFault};
 use crate::net::request::Request;
-use crate::net::slot::slot_of;
 use crate::net::socket;
 use crate::report::report;
-
-/// How often a command follows where nodes send it before it takes a rest: two may send it to each other.
-const REDIRECTIONS: u32 = 4;
+use crate::verdict::Verdict;
 
 /// The types of how many keys are asked for, if one of them is wrong.
 const TYPES: usize = 4;
@@ -72,7 +69,6 @@ impl Nodes {
         // Why the last sending was refused for now.
         let mut refused_for_now = None;
         let mut failures = 0; // none at first: the connection may just have been idle for too long
-        let mut redirections = 0;
         let (mut call, mut sent) = match ahead {
             Some(ahead) => (ahead.call, Some(ahead.generation)),
             None => (Call::attempt(attempt()), None),
@@ -83,40 +79,26 @@ impl Nodes {
                 None => self.send(&call, until, stop)?,
             };
             let answered = to.wait(&call, until, stop);
-            let why = match answered.map(|(value, sent_at)| (value.extract_error(), sent_at)) {
-                Ok((Ok(value), sent_at)) => {
-                    return Ok(Answer {
-                        value,
-                        sent_at,
-                        acknowledged: call.acknowledged(),
-                    });
-                }
-                Ok((Err(err), _)) => {
-                    refused_for_now = None;
-                    if call.request.is_users_script() && !is_servers_word(&err, &call.request) {
-                        return Err(Fault::Refused(err));
-                    }
-                    if is_unknown_script(&err) && !call.by_text_from_now() {
-                        continue;
-                    }
-                    match self.refused(to, generation, &call, &err) {
-                        Retry::Never => {
-                            return Err(self.refusal(with_types(to, &call, until, stop, err)));
+            let why = match answered {
+                Ok((reply, sent_at)) => {
+                    let kind = call.request.kind();
+                    match self.verdict(reply, &call, kind, to, generation) {
+                        Verdict::Answer(value) => {
+                            return Ok(Answer {
+                                value,
+                                sent_at,
+                                acknowledged: call.acknowledged(),
+                            });
                         }
-                        // Refused before it was executed.
-                        Retry::Elsewhere => {
-                            redirections += 1;
-                            if redirections % REDIRECTIONS != 0 {
-                                continue;
-                            }
+                        Verdict::SendText | Verdict::Elsewhere(_) => {
+                            refused_for_now = None;
+                            continue;
                         }
-                        // What a script of the user's returns need not be the server's word that it has not run.
-                        Retry::Later if call.request.is_users_script() => {
-                            return Err(self.refusal(err));
+                        Verdict::Later(err) => refused_for_now.insert(err).clone(),
+                        Verdict::Never(err) => {
+                            return Err(Fault::Refused(with_types(to, &call, until, stop, err)));
                         }
-                        Retry::Later => refused_for_now = Some(err.clone()),
                     }
-                    err
                 }
                 Err(fault) if call.request.is_sent_once && call.was_sent() => {
                     return Err(self.unknown(to, fault, refused_for_now.take()));
@@ -248,7 +230,7 @@ impl Nodes {
                 Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
                 Err(WaitFault::Broken(err)) => {
                     if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
-                        return Err(self.refusal(err));
+                        return Err(Fault::Refused(err));
                     }
                     if Instant::now() + BackOff::SERVER.first >= until {
                         return Err(Fault::Unreachable(err));
@@ -270,16 +252,6 @@ impl Nodes {
             }
         }
     }
-}
-
-/// Whether the server itself says that it has not run a script of the user's, which may return the same codes.
-fn is_servers_word(err: &RedisError, request: &Request) -> bool {
-    let detail = err.detail().unwrap_or_default();
-    if is_unknown_script(err) {
-        return detail.starts_with("No matching script");
-    }
-    let slot = detail.split(' ').next().and_then(|slot| slot.parse().ok());
-    !is_redirection(err) || slot == request.first_key().map(slot_of)
 }
 
 /// The same refusal; if the type of a key is the reason, it says what the first keys hold. The server does not tell which.

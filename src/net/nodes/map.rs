@@ -20,7 +20,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, RwLock};
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::topology::{Topology, redirection, shards};
+use super::topology::{Topology, named_by, shards};
 use crate::config::server::{Address, Deployment};
 use crate::error::{is_transient, lasting, named};
 use crate::net::back_off::NextTry;
@@ -29,6 +29,7 @@ use crate::net::slot::{SLOTS, slot_of};
 use crate::net::socket::dial::{Dial, SHARE};
 use crate::net::socket::{self, Endpoint, LARGEST_MAP, connect_to};
 use crate::report::{self, report};
+use crate::verdict::Redirection;
 
 /// The name of the connections over which nodes are asked.
 const ROLE: &str = "topology";
@@ -171,21 +172,21 @@ impl Map {
         self.doubted.load(Ordering::Acquire)
     }
 
-    /// Where a redirection by the node `from` leads, if that is understood; `MOVED` also says that the slot is there from now
-    /// on.
-    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Option<usize> {
-        let from = self.address(from, self.seeds.as_ref()?);
-        let (slot, to) = redirection(err.detail()?, &from)?;
+    /// Which node a redirection by the node `from` names. `MOVED` also says that the slot is there from now on.
+    pub(crate) fn redirected(&self, from: usize, to: &Redirection) -> usize {
+        // A single server has every slot.
+        let Some(seeds) = &self.seeds else {
+            return from;
+        };
+        let from = self.address(from, seeds);
         let mut topology = self.topology.write();
-        let to = topology.called(&to);
-        if err.kind() == ErrorKind::Server(ServerErrorKind::Moved)
-            && topology.owner(slot) != Some(to)
-        {
-            topology.moved(slot, to);
+        let node = topology.called(&named_by(to, &from));
+        if !to.is_asking && topology.owner(to.slot) != Some(node) {
+            topology.moved(to.slot, node);
             self.version.fetch_add(1, Ordering::AcqRel);
             self.doubt();
         }
-        Some(to)
+        node
     }
 
     /// Has the nodes asked who has which slot, if that is in doubt, and waits until they were.
@@ -369,16 +370,19 @@ mod tests {
     fn a_slot_that_has_moved_is_a_reason_to_ask() {
         let server = Server::of("redis+cluster://127.0.0.1:1/");
         let map = Map::new(Endpoint::new(server.expect("a good URL")));
-        let redirected = |said: &str| {
-            let said = redis::parse_redis_value(format!("-{said}\r\n").as_bytes());
-            let err = said.expect("a reply").extract_error().expect_err("one");
+        let redirected = |host: &str, is_asking| {
+            let to = Redirection {
+                slot: 7,
+                host: host.into(),
+                port: 1,
+                is_asking,
+            };
             map.doubted.store(false, Ordering::Relaxed);
-            (map.redirected(0, &err), map.is_doubted(), map.version())
+            (map.redirected(0, &to), map.is_doubted(), map.version())
         };
-        assert_eq!(redirected("MOVED 7 a:1"), (Some(0), true, 1));
-        assert_eq!(redirected("MOVED 7 a:1"), (Some(0), false, 1));
-        assert_eq!(redirected("ASK 7 b:1"), (Some(1), false, 1));
-        assert_eq!(redirected("MOVED somewhere"), (None, false, 1));
+        assert_eq!(redirected("a", false), (0, true, 1));
+        assert_eq!(redirected("a", false), (0, false, 1));
+        assert_eq!(redirected("b", true), (1, false, 1));
     }
 
     #[test]

@@ -37,10 +37,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, Value};
 
 pub(crate) use self::map::{Map, is_no_cluster};
-use crate::error::{is_redirection, is_transient, named, not_followed};
+use crate::error::named;
 use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper, Left, TURN};
@@ -48,19 +48,7 @@ use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::report::report;
 use crate::stats::Counters;
-
-/// How often in a row nodes may send a release to each other before it takes a rest.
-const REDIRECTIONS: u8 = 4;
-
-/// When a call that was answered with an error is sent again.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Retry {
-    /// Another node is asked, at once.
-    Elsewhere,
-    /// It may pass.
-    Later,
-    Never,
-}
+use crate::verdict::{self, Kind, Reach, Redirection, Verdict, verdict};
 
 /// How the connections of a client are made.
 #[derive(Clone)]
@@ -126,9 +114,10 @@ impl OnReply for Forwarding {
         self.nodes.upgrade().is_some_and(|nodes| !nodes.are_one())
     }
 
-    fn redirect(&self, release: &Arc<Call>, to: &RedisError) {
+    fn redirect(&self, release: &Arc<Call>, to: &Redirection) {
         if let Some(nodes) = self.nodes.upgrade() {
-            nodes.hand_over(release, to);
+            nodes.follow(release, to);
+            nodes.move_to_master(release);
         }
     }
 }
@@ -260,39 +249,18 @@ impl Nodes {
         self.map.master_of(call.request.first_key())
     }
 
-    /// A node has sent a call elsewhere; whether that was understood.
-    fn follow(&self, call: &Call, err: &RedisError) -> bool {
-        let redirected = self.map.redirected(call.node(), err);
-        let is_asking = err.kind() == ErrorKind::Server(ServerErrorKind::Ask);
-        call.state.lock().asking = is_asking && redirected.is_some();
-        if let Some(node) = redirected.filter(|_| is_asking) {
-            call.sent_to(node);
-        }
-        redirected.is_some()
-    }
-
-    /// Sends a release on to where a node has said that it belongs.
-    fn hand_over(&self, release: &Arc<Call>, err: &RedisError) {
-        let is_known = self.follow(release, err);
-        let mut its = release.state.lock();
-        its.redirected = its.redirected.saturating_add(1);
-        let rests = !is_known || its.redirected > REDIRECTIONS;
-        if rests {
-            its.redirected = 0;
-            its.asking = false;
-        }
-        drop(its);
-        self.move_to_master(release, rests);
+    /// A node has sent a call to another.
+    fn follow(&self, call: &Call, to: &Redirection) {
+        let node = self.map.redirected(call.node(), to);
+        call.redirect(to.is_asking.then_some(node));
     }
 
     /// Has the connection to where a release belongs take it over.
-    fn move_to_master(&self, release: &Arc<Call>, rests: bool) {
+    fn move_to_master(&self, release: &Arc<Call>) {
         let node = self.destination(release).unwrap_or(0);
         let to = self.connection(node);
-        if to.take_over(release, rests) {
-            if !rests {
-                to.deliver();
-            }
+        if to.take_over(release) {
+            to.deliver();
             to.housekeep_soon();
         } else if let Some(info) = &release.deferred {
             // Those that a connection has are counted when it is closed.
@@ -331,7 +299,7 @@ impl Nodes {
             !asking && master.is_none_or(|master| master == from.node())
         });
         for call in &strays {
-            self.move_to_master(call, false);
+            self.move_to_master(call);
         }
     }
 
@@ -468,41 +436,34 @@ impl Nodes {
         }
     }
 
-    /// What follows from an error that the connection of this `generation` has brought.
-    pub(crate) fn refused(
+    /// What a reply to a call means, which the connection of this `generation` has brought. What the reply says of the masters
+    /// is noted, and the call is prepared for its next sending.
+    pub(crate) fn verdict(
         &self,
+        reply: Value,
+        call: &Call,
+        kind: Kind,
         to: &Connection,
         generation: u64,
-        call: &Call,
-        err: &RedisError,
-    ) -> Retry {
-        if is_redirection(err) {
-            return match self.follow(call, err) {
-                true => Retry::Elsewhere,
-                false => Retry::Never,
-            };
-        }
-        call.state.lock().asking = false;
-        if !is_transient(err) {
-            return Retry::Never;
-        }
-        match err.kind() {
-            ErrorKind::Server(ServerErrorKind::ReadOnly) => {
-                self.map.doubt();
-                to.leave(generation, err);
+    ) -> Verdict {
+        let verdict = verdict(reply, || call.asked(kind, !self.are_one()));
+        match &verdict {
+            Verdict::Answer(_) => {}
+            Verdict::SendText => call.send_text(),
+            Verdict::Elsewhere(to) => self.follow(call, to),
+            Verdict::Later(err) | Verdict::Never(err) => {
+                call.rest();
+                match verdict::reach(err) {
+                    Reach::Slots => self.map.doubt(),
+                    Reach::Master => {
+                        self.map.doubt();
+                        to.leave(generation, err);
+                    }
+                    Reach::Request | Reach::Keys | Reach::Data | Reach::Everything => {}
+                }
             }
-            ErrorKind::Server(ServerErrorKind::ClusterDown) => self.map.doubt(),
-            _ => {}
         }
-        Retry::Later
-    }
-
-    /// An error that is final, as the caller sees it.
-    fn refusal(&self, err: RedisError) -> Fault {
-        Fault::Refused(match self.are_one() && is_redirection(&err) {
-            true => not_followed(&err),
-            false => err,
-        })
+        verdict
     }
 
     /// All masters, by their numbers.
@@ -519,9 +480,9 @@ impl Nodes {
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
     }
 
-    /// Where a node has sent a question, if that was understood.
-    pub(crate) fn redirected(&self, from: usize, err: &RedisError) -> Option<usize> {
-        self.map.redirected(from, err)
+    /// A node has sent a question to another.
+    pub(crate) fn redirected(&self, from: usize, to: &Redirection) {
+        self.map.redirected(from, to);
     }
 
     /// A connection to a master for somebody who has questions.
@@ -612,16 +573,20 @@ mod tests {
         Nodes::new(Arc::new(map), socket::COMMANDS, settings, releases)
     }
 
-    fn says(line: &str) -> RedisError {
+    fn says(line: &str) -> Value {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
-        value.expect("a reply").extract_error().expect_err("one")
+        value.expect("a reply")
     }
 
     /// The master of a key is that with this port.
-    fn has_moved(nodes: &Nodes, key: &str, port: u16) -> RedisError {
-        let slot = slot_of(key.as_bytes());
-        let moved = says(&format!("MOVED {slot} 127.0.0.1:{port}"));
-        assert!(nodes.map.redirected(0, &moved).is_some());
+    fn has_moved(nodes: &Nodes, key: &str, port: u16) -> Redirection {
+        let moved = Redirection {
+            slot: slot_of(key.as_bytes()),
+            host: "127.0.0.1".into(),
+            port,
+            is_asking: false,
+        };
+        nodes.map.redirected(0, &moved);
         moved
     }
 
@@ -644,17 +609,14 @@ mod tests {
         let nodes = nodes(&releases);
         let moved = has_moved(&nodes, "a", 1);
         assert_eq!(nodes.submit(&release("a")), None, "it is kept");
-        nodes.hand_over(&release("a"), &moved);
-        nodes.hand_over(&release("a"), &says("MOVED somewhere"));
-        assert_eq!(nodes.close(), (3, 0));
+        nodes.on_reply.redirect(&release("a"), &moved);
+        assert_eq!(nodes.close(), (2, 0));
         let given_up = || releases.given_up.load(Ordering::SeqCst);
         assert_eq!(given_up(), 0);
-        for to in [moved, says("MOVED somewhere")] {
-            let late = release("a");
-            nodes.hand_over(&late, &to);
-            assert!(matches!(late.outcome(), Some(Err(_))), "it is over");
-        }
-        assert_eq!(given_up(), 2);
+        let late = release("a");
+        nodes.on_reply.redirect(&late, &moved);
+        assert!(matches!(late.outcome(), Some(Err(_))), "it is over");
+        assert_eq!(given_up(), 1);
         assert_eq!(nodes.close(), (0, 0));
     }
 
@@ -672,7 +634,7 @@ mod tests {
         }
         let all = nodes.connections.all().map(|its| its.node());
         assert_eq!(all.collect::<Vec<_>>(), [0, 15, 16, 33, 40]);
-        let takes = |node| nodes.connection(node).take_over(&release("a"), false);
+        let takes = |node| nodes.connection(node).take_over(&release("a"));
         assert!(takes(40));
         nodes.close();
         assert!(!takes(40) && !takes(41));
@@ -706,19 +668,22 @@ mod tests {
     #[test]
     fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
         let nodes = nodes(&Arc::default());
-        let call = release("a");
-        let odd = says("MOVED somewhere");
-        let to = nodes.at(&call);
-        assert!(nodes.refused(to, 1, &call, &odd) == Retry::Never);
-        let said = |fault: Fault| fault.into_error("testing", "a").to_string();
-        let shown = said(nodes.refusal(odd.clone()));
-        assert!(
-            shown.contains("somewhere") && !shown.contains("redis+cluster"),
-            "{shown}"
-        );
         let one = at("redis://127.0.0.1:1/", &Arc::default());
-        assert!(one.refused(one.at(&call), 1, &call, &odd) == Retry::Never);
-        let shown = said(one.refusal(odd));
-        assert!(shown.contains("redis+cluster"), "{shown}");
+        for (nodes, is_one) in [(nodes, false), (one, true)] {
+            let call = release("a");
+            let said = nodes.verdict(
+                says("MOVED somewhere"),
+                &call,
+                Kind::Waited,
+                nodes.at(&call),
+                1,
+            );
+            let Verdict::Never(err) = said else {
+                panic!("{said:?}");
+            };
+            let shown = err.to_string();
+            assert!(shown.contains("somewhere"), "{shown}");
+            assert_eq!(shown.contains("redis+cluster"), is_one, "{shown}");
+        }
     }
 }

@@ -3,16 +3,17 @@
 use std::io;
 use std::time::Instant;
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use super::dial::Dial;
-use super::{Duplex, Endpoint, Socket, GLANCE, unasked};
+use super::{Duplex, Endpoint, GLANCE, Socket, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
-use crate::error::{excerpt, is_crowded, is_transient, printable, reworded};
+use crate::error::{excerpt, is_transient, printable, reworded};
 use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::report::report;
+use crate::verdict::{self, Reach, is_crowded};
 
 /// One command of the greeting.
 struct Step {
@@ -225,9 +226,7 @@ fn explained(err: RedisError) -> RedisError {
 
 /// Whether a server that answers like this refuses all other commands, too.
 fn keeps_out(err: &RedisError) -> bool {
-    let starting = matches!(
-        err.kind(),
-        ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown)
-    );
-    starting || err.code() == Some("NOAUTH") || err.kind() == ErrorKind::AuthenticationFailed
+    verdict::reach(err) == Reach::Everything
+        || err.code() == Some("NOAUTH")
+        || err.kind() == ErrorKind::AuthenticationFailed
 }

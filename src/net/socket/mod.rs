@@ -30,8 +30,8 @@ use redis::{RedisError, RedisResult, Value};
 
 pub(in crate::net) use self::connecting::connect_to;
 pub(crate) use self::dial::Progress;
-pub(crate) use self::dialling::{Dialling, start};
 use self::dial::SHARE;
+pub(crate) use self::dialling::{Dialling, start};
 use self::following::Following;
 pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]

@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use redis::RedisError;
-
 use super::{State, Subscriber, Subscription};
 use crate::net::slot::slot_of;
 use crate::report::report;
+use crate::verdict::Redirection;
 
 impl Subscriber {
     /// The connection is lost, or there is none: somebody else may have the channels by now.
@@ -38,19 +37,11 @@ impl Subscriber {
         self.flush(state);
     }
 
-    /// The node has said that another one has the channel of the oldest command; whether that was understood.
-    pub(super) fn follow(&self, err: &RedisError) -> bool {
-        if self.map.redirected(self.node, err).is_none() {
-            return false;
-        }
-        let Some((_, moved)) = err.redirect_node() else {
-            return false;
-        };
-        let mut state = self.state.lock();
-        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == moved;
-        state.channels.moved(is_meant);
-        drop(state);
-        true
+    /// The node has said that another one has the channel of the oldest command.
+    pub(super) fn follow(&self, to: &Redirection) {
+        self.map.redirected(self.node, to);
+        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == to.slot;
+        self.state.lock().channels.moved(is_meant);
     }
 
     /// The node has ended a subscription. If nobody has asked for that, the slot is elsewhere.

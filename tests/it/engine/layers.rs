@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 12] = [
     &["net"],
     &[
         "callback", "config", "error", "observer", "process", "report", "search", "shown", "stats",
-        "time",
+        "time", "verdict",
     ],
 ];
 
@@ -38,7 +38,10 @@ fn layer(module: &str) -> Option<usize> {
 
 /// The code of a file without comments, the contents of literals, and what only its own tests use.
 fn code_of(text: &str) -> String {
-    let mut code = without_literals(text);
+    without_tests(without_comments(text, |_| String::new()))
+}
+
+fn without_tests(mut code: String) -> String {
     while let Some(at) = code.find("#[cfg(test)]") {
         let end = at + end_of_item(&code[at..]);
         code.replace_range(at..end, "");
@@ -46,7 +49,8 @@ fn code_of(text: &str) -> String {
     code
 }
 
-fn without_literals(text: &str) -> String {
+/// The code without comments, and with something else in place of each literal.
+fn without_comments(text: &str, literal: impl Fn(&str) -> String) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
@@ -72,6 +76,9 @@ fn without_literals(text: &str) -> String {
             code.push(c);
             rest = &rest[c.len_utf8()..];
         } else {
+            if !rest.starts_with('/') {
+                code.push_str(&literal(&rest[..skipped]));
+            }
             rest = &rest[skipped..];
         }
     }
@@ -346,9 +353,92 @@ fn imports_run_in_no_circle() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Error codes
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The codes of errors that say whether, when and where to send a request again, and their names in the client crate.
+const CODES: [(&str, &str); 12] = [
+    ("NOSCRIPT", "NoScript"),
+    ("MOVED", "Moved"),
+    ("ASK", "Ask"),
+    ("TRYAGAIN", "TryAgain"),
+    ("CLUSTERDOWN", "ClusterDown"),
+    ("LOADING", "BusyLoading"),
+    ("MASTERDOWN", "MasterDown"),
+    ("READONLY", "ReadOnly"),
+    ("BUSY", ""),
+    ("MISCONF", ""),
+    ("OOM", ""),
+    ("NOREPLICAS", ""),
+];
+
+/// Files that consist of tests.
+const TESTS: [&str; 6] = ["golden", "model", "schedules", "search", "strange", "tests"];
+
+/// The codes in the code of a file: in literals that begin with one, and by their names.
+fn codes_in(text: &str) -> Vec<&'static str> {
+    // Without what an item may end with.
+    let kept = |literal: &str| literal.replace(['{', '}', '(', ')', '[', ']', ';', '#'], " ");
+    let code = without_tests(without_comments(text, kept));
+    let stands = |what: &str| {
+        let mut places = code.match_indices(what);
+        places.any(|(at, _)| !code[at + what.len()..].starts_with(char::is_alphanumeric))
+    };
+    let is_used = |(code, name): &(&str, &str)| {
+        stands(&format!("\"{code}"))
+            || stands(&format!("\"-{code}"))
+            || !name.is_empty() && stands(&format!("ServerErrorKind::{name}"))
+    };
+    let used = CODES.into_iter().filter(is_used);
+    used.map(|(code, _)| code).collect()
+}
+
+#[test]
+fn codes_are_found_wherever_they_are() {
+    let text = r#"
+        // "MOVED" in a comment
+        fn f(err: &RedisError) -> bool {
+            let (busy, key) = ("BUSY", "OOMPH");
+            matches!(err.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::Asked))
+                || text.starts_with("-LOADING ") || busy == "}" || err.code() == Some("MISCONF")
+        }
+        #[cfg(test)]
+        mod tests {
+            const TESTED: &str = "ASK";
+        }
+    "#;
+    assert_eq!(codes_in(text), ["LOADING", "READONLY", "BUSY", "MISCONF"]);
+}
+
+#[test]
+fn one_file_says_what_the_error_codes_of_redis_mean() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = BTreeMap::new();
+    collect(&top, "", &mut files);
+    let mut found = BTreeSet::new();
+    for (module, text) in &files {
+        let file = module.rsplit("::").next().unwrap_or_default();
+        if module != "verdict" && !TESTS.contains(&file) {
+            let codes = codes_in(text).into_iter();
+            found.extend(codes.map(|code| format!("{}: {code}", file_of(module))));
+        }
+    }
+    compare(
+        "a code that only src/verdict.rs may know",
+        &found,
+        WITH_CODES,
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // What does not comply yet
 // ---------------------------------------------------------------------------------------------------------------------
 
 const UPWARD: &[&str] = &[];
 
 const IN_CIRCLES: &[&str] = &[];
+
+const WITH_CODES: &[&str] = &[
+    // Commands of these names.
+    "src/protocol/guarded.rs: READONLY",
+];

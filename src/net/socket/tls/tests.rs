@@ -407,9 +407,7 @@ fn both_directions_are_used_at_once() {
         }
     });
     tls.complete_io(&mut &socket).expect("a handshake");
-    socket
-        .set_write_timeout(Some(GLANCE))
-        .expect("a socket");
+    socket.set_write_timeout(Some(GLANCE)).expect("a socket");
     let stream = &TlsStream::new(socket, tls, context);
     let text: &[u8] = &(0..1000_u32)
         .map(|n| n.to_le_bytes()[0])
