@@ -20,10 +20,11 @@ use crate::sync::expirable_semaphore::ExpirableSemaphore;
 use crate::sync::fair_lock::FairLock;
 use crate::sync::fair_mutex::FairMutex;
 use crate::sync::fenced_lock::FencedLock;
+use crate::sync::handle::Handle;
+use crate::sync::kind::Red;
 use crate::sync::latch::Latch;
 use crate::sync::multi_lock::MultiLock;
-use crate::sync::mutex;
-use crate::sync::red_lock::RedLock;
+use crate::sync::mutex::Mutex;
 use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
 use crate::sync::semaphore::{Semaphore, close as give_back_permits};
@@ -119,8 +120,8 @@ impl Client {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn mutex(&self, name: impl AsRef<str>) -> mutex::Mutex {
-        mutex::Mutex::of(
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::of(
             self.handle(name.as_ref(), &reentrant::KIND)
                 .non_reentrant("mutex"),
         )
@@ -403,7 +404,7 @@ impl Client {
 }
 
 // Here and not in `sync`, since a client belongs to a higher layer than its locks.
-impl RedLock {
+impl Handle<Red> {
     /// Returns the lock of this name over the masters of these clients.
     ///
     /// The first client's settings apply (lease, response timeout, tenure, `on_lost`). Each client's own apply to its

@@ -569,7 +569,7 @@ pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadlockReason {
-    /// The same lock, which is not reentrant.
+    /// The same lock, which is not reentrant, or not for the owned guard that is asked for.
     NotReentrant,
     /// The name, as a lock of another kind.
     OtherKind,
@@ -581,7 +581,7 @@ impl fmt::Display for DeadlockReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotReentrant => {
-                "it holds it, and this kind is not reentrant; use the guard that it has, or a reentrant lock"
+                "it holds it, and neither a mutex nor an owned guard is reentrant; use the guard that it has, or a reentrant lock"
             }
             Self::OtherKind => "it holds the name as a lock of another kind; use one kind for it",
             Self::Reading => "it reads, and wants to write; drop the read guard first",

@@ -41,15 +41,15 @@
 //! | Take | for | do not use it if |
 //! | --- | --- | --- |
 //! | [`client.mutex(name)`](Client::mutex) | mutual exclusion | its thread locks it again: that is `Error::WouldDeadlock` |
-//! | [`mutex.lock_owned()`](Mutex::lock_owned) | a guard that may move to other threads: thread pools, async programs | a thread waits for it while it has the guard: that never ends |
+//! | [`lock.lock_owned()`](Handle::lock_owned) | any lock in thread pools and async programs: the guard may move to other threads | a thread waits for it while it has the guard: that never ends |
 //! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
 //! | [`client.fair_lock(name)`](Client::fair_lock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
 //! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
 //! | [`client.rwlock(name)`](Client::rwlock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
 //! | [`client.multi_lock([a, b])`](Client::multi_lock) | several names of one client, all or none | one name can stand for them |
-//! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
-//! | [`RedLock::new([&a, &b, &c], name)`](RedLock::new) | surviving the loss of a minority of independent masters | late writes do harm: it cannot reject them |
+//! | [`MultiLock::new(vec![..])`](MultiLock) | several locks of any clients and servers, all or none | the names are of one client |
+//! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | surviving the loss of a minority of independent masters | late writes do harm: it cannot reject them |
 //! | [`client.expirable_semaphore(name)`](Client::expirable_semaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
 //! | [`client.semaphore(name)`](Client::semaphore) | at most `n` holders, permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
 //! | [`client.latch(name)`](Client::latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
@@ -148,19 +148,32 @@ pub use operations::list::{LockSummary, Locks};
 pub use operations::processes::Process;
 pub use stats::{StatKind, Stats};
 pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
-pub use sync::fair_lock::{FairLock, FairLockGuard};
-pub use sync::fair_mutex::{FairMutex, FairMutexGuard};
-pub use sync::fenced_lock::{FencedLock, FencedLockGuard};
+pub use sync::fair_lock::{FairLock, FairLockGuard, OwnedFairLockGuard};
+pub use sync::fair_mutex::{FairMutex, FairMutexGuard, OwnedFairMutexGuard};
+pub use sync::fenced_lock::{FencedLock, FencedLockGuard, OwnedFencedLockGuard};
+pub use sync::guard::{Guard, OwnedGuard};
 pub use sync::guarded::GuardedScript;
+pub use sync::handle::Handle;
 pub use sync::latch::Latch;
-pub use sync::multi_lock::{MultiLock, MultiLockGuard};
+pub use sync::multi_lock::{MultiLock, MultiLockGuard, OwnedMultiLockGuard};
 pub use sync::mutex::{Mutex, MutexGuard, OwnedMutexGuard};
-pub use sync::red_lock::{RedLock, RedLockGuard};
-pub use sync::reentrant_lock::{ReentrantLock, ReentrantLockGuard};
-pub use sync::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use sync::red_lock::{OwnedRedLockGuard, RedLock, RedLockGuard};
+pub use sync::reentrant_lock::{OwnedReentrantLockGuard, ReentrantLock, ReentrantLockGuard};
+pub use sync::rwlock::{
+    OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 pub use sync::semaphore::{Semaphore, SemaphorePermit};
-pub use sync::spin_lock::{SpinLock, SpinLockGuard};
+pub use sync::spin_lock::{OwnedSpinLockGuard, SpinLock, SpinLockGuard};
 pub use sync::traits::{Hold, Lock};
+
+/// The kinds of locks, as [`Handle`] and [`Guard`] name them: a [`Mutex`] is a `Handle<NonReentrant>`.
+pub mod kinds {
+    pub use crate::hold::Bound;
+    pub use crate::sync::kind::{
+        AnyKind, Fair, FairNonReentrant, Fenced, Multi, NonReentrant, OneServer, Owned, Read, Red,
+        Reentrant, Spin, Write,
+    };
+}
 
 pub use crossbeam_channel::Receiver;
 /// The crate whose types commands and replies have, in the version that this one uses.

@@ -27,9 +27,9 @@ pub(crate) fn nanos(at: Instant) -> u64 {
         .saturating_add(since.subsec_nanos().into())
 }
 
-/// Whether a span can be a number of nanoseconds, below the largest, which stands for "never".
-pub(crate) fn is_finite(span: Duration) -> bool {
-    span.as_nanos() < u64::MAX.into()
+/// A limit that [`nanos`] can express; a longer one, of some 584 years, is none.
+pub(crate) fn finite(span: Duration) -> Option<Duration> {
+    (span.as_nanos() < u64::MAX.into()).then_some(span)
 }
 
 /// The moment of [`nanos`].
@@ -39,7 +39,7 @@ pub(crate) fn instant(nanos: u64) -> Instant {
 
 /// When a wait ends: one moment for everything it consists of, computed once, by the public method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Deadline(Option<Instant>);
+pub struct Deadline(Option<Instant>);
 
 impl Deadline {
     pub(crate) const NEVER: Self = Self(None);

@@ -8,6 +8,7 @@
 //!     └────► one attempt does not wait: busy
 //! ```
 
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use crate::acquire::contender::Contender;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
+use crate::acquire::target::Target;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
 use crate::error::{DeadlockReason, LossReason, Result};
@@ -39,6 +41,29 @@ pub(crate) enum Pending<'a> {
     Contends(Contender<'a>),
 }
 
+impl Target for LockSpec {
+    type Held = GuardInner;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parts(&self) -> &[Self] {
+        slice::from_ref(self)
+    }
+
+    fn parts_mut(&mut self) -> &mut [Self] {
+        slice::from_mut(self)
+    }
+
+    fn take(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
+        self.observed(
+            || self.acquire(wait),
+            |held, began| self.observe(held, began),
+        )
+    }
+}
+
 impl LockSpec {
     /// Takes the lock, or one more hold of it.
     pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Outcome<GuardInner>> {
@@ -48,14 +73,6 @@ impl LockSpec {
             Ok(Pending::Held(held)) => Ok(Outcome::Granted(held)),
             pending => self.finish(pending),
         }
-    }
-
-    /// The same for a handle of the user's, whose client may have an observer.
-    pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
-        self.observed(
-            || self.acquire(wait),
-            |held, began| self.observe(held, began),
-        )
     }
 
     /// Waits for what [`enter`](Self::enter) has begun.
@@ -76,10 +93,7 @@ impl LockSpec {
     /// What to ask for and its entry, once the watchdogs run that will renew it.
     fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
         let (lease, ttl) = self.lease_policy()?;
-        let thread = match self.may_move {
-            true => owner::no_thread(),
-            false => owner::this_thread(),
-        };
+        let thread = self.as_thread.unwrap_or_else(owner::this_thread);
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;

@@ -1,6 +1,7 @@
 //! The inner part of all lock guards.
 
 use std::cell::OnceCell;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use redis::FromRedisValue;
 
 use crate::acquire::guarded::Work;
 use crate::acquire::spec::LockSpec;
+use crate::acquire::target::{Held, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
@@ -24,7 +26,7 @@ use crate::report::report;
 use crate::session::shared::SharedSession;
 
 /// One hold of one thread, or of none, released when dropped.
-pub(crate) struct GuardInner {
+pub struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
     thread: u64,
@@ -42,6 +44,45 @@ pub(crate) struct GuardInner {
     ended: Option<Box<Observed>>,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
+}
+
+impl Held for GuardInner {
+    fn name(&self) -> &str {
+        self.hold.entry().name()
+    }
+
+    fn owner(&self) -> &str {
+        self.hold.owner_ref()
+    }
+
+    fn hold_count(&self) -> u32 {
+        if self.is_copy() {
+            return 0;
+        }
+        let state = self.hold.entry().lock();
+        match state.lock.count(self.thread, self.hold.mode) {
+            Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
+            _ => 0,
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        self.hold.is_valid(Instant::now()) && !self.is_copy()
+    }
+
+    fn valid_until(&self) -> Instant {
+        self.hold.valid_until()
+    }
+
+    fn lost(&self) -> &Receiver<Loss> {
+        self.lost
+            .of([self.hold()].into_iter().filter(|_| !self.is_copy()))
+    }
+
+    fn unlock(self) -> Result<()> {
+        let until = Instant::now() + self.shared.session.response_timeout;
+        self.begin_unlock()?.finish(until)
+    }
 }
 
 impl GuardInner {
@@ -105,44 +146,12 @@ impl GuardInner {
         held
     }
 
-    pub(crate) fn name(&self) -> &str {
-        self.hold.entry().name()
-    }
-
-    pub(crate) fn owner(&self) -> &str {
-        self.hold.owner_ref()
-    }
-
     pub(crate) fn is_copy(&self) -> bool {
         self.shared.session.is_copy()
     }
 
-    pub(crate) fn hold_count(&self) -> u32 {
-        if self.is_copy() {
-            return 0;
-        }
-        let state = self.hold.entry().lock();
-        match state.lock.count(self.thread, self.hold.mode) {
-            Some((hold, count)) if *hold == self.hold && self.is_valid() => count,
-            _ => 0,
-        }
-    }
-
     pub(crate) fn token(&self) -> u64 {
         self.token
-    }
-
-    pub(crate) fn is_valid(&self) -> bool {
-        self.hold.is_valid(Instant::now()) && !self.is_copy()
-    }
-
-    pub(crate) fn valid_until(&self) -> Instant {
-        self.hold.valid_until()
-    }
-
-    pub(crate) fn lost(&self) -> &Receiver<Loss> {
-        self.lost
-            .of([self.hold()].into_iter().filter(|_| !self.is_copy()))
     }
 
     pub(crate) fn hold(&self) -> &Hold {
@@ -164,9 +173,9 @@ impl GuardInner {
 
     /// Takes a shared hold for the same thread, with the same lease; `None` if another process prevents it.
     pub(crate) fn below(&self) -> Result<Option<Self>> {
-        LockSpec::like(&self.shared, &self.hold)
-            .sharing()
-            .take(WaitMode::Once)
+        let mut reading = LockSpec::like(&self.shared, &self.hold).sharing();
+        reading.as_thread = Some(self.thread);
+        reading.take(WaitMode::Once)
     }
 
     /// Has another guard of the thread keep the name for what is left of `at_least`, instead of this one.
@@ -184,12 +193,6 @@ impl GuardInner {
             LossReason::Expired
         });
         self.hold.lost(reason)
-    }
-
-    /// Releases the hold and waits for Redis to confirm it.
-    pub(crate) fn unlock(self) -> Result<()> {
-        let until = Instant::now() + self.shared.session.response_timeout;
-        self.begin_unlock()?.finish(until)
     }
 
     /// Releases the hold; [`Unlocking::finish`] waits for the reply.
@@ -302,6 +305,12 @@ impl GuardInner {
                 Err(self.hold.lost(hold.loss().unwrap_or(LossReason::Expired)))
             }
         }
+    }
+}
+
+impl fmt::Debug for GuardInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

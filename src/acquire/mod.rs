@@ -48,6 +48,7 @@ pub(crate) mod quorum;
 mod schedules;
 pub(crate) mod spec;
 mod spinning;
+pub(crate) mod target;
 pub(crate) mod turn;
 pub(crate) mod wait_mode;
 pub(crate) mod yielding;

@@ -13,11 +13,11 @@ use crate::acquire::guard::{GuardInner, Unlocking};
 use crate::acquire::observed::refusal;
 use crate::acquire::pacer::{PAUSE, Pacer};
 use crate::acquire::spec::{InTheWay, LockSpec};
+use crate::acquire::target::{Held, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::LossChannel;
-use crate::local::waiter::CancelToken;
 use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
@@ -37,9 +37,9 @@ fn pacer() -> Pacer {
 type Failures = Vec<(usize, Error)>;
 
 /// The members of a multi-lock, each once, in the same order in every process.
-#[derive(Clone)]
-pub(crate) struct Members {
-    pub(crate) name: Arc<str>,
+#[derive(Clone, Debug)]
+pub struct Members {
+    name: Arc<str>,
     parts: Vec<LockSpec>,
     /// The indices of members with the same key. Their servers must be different ones, whatever their addresses.
     same_key: Arc<[Vec<usize>]>,
@@ -47,6 +47,52 @@ pub(crate) struct Members {
     contended: Arc<AtomicBool>,
     /// Why they cannot be taken together.
     fault: Option<Arc<str>>,
+}
+
+impl Target for Members {
+    type Held = MultiGuardInner;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parts(&self) -> &[LockSpec] {
+        &self.parts
+    }
+
+    fn parts_mut(&mut self) -> &mut [LockSpec] {
+        &mut self.parts
+    }
+
+    fn checked(&self) -> Result<&[LockSpec]> {
+        self.check()?;
+        for part in &self.parts {
+            part.look()?;
+        }
+        Ok(&self.parts)
+    }
+
+    fn take(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
+        let began = Instant::now();
+        let outcome = self.acquire(wait);
+        if let Some(why) = refusal(&outcome) {
+            let parts = self.parts.iter();
+            parts.for_each(|part| part.record_refusal(Some(began), why));
+        }
+        let late_is_error = || self.parts.iter().any(|part| part.late_is_error);
+        if matches!(outcome, Ok(Outcome::TooLate)) && late_is_error() {
+            let name = self.name.to_string();
+            return Err(Error::Late { name });
+        }
+        let mut granted = outcome?.granted();
+        let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
+        for (part, held) in self.parts.iter().zip(held) {
+            if part.session().observer.is_some() {
+                part.observe(held, began);
+            }
+        }
+        Ok(granted)
+    }
 }
 
 impl Members {
@@ -85,72 +131,11 @@ impl Members {
         }
     }
 
-    pub(crate) fn parts(&self) -> Vec<LockSpec> {
-        self.parts.clone()
-    }
-
-    fn each(mut self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
-        self.parts = self.parts.into_iter().map(change).collect();
-        self
-    }
-
-    pub(crate) fn lease(self, lease: Duration) -> Self {
-        self.each(|part| part.lease(lease))
-    }
-
-    pub(crate) fn max_hold(self, max_hold: Duration) -> Self {
-        self.each(|part| part.max_hold(max_hold))
-    }
-
-    pub(crate) fn at_least(self, span: Duration) -> Self {
-        self.each(|part| part.at_least(span))
-    }
-
-    pub(crate) fn late_is_error(self) -> Self {
-        self.each(LockSpec::late_is_error)
-    }
-
-    pub(crate) fn cancel_on(self, token: &CancelToken) -> Self {
-        self.each(|part| part.cancel_on(token))
-    }
-
     fn check(&self) -> Result<()> {
         match &self.fault {
             Some(fault) => Err(Error::config(fault.to_string())),
             None => Ok(()),
         }
-    }
-
-    /// The members, once it is certain that each can be asked about.
-    fn checked(&self) -> Result<&[LockSpec]> {
-        self.check()?;
-        for part in &self.parts {
-            part.look()?;
-        }
-        Ok(&self.parts)
-    }
-
-    /// Takes all members, and tells their observers.
-    pub(crate) fn take(&self, wait: WaitMode) -> Result<Option<MultiGuardInner>> {
-        let began = Instant::now();
-        let outcome = self.acquire(wait);
-        if let Some(why) = refusal(&outcome) {
-            let parts = self.parts.iter();
-            parts.for_each(|part| part.record_refusal(Some(began), why));
-        }
-        let late_is_error = || self.parts.iter().any(|part| part.late_is_error);
-        if matches!(outcome, Ok(Outcome::TooLate)) && late_is_error() {
-            let name = self.name.to_string();
-            return Err(Error::Late { name });
-        }
-        let mut granted = outcome?.granted();
-        let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
-        for (part, held) in self.parts.iter().zip(held) {
-            if part.session().observer.is_some() {
-                part.observe(held, began);
-            }
-        }
-        Ok(granted)
     }
 
     fn acquire(&self, wait: WaitMode) -> Result<Outcome<MultiGuardInner>> {
@@ -440,36 +425,6 @@ impl Members {
             response_timeout: self.response_timeout(),
         }
     }
-
-    pub(crate) fn is_locked(&self) -> Result<bool> {
-        for part in self.checked()? {
-            if part.is_locked()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
-        let mut longest = None;
-        for part in self.checked()? {
-            longest = longest.max(part.remaining()?);
-        }
-        Ok(longest)
-    }
-
-    pub(crate) fn force_unlock(&self) -> Result<bool> {
-        let mut forced = false;
-        for part in self.checked()? {
-            forced |= part.force_unlock()?;
-        }
-        Ok(forced)
-    }
-
-    pub(crate) fn hold_count(&self) -> u32 {
-        let counts = self.parts.iter().map(LockSpec::hold_count);
-        counts.min().unwrap_or(0)
-    }
 }
 
 /// The outcome of asking once.
@@ -504,6 +459,7 @@ fn asks_again(refused: usize) -> bool {
 }
 
 /// Holds of members, by index. Their releases are written together.
+#[derive(Debug)]
 struct Together(Vec<Option<GuardInner>>);
 
 impl Together {
@@ -541,7 +497,8 @@ impl Drop for Together {
 }
 
 /// All holds of one guard.
-pub(crate) struct MultiGuardInner {
+#[derive(Debug)]
+pub struct MultiGuardInner {
     name: Arc<str>,
     owner: String,
     held: Together,
@@ -549,8 +506,8 @@ pub(crate) struct MultiGuardInner {
     response_timeout: Duration,
 }
 
-impl MultiGuardInner {
-    pub(crate) fn unlock(mut self) -> Result<()> {
+impl Held for MultiGuardInner {
+    fn unlock(mut self) -> Result<()> {
         let mut failures = Vec::new();
         let until = Instant::now() + self.response_timeout;
         // All are on their way before one is waited for.
@@ -566,29 +523,29 @@ impl MultiGuardInner {
         }
     }
 
-    pub(crate) fn is_valid(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.held.all().all(GuardInner::is_valid)
     }
 
-    pub(crate) fn valid_until(&self) -> Instant {
+    fn valid_until(&self) -> Instant {
         let untils = self.held.all().map(GuardInner::valid_until);
         untils.min().unwrap_or_else(Instant::now)
     }
 
-    pub(crate) fn lost(&self) -> &Receiver<Loss> {
+    fn lost(&self) -> &Receiver<Loss> {
         let held = self.held.all().filter(|held| !held.is_copy());
         self.lost.of(held.map(GuardInner::hold))
     }
 
-    pub(crate) fn name(&self) -> &str {
+    fn name(&self) -> &str {
         &self.name
     }
 
-    pub(crate) fn owner(&self) -> &str {
+    fn owner(&self) -> &str {
         &self.owner
     }
 
-    pub(crate) fn hold_count(&self) -> u32 {
+    fn hold_count(&self) -> u32 {
         let counts = self.held.all().map(GuardInner::hold_count);
         counts.min().unwrap_or(0)
     }

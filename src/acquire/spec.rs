@@ -1,5 +1,6 @@
 //! The settings of a handle, queries, and the errors that its methods return.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{DeadlockReason, Error, LossReason, Result};
 use crate::hold::entry::EntryKey;
-use crate::hold::{Counted, Entry, Hold};
+use crate::hold::{Bound, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
@@ -22,11 +23,10 @@ use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
 use crate::session::Session;
 use crate::session::shared::SharedSession;
-use crate::time;
 
 /// A handle's settings: which lock, and how to take it.
 #[derive(Clone)]
-pub(crate) struct LockSpec {
+pub struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// As the user gave it.
     pub(crate) name: Arc<str>,
@@ -40,12 +40,12 @@ pub(crate) struct LockSpec {
     pub(crate) is_reentrant: bool,
     /// What an observer hears that it is.
     pub(crate) reported_as: &'static str,
-    /// Its holds belong to no thread.
-    pub(crate) may_move: bool,
+    /// Under which number the local lock keeps its holds; `None`: under that of the calling thread.
+    pub(crate) as_thread: Option<u64>,
     /// A wait that ends before Redis has said anything is an error.
     pub(crate) late_is_error: bool,
-    lease: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
     /// For how long the name is kept after the grant, even if it is released before.
     pub(crate) at_least: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
@@ -66,7 +66,7 @@ impl LockSpec {
             mode: Mode::Exclusive,
             is_reentrant: true,
             reported_as: kind.name,
-            may_move: false,
+            as_thread: None,
             late_is_error: false,
             lease: None,
             max_hold: None,
@@ -80,11 +80,12 @@ impl LockSpec {
     /// The settings with which a hold was taken.
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(hold.entry().name());
-        let handle = Self::new(shared, name, hold.entry().protocol.kind());
+        let mut handle = Self::new(shared, name, hold.entry().protocol.kind());
         match hold.lease_policy() {
-            LeasePolicy::Renewed { max_hold } => Self { max_hold, ..handle },
-            LeasePolicy::Fixed(lease) => handle.lease(lease),
+            LeasePolicy::Renewed { max_hold } => handle.max_hold = max_hold,
+            LeasePolicy::Fixed(lease) => handle.lease = Some(lease),
         }
+        handle
     }
 
     /// For locks that a majority of servers keeps.
@@ -105,48 +106,9 @@ impl LockSpec {
         }
     }
 
-    /// The same lock, for holds that belong to no thread.
-    pub(crate) fn moving(&self) -> Self {
-        Self {
-            may_move: true,
-            ..self.clone()
-        }
-    }
-
-    /// What it is as a member of several.
-    pub(crate) fn parts(&self) -> Vec<Self> {
-        vec![self.clone()]
-    }
-
-    pub(crate) fn late_is_error(mut self) -> Self {
-        self.late_is_error = true;
-        self
-    }
-
     /// The same lock, to be shared with others that share it.
     pub(crate) fn sharing(mut self) -> Self {
         self.mode = Mode::Shared;
-        self
-    }
-
-    pub(crate) fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// What the clock cannot tell, some 584 years, is no limit.
-    pub(crate) fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = time::is_finite(max_hold).then_some(max_hold);
-        self
-    }
-
-    pub(crate) fn at_least(mut self, span: Duration) -> Self {
-        self.at_least = Some(span);
-        self
-    }
-
-    pub(crate) fn cancel_on(mut self, token: &CancelToken) -> Self {
-        self.cancel = Some(token.clone());
         self
     }
 
@@ -326,33 +288,47 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Whether the calling thread already holds the name in another way: as a lock of another kind, or by a guard that
-    /// stays on it. Checked before a wait, since the thread would wait for itself.
+    /// Why the calling thread would wait for itself: it holds the name as a lock of another kind, or wants a hold that
+    /// belongs to no thread and has one that belongs to it. Checked before a wait.
     pub(crate) fn has_it_otherwise(&self) -> Option<DeadlockReason> {
         // Most threads that wait hold nothing: no need to look for other names.
-        if !Counted::has_some() || !self.key.kind.has_plain_keys {
+        if !Bound::has_some() {
             return None;
         }
         let (registry, thread) = (&self.session().registry, owner::this_thread());
-        let is_mine = |entry: &Arc<Entry>| {
-            let state = entry.lock();
-            let mine = state.lock.count(thread, Mode::Exclusive);
-            mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+        let has = |key: &EntryKey, mode| {
+            let is_mine = |entry: Arc<Entry>| {
+                let state = entry.lock();
+                let mine = state.lock.count(thread, mode);
+                mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+            };
+            registry.known(key).is_some_and(is_mine)
         };
-        let others = KINDS
-            .into_iter()
-            .filter(|kind| kind.has_plain_keys && (self.may_move || *kind != self.key.kind));
-        let mut mine = others
-            .filter_map(|kind| {
-                let id = Arc::clone(&self.name);
-                registry.known(&EntryKey { kind, id })
-            })
-            .filter(is_mine);
-        mine.next()
-            .map(|entry| match entry.protocol.kind() == self.key.kind {
-                true => DeadlockReason::NotReentrant,
-                false => DeadlockReason::OtherKind,
-            })
+        if self.as_thread.is_some() {
+            if has(&self.key, Mode::Exclusive) {
+                return Some(DeadlockReason::NotReentrant);
+            }
+            if has(&self.key, Mode::Shared) {
+                return Some(match self.mode {
+                    Mode::Exclusive => DeadlockReason::Reading,
+                    // A waiting writer is ahead of a new reader, and waits for the read hold of this thread.
+                    Mode::Shared => DeadlockReason::NotReentrant,
+                });
+            }
+        }
+        let is_other = |kind: &&'static Kind| kind.has_plain_keys && *kind != self.key.kind;
+        let mut others = KINDS.into_iter().filter(is_other);
+        let id = &self.name;
+        let has_other = |kind| {
+            has(
+                &EntryKey {
+                    kind,
+                    id: Arc::clone(id),
+                },
+                Mode::Exclusive,
+            )
+        };
+        (self.key.kind.has_plain_keys && others.any(has_other)).then_some(DeadlockReason::OtherKind)
     }
 
     pub(crate) fn would_deadlock(&self, reason: DeadlockReason) -> Error {
@@ -482,6 +458,12 @@ impl LockSpec {
             Some((hold, count)) if hold.is_valid(Instant::now()) => count,
             _ => 0,
         }
+    }
+}
+
+impl fmt::Debug for LockSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
     }
 }
 

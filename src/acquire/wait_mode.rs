@@ -6,7 +6,7 @@ use crate::time::{Budget, Deadline};
 
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum WaitMode {
+pub enum WaitMode {
     /// One attempt, and no wait in the queue.
     Once,
     /// One attempt for each of several locks, all of which end together; `waits` if they are part of a wait.

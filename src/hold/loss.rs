@@ -12,7 +12,7 @@ use crate::hold::Hold;
 use crate::report::report;
 
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
 
 impl LossChannel {

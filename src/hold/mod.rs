@@ -45,27 +45,28 @@ std::thread_local! {
     static GUARDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the compiler names when a guard would go to another thread.
-pub(crate) enum GuardStaysOnItsThread {}
+/// What the compiler names when a bound guard would go to another thread.
+pub(crate) enum GuardStaysOnItsThreadUnlessTakenByLockOwned {}
 
-/// A guard that stays on its thread, as one of those of that thread: `Sync`, but not `Send`.
-pub(crate) struct Counted(PhantomData<std::sync::MutexGuard<'static, GuardStaysOnItsThread>>);
+type NotSend = std::sync::MutexGuard<'static, GuardStaysOnItsThreadUnlessTakenByLockOwned>;
 
-impl Default for Counted {
-    fn default() -> Self {
+/// That of a [`Guard`](crate::Guard) that stays on its thread: `Sync`, but not `Send`. Each thread counts its own.
+#[derive(Debug)]
+pub struct Bound(PhantomData<NotSend>);
+
+impl Bound {
+    pub(crate) fn new() -> Self {
         GUARDS.with(|guards| guards.set(guards.get() + 1));
         Self(PhantomData)
     }
-}
 
-impl Counted {
-    /// Whether the calling thread has any, so that it may hold something.
+    /// Whether the calling thread has any bound guard, so that it may hold something.
     pub(crate) fn has_some() -> bool {
         GUARDS.with(|guards| guards.get() > 0)
     }
 }
 
-impl Drop for Counted {
+impl Drop for Bound {
     fn drop(&mut self) {
         GUARDS.with(|guards| guards.set(guards.get() - 1));
     }

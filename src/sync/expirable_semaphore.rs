@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
-use redis::{FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
 
 use crate::acquire::guarded::Work;
 use crate::acquire::leased_permits;
@@ -27,7 +27,7 @@ use crate::protocol::permits::{self, Change};
 use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
-use crate::sync::guarded::guarded;
+use crate::sync::guarded::GuardedScript;
 use crate::time::{self, Deadline};
 
 /// How many permits can be taken at once, and how many ids one command names: more would keep Redis from everybody else
@@ -121,11 +121,9 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
-        Self {
-            inner: self.inner.lease(lease),
-            ..self
-        }
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.inner.lease = Some(lease);
+        self
     }
 
     /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
@@ -139,11 +137,9 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn cancel_on(self, token: &CancelToken) -> Self {
-        Self {
-            inner: self.inner.cancel_on(token),
-            ..self
-        }
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.inner.cancel = Some(token.clone());
+        self
     }
 
     /// Returns a handle whose waits with a limit tell *late* from *busy*: see
@@ -159,11 +155,9 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn late_is_error(self) -> Self {
-        Self {
-            inner: self.inner.late_is_error(),
-            ..self
-        }
+    pub fn late_is_error(mut self) -> Self {
+        self.inner.late_is_error = true;
+        self
     }
 
     /// Returns the name, as given to the client.
@@ -837,6 +831,60 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
+    /// Runs a command if this permit is in force, which Redis looks at in the same step; otherwise nothing is executed.
+    ///
+    /// So what is written like this cannot be written too late, however long this process was stopped or cut off: once
+    /// the lease is over, [`Error::Lost`] comes instead. The data have to be in the Redis that keeps the permit. In a
+    /// cluster the keys have to be in the slot of the semaphore's key, as `{slots}:done` is in that of `slots`.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// // does nothing if the lease is over by now
+    /// permit.query::<()>(redis::cmd("INCR").arg("{slots}:done"))?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// Which commands, keys and replies are possible, how long it blocks, and what a lost reply means is the same for
+    /// permits and for the guards of locks: see [`Guard::query`](crate::Guard::query).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the permit is over, and nothing was executed. It is notified.
+    /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply is no `T` or too large; see
+    ///   [`may_have_run`](Error::may_have_run).
+    /// - [`Error::InvalidCommand`], before anything is sent.
+    /// - [`Error::Closed`] once the client is closed.
+    pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.session().run(&self.hold, &Work::Command(command))
+    }
+
+    /// Runs a script if this permit is in force; otherwise as [`query`](Self::query).
+    ///
+    /// All of it is executed, or nothing. `keys` and `args` may be single values, slices or tuples; `None::<&str>` is none
+    /// of them. Name all keys, since only those are looked at before it is sent.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let done = redlatch::GuardedScript::new("return redis.call('incrby', KEYS[1], ARGV[1])");
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// let in_all: i64 = permit.invoke(&done, "{slots}:done", 5)?;
+    /// # let _ = in_all;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`query`](Self::query). A script that fails in the middle has executed what came before.
+    pub fn invoke<T: FromRedisValue>(
+        &self,
+        script: &GuardedScript,
+        keys: impl ToRedisArgs,
+        args: impl ToRedisArgs,
+    ) -> Result<T> {
+        self.session().run(&self.hold, &script.work(keys, args))
+    }
+
     /// Releases the permit and waits for Redis to confirm it.
     ///
     /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the response timeout.
@@ -894,14 +942,6 @@ impl ExpirablePermit {
             return Err(self.semaphore.lost(reason));
         }
         Ok(leased_permits::release(&self.semaphore, hold))
-    }
-}
-
-guarded!(ExpirablePermit, made by "client.expirable_semaphore(\"slots\").acquire()");
-
-impl ExpirablePermit {
-    fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
-        self.session().run(&self.hold, work)
     }
 }
 

@@ -72,7 +72,7 @@ impl Latch {
     /// ```
     #[must_use]
     pub fn cancel_on(mut self, token: &CancelToken) -> Self {
-        self.inner = self.inner.cancel_on(token);
+        self.inner.cancel = Some(token.clone());
         self
     }
 

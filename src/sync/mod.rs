@@ -1,12 +1,15 @@
-//! What a user holds: one file for each primitive, with its handle, its guard and their documentation.
+//! Handles and guards, as users hold them: one of each for all kinds of locks, and a file for each primitive with its
+//! documentation and the methods that it alone has.
 
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fair_mutex;
 pub(crate) mod fenced_lock;
+pub(crate) mod guard;
 pub(crate) mod guarded;
+pub(crate) mod handle;
+pub(crate) mod kind;
 pub(crate) mod latch;
-pub(crate) mod macros;
 pub(crate) mod multi_lock;
 pub(crate) mod mutex;
 pub(crate) mod red_lock;

@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::acquire::spec::LockSpec;
-use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, Result};
+use crate::acquire::target::Held;
+use crate::error::Result;
 use crate::local::waiter::CancelToken;
-use crate::sync::guarded::guarded;
-use crate::sync::macros::guard;
-use crate::time::Deadline;
+use crate::sync::guard::Guard;
+use crate::sync::handle::Handle;
+use crate::sync::kind::{Owned, Read, Scope, Write};
+use crate::time;
 
 /// A lock that many may hold to read, or one to write: Redisson's `RReadWriteLock`.
 ///
@@ -24,9 +25,9 @@ use crate::time::Deadline;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. Its read holds
+/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. These read holds
 /// then outlive the write hold, and [`RwLockWriteGuard::downgrade`] turns one into the other. A thread that reads and
-/// wants to write would wait for itself: that is [`Error::WouldDeadlock`] at once.
+/// wants to write would wait for itself: that is [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
 ///
 /// **Sharing.** Threads of one process share a read hold: for the client's tenure
 /// ([`Config::tenure`](crate::Config::tenure), 5 ms) after its grant further readers join it without asking Redis,
@@ -34,15 +35,15 @@ use crate::time::Deadline;
 /// lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns, so neither side starves. Within a process threads get the lock in the
-/// order in which they asked. Among processes Redis keeps a note of one waiting writer and of one waiting reader, and
-/// whoever comes is behind the one of the other side that was noted when it first asked, and behind nobody else. A
-/// noted waiter that has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s), because it died
-/// or was stopped, counts as gone. A thread that has the lock already is behind nobody. Calls that do not wait, such
-/// as [`try_read`](Self::try_read), respect the notes and leave none. With [`readers_first`](Self::readers_first)
-/// readers pass writers of other processes.
+/// order in which they asked. Among processes Redis keeps a note of one waiting writer and of one waiting reader, and a
+/// thread that comes is behind the one of the other side that was noted when it first asked, and behind nobody else. A
+/// noted waiter that has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s), because it died or
+/// was stopped, counts as gone. A thread that has the lock already is behind nobody. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), respect the notes and leave none. With [`readers_first`](Self::readers_first) readers
+/// pass writers of other processes.
 ///
-/// **Order beside Redisson.** Redisson's clients neither leave such notes nor read them: its readers pass whoever
-/// waits to write. So a writer waits for as long as readers of Redisson overlap. Readers here do not wait behind it
+/// **Order beside Redisson.** Redisson's clients neither leave such notes nor read them: its readers pass those
+/// who wait to write. So a writer waits for as long as readers of Redisson overlap. Readers here do not wait behind it
 /// for that long: a note has no precedence once its owner has waited for 10 s, which then waits as Redisson's clients
 /// do. So does a writer among readers each of which holds the lock for longer than that.
 ///
@@ -51,62 +52,58 @@ use crate::time::Deadline;
 /// more than a thousand died, a writer has to ask several times before it gets the lock; [`try_write`](Self::try_write)
 /// asks once.
 ///
-/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's time
-/// to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds here extend it again at every
-/// renewal, at least every 10 s, and once they have found it shortened, after a third of the time it had left. Not covered:
-/// a client that sets it below the time until then, and dies. The lock then ends before this hold's
-/// [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal finds out. It cannot happen
-/// if those times are well over 10 s in every Redisson client.
+/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's
+/// time to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds here extend it again at
+/// every renewal, at least every 10 s, and once they have found it shortened, after a third of the time it had left.
+/// Not covered: a client that sets it below the time until then, and dies. The lock then ends before this hold's
+/// [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal finds out. It cannot
+/// happen if those times are well over 10 s in every Redisson client.
 ///
 /// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned.
 ///
-/// A lock of another kind under the same name is [`Error::WrongType`], since the two would not exclude each other.
+/// A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType), since the two would not
+/// exclude each other.
 #[derive(Clone)]
 pub struct RwLock {
-    reading: LockSpec,
-    writing: LockSpec,
+    reading: Handle<Read>,
+    writing: Handle<Write>,
 }
 
-guard! {
-    /// A read hold of an [`RwLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
-    ///
-    /// Threads of a process that share a hold have the same [`owner`](Self::owner).
-    RwLockReadGuard,
-    made by "client.rwlock(\"a\").read()",
-    checked by ReadNotSend,
-    holding crate::acquire::guard::GuardInner
-}
+/// The [`Guard`] of an [`RwLock`] that reads: a hold, released when dropped, that stays on its thread.
+///
+/// Threads of a process that share a hold have the same [`owner`](Guard::owner).
+pub type RwLockReadGuard = Guard<Read>;
 
-guard! {
-    /// A write hold of an [`RwLock`], released when dropped; see [`ReentrantLockGuard`](crate::ReentrantLockGuard).
-    RwLockWriteGuard,
-    made by "client.rwlock(\"a\").write()",
-    checked by WriteNotSend,
-    holding crate::acquire::guard::GuardInner
-}
+/// The [`Guard`] of an [`RwLock`] that writes: a hold, released when dropped, that stays on its thread.
+pub type RwLockWriteGuard = Guard<Write>;
 
-guarded!(RwLockReadGuard, held, made by "client.rwlock(\"a\").read()");
-guarded!(RwLockWriteGuard, held, made by "client.rwlock(\"a\").write()");
+/// The [`OwnedGuard`](crate::OwnedGuard) of an [`RwLock`] that reads: a hold, released when dropped, that may move to
+/// other threads.
+pub type OwnedRwLockReadGuard = Guard<Read, Owned>;
+
+/// The [`OwnedGuard`](crate::OwnedGuard) of an [`RwLock`] that writes: a hold, released when dropped, that may move to
+/// other threads.
+pub type OwnedRwLockWriteGuard = Guard<Write, Owned>;
 
 impl RwLock {
     pub(crate) fn new(handle: LockSpec) -> Self {
         Self {
-            reading: handle.clone().sharing(),
-            writing: handle,
+            reading: Handle::of(handle.clone().sharing()),
+            writing: Handle::of(handle),
         }
     }
 
-    fn both(self, change: impl Fn(LockSpec) -> LockSpec) -> Self {
+    fn each(self, change: impl Fn(&mut LockSpec)) -> Self {
         Self {
-            reading: change(self.reading),
-            writing: change(self.writing),
+            reading: self.reading.each(&change),
+            writing: self.writing.each(&change),
         }
     }
 
     /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// Such read holds are not shared, and reading again in the same thread renews the whole hold. Otherwise as
-    /// [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    /// Read holds with a fixed lease are not shared, and reading again in the same thread renews the whole hold.
+    /// Otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -116,12 +113,13 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
-        self.both(|handle| handle.lease(lease))
+        self.each(|side| side.lease = Some(lease))
     }
 
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
-    /// Such read holds are not shared. Otherwise as [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
+    /// Read holds with this limit are not shared. Otherwise as
+    /// [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -131,7 +129,7 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        self.both(|handle| handle.max_hold(max_hold))
+        self.each(|side| side.max_hold = time::finite(max_hold))
     }
 
     /// Returns a handle whose holds keep the name for at least `span` after they were granted: see
@@ -145,10 +143,10 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn at_least(self, span: Duration) -> Self {
-        self.both(|handle| handle.at_least(span))
+        self.each(|side| side.at_least = Some(span))
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -160,7 +158,7 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn cancel_on(self, token: &CancelToken) -> Self {
-        self.both(|handle| handle.cancel_on(token))
+        self.each(|side| side.cancel = Some(token.clone()))
     }
 
     /// Returns a handle whose waits with a limit tell *late* from *busy*: see
@@ -177,12 +175,12 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn late_is_error(self) -> Self {
-        self.both(LockSpec::late_is_error)
+        self.each(|side| side.late_is_error = true)
     }
 
     /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
     ///
-    /// This is Redisson's rule: readers that overlap can keep writers waiting for ever. Default: both take turns.
+    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: both take turns.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -192,22 +190,14 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn readers_first(mut self) -> Self {
-        self.reading.readers_first = true;
+        self.reading.target.readers_first = true;
         self
-    }
-
-    fn read_with(&self, wait: WaitMode) -> Result<Option<RwLockReadGuard>> {
-        Ok(self.reading.take(wait)?.map(RwLockReadGuard::new))
-    }
-
-    fn write_with(&self, wait: WaitMode) -> Result<Option<RwLockWriteGuard>> {
-        Ok(self.writing.take(wait)?.map(RwLockWriteGuard::new))
     }
 
     /// Waits until the calling thread holds the lock for reading.
     ///
-    /// Blocks without limit while somebody writes, or waits to and goes first; at most for the client's response timeout
-    /// (3 s unless set) while Redis does not answer; not at all if it joins a read hold of its process.
+    /// Blocks without limit while somebody writes, or waits to and goes first; at most for the client's response
+    /// timeout (3 s unless set) while Redis does not answer; not at all if it joins a read hold of its process.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -218,12 +208,13 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] if the key holds something else;
-    /// [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed; [`Error::Lost`] if the
-    /// grant arrived when its lease was over; [`Error::InvalidName`] and [`Error::Config`] before anything is sent.
+    /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked; [`Error::WrongType`](crate::Error::WrongType)
+    /// if the key holds something else; [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
+    /// [`Error::Closed`](crate::Error::Closed) once the client is closed; [`Error::Lost`](crate::Error::Lost) if the
+    /// grant arrived when its lease was over; [`Error::InvalidName`](crate::Error::InvalidName) and
+    /// [`Error::Config`](crate::Error::Config) before anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
-        self.read_with(WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.reading.lock()
     }
 
     /// Tries once to read; `Ok(None)` if somebody writes, or waits to and goes first.
@@ -242,7 +233,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read), except `Cancelled`.
     pub fn try_read(&self) -> Result<Option<RwLockReadGuard>> {
-        self.read_with(WaitMode::Once)
+        self.reading.try_lock()
     }
 
     /// Waits up to `wait` to read; `Ok(None)` if that was not long enough.
@@ -263,7 +254,7 @@ impl RwLock {
     /// As [`read`](Self::read), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is
     /// known to be unreachable by then.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<RwLockReadGuard>> {
-        self.read_with(WaitMode::span(wait))
+        self.reading.try_lock_for(wait)
     }
 
     /// Waits until `instant` to read; otherwise as [`try_read_for`](Self::try_read_for).
@@ -280,7 +271,7 @@ impl RwLock {
     ///
     /// As [`try_read_for`](Self::try_read_for).
     pub fn try_read_until(&self, instant: Instant) -> Result<Option<RwLockReadGuard>> {
-        self.read_with(WaitMode::moment(instant))
+        self.reading.try_lock_until(instant)
     }
 
     /// Runs `work` while reading, and waits for the release.
@@ -294,13 +285,84 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read), and after `work` those of the guard's `unlock`: [`Error::Lost`] if the hold was lost
-    /// meanwhile, and with it the result of `work`. Where both matter, take the guard with [`read`](Self::read).
+    /// Errors of [`read`](Self::read), and after `work` those of the guard's `unlock`:
+    /// [`Error::Lost`](crate::Error::Lost) if the hold was lost in between, and with it the result of `work`. Where
+    /// both matter, take the guard with [`read`](Self::read).
     pub fn with_read<T>(&self, work: impl FnOnce(&RwLockReadGuard) -> T) -> Result<T> {
-        let guard = self.read()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
+        self.reading.with(work)
+    }
+
+    /// Waits until the lock is held for reading, by a guard that may move to other threads; otherwise as
+    /// [`read`](Self::read).
+    ///
+    /// The hold belongs to no thread: a thread that has such a guard and waits to write waits for itself, unnoticed.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.rwlock("prices").read_owned()?;
+    /// std::thread::spawn(move || drop(guard));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if it would have to wait and the
+    /// thread holds the lock by a guard that stays on it.
+    pub fn read_owned(&self) -> Result<OwnedRwLockReadGuard> {
+        self.reading.lock_owned()
+    }
+
+    /// Tries once to read, for a guard that may move to other threads; otherwise as [`try_read`](Self::try_read).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if let Some(guard) = client.rwlock("prices").try_read_owned()? {
+    ///     std::thread::spawn(move || drop(guard));
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_read`](Self::try_read), except `WouldDeadlock`.
+    pub fn try_read_owned(&self) -> Result<Option<OwnedRwLockReadGuard>> {
+        self.reading.try_lock_owned()
+    }
+
+    /// Waits up to `wait` to read, for a guard that may move to other threads; otherwise as
+    /// [`try_read_for`](Self::try_read_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_millis(500);
+    /// if let Some(guard) = client.rwlock("prices").try_read_owned_for(wait)? {
+    ///     std::thread::spawn(move || drop(guard));
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_read_for`](Self::try_read_for) and [`read_owned`](Self::read_owned).
+    pub fn try_read_owned_for(&self, wait: Duration) -> Result<Option<OwnedRwLockReadGuard>> {
+        self.reading.try_lock_owned_for(wait)
+    }
+
+    /// Waits until `instant` to read; otherwise as [`try_read_owned_for`](Self::try_read_owned_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let guard = client.rwlock("prices").try_read_owned_until(deadline)?;
+    /// println!("in time: {}", guard.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_read_owned_for`](Self::try_read_owned_for).
+    pub fn try_read_owned_until(&self, instant: Instant) -> Result<Option<OwnedRwLockReadGuard>> {
+        self.reading.try_lock_owned_until(instant)
     }
 
     /// Waits until the calling thread holds the lock for writing.
@@ -317,10 +379,10 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and [`Error::WouldDeadlock`] if the thread reads and does not write.
+    /// As [`read`](Self::read), and [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread reads and does
+    /// not write.
     pub fn write(&self) -> Result<RwLockWriteGuard> {
-        self.write_with(WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.writing.lock()
     }
 
     /// Tries once to write; `Ok(None)` if somebody else reads or writes, or a thread of this process waits for either.
@@ -340,7 +402,7 @@ impl RwLock {
     ///
     /// As [`write`](Self::write), except `Cancelled`.
     pub fn try_write(&self) -> Result<Option<RwLockWriteGuard>> {
-        self.write_with(WaitMode::Once)
+        self.writing.try_lock()
     }
 
     /// Waits up to `wait` to write; `Ok(None)` if that was not long enough.
@@ -361,7 +423,7 @@ impl RwLock {
     /// As [`write`](Self::write), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis
     /// is known to be unreachable by then.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<RwLockWriteGuard>> {
-        self.write_with(WaitMode::span(wait))
+        self.writing.try_lock_for(wait)
     }
 
     /// Waits until `instant` to write; otherwise as [`try_write_for`](Self::try_write_for).
@@ -378,7 +440,7 @@ impl RwLock {
     ///
     /// As [`try_write_for`](Self::try_write_for).
     pub fn try_write_until(&self, instant: Instant) -> Result<Option<RwLockWriteGuard>> {
-        self.write_with(WaitMode::moment(instant))
+        self.writing.try_lock_until(instant)
     }
 
     /// Runs `work` while writing, and waits for the release.
@@ -391,15 +453,86 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// Those of [`write`](Self::write), and afterwards as [`with_read`](Self::with_read).
+    /// Errors of [`write`](Self::write), and afterwards as [`with_read`](Self::with_read).
     pub fn with_write<T>(&self, work: impl FnOnce(&RwLockWriteGuard) -> T) -> Result<T> {
-        let guard = self.write()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
+        self.writing.with(work)
     }
 
-    /// Returns whether anybody reads, in any process. One round trip, at most the response timeout.
+    /// Waits until the lock is held for writing, by a guard that may move to other threads; otherwise as
+    /// [`write`](Self::write).
+    ///
+    /// The hold belongs to no thread: a thread that has such a guard and reads, or writes again, waits for itself,
+    /// unnoticed. Reading below it begins with [`downgrade`](OwnedRwLockWriteGuard::downgrade).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.rwlock("prices").write_owned()?;
+    /// std::thread::spawn(move || drop(guard));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if it would have to wait and
+    /// the thread holds the lock by a guard that stays on it.
+    pub fn write_owned(&self) -> Result<OwnedRwLockWriteGuard> {
+        self.writing.lock_owned()
+    }
+
+    /// Tries once to write, for a guard that may move to other threads; otherwise as [`try_write`](Self::try_write).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if let Some(guard) = client.rwlock("prices").try_write_owned()? {
+    ///     std::thread::spawn(move || drop(guard));
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_write`](Self::try_write), except `WouldDeadlock`.
+    pub fn try_write_owned(&self) -> Result<Option<OwnedRwLockWriteGuard>> {
+        self.writing.try_lock_owned()
+    }
+
+    /// Waits up to `wait` to write, for a guard that may move to other threads; otherwise as
+    /// [`try_write_for`](Self::try_write_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_millis(500);
+    /// if let Some(guard) = client.rwlock("prices").try_write_owned_for(wait)? {
+    ///     std::thread::spawn(move || drop(guard));
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_write_for`](Self::try_write_for) and [`write_owned`](Self::write_owned).
+    pub fn try_write_owned_for(&self, wait: Duration) -> Result<Option<OwnedRwLockWriteGuard>> {
+        self.writing.try_lock_owned_for(wait)
+    }
+
+    /// Waits until `instant` to write; otherwise as [`try_write_owned_for`](Self::try_write_owned_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let guard = client.rwlock("prices").try_write_owned_until(deadline)?;
+    /// println!("in time: {}", guard.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_write_owned_for`](Self::try_write_owned_for).
+    pub fn try_write_owned_until(&self, instant: Instant) -> Result<Option<OwnedRwLockWriteGuard>> {
+        self.writing.try_lock_owned_until(instant)
+    }
+
+    /// Returns whether anybody reads, in any process. Blocks for one round trip, at most the response timeout.
     ///
     /// A reader that died is counted until its lease is over and another reader releases, or a writer asks.
     ///
@@ -411,12 +544,13 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`](crate::Error::Redis), [`Error::WrongType`](crate::Error::WrongType),
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::InvalidName`](crate::Error::InvalidName).
     pub fn is_read_locked(&self) -> Result<bool> {
         self.reading.is_locked()
     }
 
-    /// Returns whether anybody writes, in any process. One round trip, at most the response timeout.
+    /// Returns whether anybody writes, in any process. Blocks for one round trip, at most the response timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -473,8 +607,8 @@ impl RwLock {
         self.read_hold_count() > 0 || self.write_hold_count() > 0
     }
 
-    /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. One round trip, at most
-    /// the response timeout.
+    /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. Blocks for one round trip,
+    /// at most the response timeout.
     ///
     /// With several readers it is the longest of their leases.
     ///
@@ -488,17 +622,18 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
+    /// [`Error::InvalidName`](crate::Error::InvalidName).
     pub fn remaining(&self) -> Result<Option<Duration>> {
         self.writing.remaining()
     }
 
-    /// Takes the lock away from all who read or write; `false` if nobody did. One round trip, at most the response
-    /// timeout.
+    /// Takes the lock away from all who read or write; `false` if nobody did. Blocks for one round trip, at most the
+    /// response timeout.
     ///
     /// Holders in this process are notified of their loss at once ([`LossReason::Forced`](crate::LossReason::Forced)),
-    /// others at their next renewal. Sent again after a lost reply it counts once, and takes nothing from whoever has the
-    /// lock by then. Redisson has a call of its own for readers and for the writer.
+    /// others at their next renewal. A request that is sent again after a lost reply counts once, and takes nothing
+    /// from later holders. Redisson has a call of its own for readers and for the writer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -510,8 +645,9 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that holds
-    /// something else, which is left as it is.
+    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
+    /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) for a key
+    /// that holds something else, which is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
         self.writing.force_unlock()
     }
@@ -525,16 +661,16 @@ impl RwLock {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.writing.name
+        self.writing.name()
     }
 }
 
-impl RwLockWriteGuard {
+impl<S: Scope> Guard<Write, S> {
     /// Turns the write hold into a read hold, with nobody writing in between; from then on others may read.
     ///
-    /// The read hold has the lease settings of the write hold, and what is left of its [`at_least`](RwLock::at_least). If
-    /// the thread has further write holds, it goes on writing until they are released. Blocks for two round trips, at most
-    /// for twice the response timeout.
+    /// The read hold has the lease settings of the write hold, and what is left of its [`at_least`](RwLock::at_least).
+    /// If the thread has further write holds, it goes on writing until they are released. Blocks for two round trips,
+    /// at most for twice the response timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -545,14 +681,15 @@ impl RwLockWriteGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock was no longer ours, [`Error::Redis`] if Redis did not answer, [`Error::Closed`] once
-    /// the client is closed. Both holds are released then.
-    pub fn downgrade(self) -> Result<RwLockReadGuard> {
+    /// [`Error::Lost`](crate::Error::Lost) if the lock was no longer ours, [`Error::Redis`](crate::Error::Redis) if
+    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. Both holds are released
+    /// then.
+    pub fn downgrade(self) -> Result<Guard<Read, S>> {
         match self.held.below()? {
             Some(read) => {
                 self.held.hand_on_keeping(&read);
                 self.held.unlock()?;
-                Ok(RwLockReadGuard::new(read))
+                Ok(Guard::new(read))
             }
             None => Err(self.held.lost_error()),
         }

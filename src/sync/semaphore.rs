@@ -115,10 +115,9 @@ impl Semaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn cancel_on(self, token: &CancelToken) -> Self {
-        Self {
-            handle: self.handle.cancel_on(token),
-        }
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.handle.cancel = Some(token.clone());
+        self
     }
 
     /// Returns a handle whose waits with a limit tell *late* from *busy*: see
@@ -134,10 +133,9 @@ impl Semaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn late_is_error(self) -> Self {
-        Self {
-            handle: self.handle.late_is_error(),
-        }
+    pub fn late_is_error(mut self) -> Self {
+        self.handle.late_is_error = true;
+        self
     }
 
     /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then

@@ -1,10 +1,11 @@
-//! What all exclusive locks, and all guards of locks, have in common.
+//! Traits of all exclusive locks, and of all guards of locks.
 
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
 use crate::error::{Loss, Result};
+use crate::sync::kind::sealed;
 
 /// An exclusive lock of any kind, so that a wrapper is written once for all of them.
 ///
@@ -37,21 +38,21 @@ use crate::error::{Loss, Result};
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an exclusive lock")]
 pub trait Lock: sealed::Member + Send + Sync {
-    /// What it returns once it is held.
+    /// The guard that it returns once it is held.
     type Guard: Hold
     where
         Self: Sized;
 
-    /// See [`Mutex::lock`](crate::Mutex::lock).
+    /// See [`Handle::lock`](crate::Handle::lock).
     ///
     /// # Errors
     ///
-    /// Those of the type's own method, as for the others.
+    /// As there, and so for the others.
     fn lock(&self) -> Result<Self::Guard>
     where
         Self: Sized;
 
-    /// See [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// See [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ pub trait Lock: sealed::Member + Send + Sync {
     where
         Self: Sized;
 
-    /// See [`Mutex::try_lock_for`](crate::Mutex::try_lock_for).
+    /// See [`Handle::try_lock_for`](crate::Handle::try_lock_for).
     ///
     /// # Errors
     ///
@@ -69,7 +70,7 @@ pub trait Lock: sealed::Member + Send + Sync {
     where
         Self: Sized;
 
-    /// See [`Mutex::try_lock_until`](crate::Mutex::try_lock_until).
+    /// See [`Handle::try_lock_until`](crate::Handle::try_lock_until).
     ///
     /// # Errors
     ///
@@ -100,7 +101,7 @@ pub trait Lock: sealed::Member + Send + Sync {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 pub trait Hold: sealed::Guard {
-    /// See [`MutexGuard::unlock`](crate::MutexGuard::unlock).
+    /// See [`Guard::unlock`](crate::Guard::unlock).
     ///
     /// # Errors
     ///
@@ -109,102 +110,12 @@ pub trait Hold: sealed::Guard {
     where
         Self: Sized;
 
-    /// See [`MutexGuard::is_valid`](crate::MutexGuard::is_valid).
+    /// See [`Guard::is_valid`](crate::Guard::is_valid).
     fn is_valid(&self) -> bool;
 
-    /// See [`MutexGuard::valid_until`](crate::MutexGuard::valid_until).
+    /// See [`Guard::valid_until`](crate::Guard::valid_until).
     fn valid_until(&self) -> Instant;
 
-    /// See [`MutexGuard::lost`](crate::MutexGuard::lost).
+    /// See [`Guard::lost`](crate::Guard::lost).
     fn lost(&self) -> &Receiver<Loss>;
 }
-
-pub(crate) mod sealed {
-    use std::fmt;
-
-    use crate::acquire::spec::LockSpec;
-
-    /// What a member of a multi-lock consists of.
-    pub struct Parts(pub(crate) Vec<LockSpec>);
-
-    impl fmt::Debug for Parts {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let names = self.0.iter().map(|part| &part.name);
-            f.debug_list().entries(names).finish()
-        }
-    }
-
-    pub trait Member {
-        fn parts(&self) -> Parts;
-    }
-
-    pub trait Guard {}
-}
-
-/// Implements [`Hold`] for a guard.
-macro_rules! hold {
-    ($guard:ident) => {
-        impl $crate::sync::traits::sealed::Guard for $guard {}
-
-        impl $crate::sync::traits::Hold for $guard {
-            fn unlock(self) -> $crate::error::Result<()> {
-                self.unlock()
-            }
-
-            fn is_valid(&self) -> bool {
-                self.is_valid()
-            }
-
-            fn valid_until(&self) -> std::time::Instant {
-                self.valid_until()
-            }
-
-            fn lost(&self) -> &crossbeam_channel::Receiver<$crate::error::Loss> {
-                self.lost()
-            }
-        }
-    };
-}
-
-/// Implements [`Lock`] for a handle.
-macro_rules! lock {
-    ($lock:ident, $guard:ident) => {
-        impl $crate::sync::traits::sealed::Member for $lock {
-            fn parts(&self) -> $crate::sync::traits::sealed::Parts {
-                $crate::sync::traits::sealed::Parts(self.inner.parts())
-            }
-        }
-
-        impl $crate::sync::traits::Lock for $lock {
-            type Guard = $guard;
-
-            fn lock(&self) -> $crate::error::Result<$guard> {
-                self.lock()
-            }
-
-            fn try_lock(&self) -> $crate::error::Result<Option<$guard>> {
-                self.try_lock()
-            }
-
-            fn try_lock_for(
-                &self,
-                wait: std::time::Duration,
-            ) -> $crate::error::Result<Option<$guard>> {
-                self.try_lock_for(wait)
-            }
-
-            fn try_lock_until(
-                &self,
-                instant: std::time::Instant,
-            ) -> $crate::error::Result<Option<$guard>> {
-                self.try_lock_until(instant)
-            }
-
-            fn name(&self) -> &str {
-                self.name()
-            }
-        }
-    };
-}
-
-pub(crate) use {hold, lock};

@@ -38,7 +38,7 @@ fn the_compiler_says_what_the_page_quotes() {
     let Some(unused) = user("lock.lock()?;") else {
         return skipped("what the compiler says", "there is none");
     };
-    quoted("unused `redlatch::MutexGuard` that must be used", &unused);
+    quoted("unused `Guard` that must be used", &unused);
     assert!(
         unused.contains("`let _ = …` releases it at once"),
         "{unused}"
@@ -56,7 +56,7 @@ fn the_compiler_says_what_the_page_quotes() {
     let across = say(across);
     quoted("future cannot be sent between threads safely", &across);
     quoted(
-        "has type `redlatch::MutexGuard` which is not `Send`",
+        "has type `Guard<NonReentrant>` which is not `Send`",
         &across,
     );
     // The compiler accepts these in silence.
@@ -88,7 +88,7 @@ fn clippy_says_what_the_page_says_of_it() {
             other().await;
             guard.unlock()
         }";
-    let setting = r#"await-holding-invalid-types = ["redlatch::MutexGuard"]"#;
+    let setting = r#"await-holding-invalid-types = ["redlatch::Guard"]"#;
     let Some(said) = linted(across, setting) else {
         return skipped("what clippy says", "there is none");
     };

@@ -1,0 +1,49 @@
+//! A handle and its guard inside: one lock and its hold, or several as one.
+
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{Loss, Result};
+
+/// The inside of a handle: what it locks.
+pub trait Target: Clone + Send + Sync + 'static {
+    type Held: Held;
+
+    /// The name, as given to the client.
+    fn name(&self) -> &str;
+
+    /// The locks of which the target consists.
+    fn parts(&self) -> &[LockSpec];
+
+    fn parts_mut(&mut self) -> &mut [LockSpec];
+
+    /// The parts, if each of them can be asked about.
+    fn checked(&self) -> Result<&[LockSpec]> {
+        Ok(self.parts())
+    }
+
+    /// Takes all parts or none, and tells the observers.
+    fn take(&self, wait: WaitMode) -> Result<Option<Self::Held>>;
+}
+
+/// The inside of a guard: what it holds, until it is dropped.
+pub trait Held: Send + Sync + 'static {
+    fn name(&self) -> &str;
+
+    fn owner(&self) -> &str;
+
+    /// How many holds the guard's thread has, this one included; zero if they are no longer valid.
+    fn hold_count(&self) -> u32;
+
+    fn is_valid(&self) -> bool;
+
+    fn valid_until(&self) -> Instant;
+
+    fn lost(&self) -> &Receiver<Loss>;
+
+    /// Releases and waits for Redis to confirm it.
+    fn unlock(self) -> Result<()>;
+}

@@ -1,0 +1,138 @@
+//! Types that distinguish the kinds of locks, and guards that stay on their thread from those that may move.
+
+use crate::acquire::multi::Members;
+use crate::acquire::spec::LockSpec;
+use crate::hold::Bound;
+
+/// A kind of lock: what [`Handle`](crate::Handle) and [`Guard`](crate::Guard) are generic over. Sealed.
+///
+/// A type that keeps a guard of any kind names its kind by this trait; functions that work with any lock take a
+/// [`Lock`](crate::Lock) or a [`Hold`](crate::Hold).
+///
+/// ```no_run
+/// use redlatch::kinds::AnyKind;
+/// use redlatch::{Guard, OwnedGuard};
+///
+/// /// A job, and the lock under which it runs.
+/// struct Job<K: AnyKind> {
+///     under: Guard<K>,
+/// }
+///
+/// /// The same, to be sent to another thread.
+/// struct Errand<K: AnyKind> {
+///     under: OwnedGuard<K>,
+/// }
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// # let job = Job { under: client.mutex("report").lock()? };
+/// # let errand = Errand { under: client.fenced_lock("ledger").lock_owned()? };
+/// # drop((job.under, errand.under));
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+pub trait AnyKind: sealed::Kind {}
+
+impl<K: sealed::Kind> AnyKind for K {}
+
+/// Declares the kinds: for each the name of its handle, and what that locks.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident: $name:literal, $target:ty;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub enum $kind {}
+
+        impl sealed::Kind for $kind {
+            const NAME: &'static str = $name;
+
+            type Target = $target;
+        }
+    )+};
+}
+
+kinds! {
+    /// The kind of a [`ReentrantLock`](crate::ReentrantLock).
+    Reentrant: "ReentrantLock", LockSpec;
+
+    /// The kind of a [`Mutex`](crate::Mutex).
+    NonReentrant: "Mutex", LockSpec;
+
+    /// The kind of a [`FairLock`](crate::FairLock).
+    Fair: "FairLock", LockSpec;
+
+    /// The kind of a [`FairMutex`](crate::FairMutex).
+    FairNonReentrant: "FairMutex", LockSpec;
+
+    /// The kind of a [`FencedLock`](crate::FencedLock).
+    Fenced: "FencedLock", LockSpec;
+
+    /// The kind of a [`SpinLock`](crate::SpinLock).
+    Spin: "SpinLock", LockSpec;
+
+    /// The kind of the read side of an [`RwLock`](crate::RwLock).
+    Read: "RwLockRead", LockSpec;
+
+    /// The kind of the write side of an [`RwLock`](crate::RwLock).
+    Write: "RwLockWrite", LockSpec;
+
+    /// The kind of a [`MultiLock`](crate::MultiLock).
+    Multi: "MultiLock", Members;
+
+    /// The kind of a [`RedLock`](crate::RedLock).
+    Red: "RedLock", LockSpec;
+}
+
+/// A kind of lock that one server keeps, which also runs the [guarded commands](crate::Guard::query) of its guards.
+pub trait OneServer: AnyKind + sealed::Kind<Target = LockSpec> {}
+
+impl OneServer for Reentrant {}
+impl OneServer for NonReentrant {}
+impl OneServer for Fair {}
+impl OneServer for FairNonReentrant {}
+impl OneServer for Fenced {}
+impl OneServer for Spin {}
+impl OneServer for Read {}
+impl OneServer for Write {}
+
+/// Whether a guard belongs to its thread.
+pub trait Scope {
+    const IS_OWNED: bool;
+
+    fn enter() -> Self;
+}
+
+impl Scope for Bound {
+    const IS_OWNED: bool = false;
+
+    fn enter() -> Self {
+        Self::new()
+    }
+}
+
+/// The scope of an [`OwnedGuard`](crate::OwnedGuard), which may move to other threads.
+#[derive(Debug)]
+pub struct Owned(());
+
+impl Scope for Owned {
+    const IS_OWNED: bool = true;
+
+    fn enter() -> Self {
+        Self(())
+    }
+}
+
+pub(crate) mod sealed {
+    use crate::acquire::spec::LockSpec;
+    use crate::acquire::target::Target;
+
+    pub trait Kind: Clone + 'static {
+        /// The name of its handle, for debugging.
+        const NAME: &'static str;
+
+        type Target: Target;
+    }
+
+    /// A member of a multi-lock.
+    pub trait Member {
+        fn parts(&self) -> Vec<LockSpec>;
+    }
+
+    pub trait Guard {}
+}
