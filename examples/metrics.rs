@@ -28,7 +28,8 @@ fn main() -> Result<()> {
         .install_recorder()?;
     // `stock:42` and `stock:43` count as `stock`: a series for each number would be too many.
     let label = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
-    let client = Client::open(Config::new(url).observer(Metrics::new(label)))?;
+    let metrics = Metrics::new("stock", label);
+    let client = Client::open(Config::new(url).observer(metrics.clone()))?;
     for n in 0..4 {
         let lock = client.mutex(format!("stock:{}", n % 2));
         thread::spawn(move || -> redlatch::Result<()> {
@@ -41,19 +42,19 @@ fn main() -> Result<()> {
     }
     if env::args().any(|arg| arg == "--once") {
         thread::sleep(Duration::from_millis(300));
-        print!("{}", scraped(&client, &prometheus));
+        print!("{}", scraped(&client, &metrics, &prometheus));
         return Ok(());
     }
     let listener = TcpListener::bind("127.0.0.1:9899")?;
     println!("http://{}/metrics", listener.local_addr()?);
     for stream in listener.incoming() {
-        answer(stream?, &scraped(&client, &prometheus)).ok();
+        answer(stream?, &scraped(&client, &metrics, &prometheus)).ok();
     }
     Ok(())
 }
 
-fn scraped(client: &Client, prometheus: &PrometheusHandle) -> String {
-    Metrics::record(&client.stats());
+fn scraped(client: &Client, metrics: &Metrics, prometheus: &PrometheusHandle) -> String {
+    metrics.record(&client.stats());
     prometheus.render()
 }
 

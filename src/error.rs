@@ -623,6 +623,19 @@ impl LossReason {
     pub(crate) fn may_still_be_held(self) -> bool {
         matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }
+
+    /// The reason in one word, as a label of a metric.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Forced => "forced",
+            Self::TakenOver => "taken_over",
+            Self::Unreachable => "unreachable",
+            Self::MaxHold => "max_hold",
+            Self::Closed => "closed",
+        }
+    }
 }
 
 impl fmt::Display for LossReason {

@@ -57,11 +57,11 @@ pub trait Observer: Send + Sync {
     /// hears of each of them.
     fn lost(&self, _loss: &Loss) {}
 
-    /// A server that was there cannot be reached any more.
-    fn server_gone(&self, _server: &str, _why: &str) {}
+    /// A connection to the server failed: the first one, or the first after it was reached.
+    fn server_down(&self, _server: &str, _why: &str) {}
 
-    /// It is back.
-    fn server_back(&self, _server: &str) {}
+    /// A connection to the server stands: the first one, and the first after each [`server_down`](Self::server_down).
+    fn server_up(&self, _server: &str) {}
 }
 
 /// Something was acquired: see [`Observer::acquired`].

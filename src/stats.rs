@@ -75,7 +75,10 @@ impl Recent {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    (
+        counters: $($(#[doc = $doc:literal])+ $name:ident,)+
+        gauges: $($(#[doc = $gauge_doc:literal])+ $gauge:ident,)+
+    ) => {
         /// What a client counts while it runs.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
@@ -100,17 +103,8 @@ macro_rules! counters {
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[$doc])* pub $name: u64,)+
-            /// Now: holds that the watchdog watches.
-            pub holds: u64,
-            /// Now: locks that a thread of this process holds, waits for, or has just released.
-            pub names: u64,
-            /// Now: channels subscribed to.
-            pub subscriptions: u64,
-            /// Now: threads that wait for something.
-            pub waiting: u64,
-            /// The longest delay of a renewal within the last minute, in microseconds.
-            pub renewal_lateness_us: u64,
+            $($(#[doc = $doc])+ pub $name: u64,)+
+            $($(#[doc = $gauge_doc])+ pub $gauge: u64,)+
         }
 
         impl Stats {
@@ -125,27 +119,26 @@ macro_rules! counters {
             /// ```
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, StatKind, u64)> + use<> {
                 let counters = [$((stringify!($name), StatKind::Counter, self.$name)),+];
-                let gauges = [
-                    ("holds", StatKind::Gauge, self.holds),
-                    ("names", StatKind::Gauge, self.names),
-                    ("subscriptions", StatKind::Gauge, self.subscriptions),
-                    ("waiting", StatKind::Gauge, self.waiting),
-                    ("renewal_lateness_us", StatKind::Gauge, self.renewal_lateness_us),
-                ];
+                let gauges = [$((stringify!($gauge), StatKind::Gauge, self.$gauge)),+];
                 counters.into_iter().chain(gauges)
             }
+
+            /// The description of each number by its name.
+            #[cfg(feature = "metrics")]
+            pub(crate) const HELP: &[(&str, &str)] = &[
+                $((stringify!($name), concat!($($doc),+)),)+
+                $((stringify!($gauge), concat!($($gauge_doc),+)),)+
+            ];
         }
 
         impl Counters {
-            /// The counters, with the gauges at zero that others know.
+            /// The counters, and of the gauges those that are known here.
             pub(crate) fn read(&self) -> Stats {
                 Stats {
                     $($name: self.$name.get(),)+
-                    holds: 0,
-                    names: 0,
-                    subscriptions: 0,
                     waiting: self.waiting.load(Ordering::Relaxed),
                     renewal_lateness_us: self.lateness.longest(Instant::now()),
+                    ..Stats::default()
                 }
             }
         }
@@ -153,6 +146,7 @@ macro_rules! counters {
 }
 
 counters! {
+    counters:
     /// Grants by Redis.
     acquired,
     /// Locks and permits handed over by another thread of this process, without a round trip.
@@ -186,6 +180,18 @@ counters! {
     reconnects,
     /// Times the connection for messages was made again.
     resubscriptions,
+
+    gauges:
+    /// Now: holds that the watchdog watches.
+    holds,
+    /// Now: locks that a thread of this process holds, waits for, or has just released.
+    names,
+    /// Now: channels subscribed to.
+    subscriptions,
+    /// Now: threads that wait for something.
+    waiting,
+    /// The longest delay of a renewal within the last minute, in microseconds.
+    renewal_lateness_us,
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ mod support;
 
 #[path = "../../examples/recipes/cron.rs"]
 mod cron;
+#[path = "../it/support/dice.rs"]
+#[expect(dead_code, reason = "other tests draw more")]
+mod dice;
 mod exporter;
 #[path = "../../examples/recipes/from_async.rs"]
 mod from_async;

@@ -56,26 +56,28 @@ pub(crate) fn start(
 }
 
 impl Endpoint {
-    /// Logs what came of connecting, and once, for all connections of a client, that a server is away, and once that it is
-    /// back.
+    /// Logs the outcome of an attempt to connect at debug level. That a server became unreachable, or reachable again, is
+    /// logged and told to the observer once for all connections of a client.
     fn log(&self, role: &str, failure: Option<&RedisError>) {
-        let (was_there, key) = (&self.was_there, self.to_string());
+        let server = self.to_string();
+        let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
         let Some(why) = failure else {
-            let before = was_there.lock().insert(key, true);
             if before == Some(false) {
                 report!(Info, "connected to redis, {self}, again");
-                self.observer
-                    .tell(|observer| observer.server_back(&self.to_string()));
+            }
+            if before != Some(true) {
+                self.observer.tell(|observer| observer.server_up(&server));
             }
             return;
         };
         report!(Debug, "connecting to {self:?} ({role}): {why}");
-        let before = was_there.lock().get_mut(&key).map(std::mem::take);
         if before == Some(true) {
             report!(Warn, "no connection to redis, {self}, any more: {why}");
-            let (server, why) = (self.to_string(), why.to_string());
+        }
+        if before != Some(false) {
+            let why = why.to_string();
             self.observer
-                .tell(|observer| observer.server_gone(&server, &why));
+                .tell(|observer| observer.server_down(&server, &why));
         }
     }
 }

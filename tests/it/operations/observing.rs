@@ -34,11 +34,12 @@ impl Ears {
         heard.iter().map(|(_, event)| event.clone()).collect()
     }
 
-    /// Takes what was heard, all of it on this thread: what, of which kind, and what else.
+    /// Takes what was heard of locks, all of it on this thread: what, of which kind, and what else.
     #[track_caller]
     fn take_own(&self) -> Vec<(&'static str, &'static str, String)> {
         let heard = std::mem::take(&mut *self.0.lock().unwrap());
-        let own = heard.into_iter().map(|(thread, (what, _, kind, more))| {
+        let of_locks = (heard.into_iter()).filter(|(_, (what, ..))| *what != "up");
+        let own = of_locks.map(|(thread, (what, _, kind, more))| {
             assert_eq!(thread, thread::current().id());
             (what, kind, more)
         });
@@ -66,13 +67,13 @@ impl Observer for Ears {
         self.hear("lost", &loss.name, "", format!("{:?}", loss.reason));
     }
 
-    fn server_gone(&self, server: &str, why: &str) {
+    fn server_down(&self, server: &str, why: &str) {
         assert!(!why.is_empty());
-        self.hear("gone", server, "", String::new());
+        self.hear("down", server, "", String::new());
     }
 
-    fn server_back(&self, server: &str) {
-        self.hear("back", server, "", String::new());
+    fn server_up(&self, server: &str) {
+        self.hear("up", server, "", String::new());
     }
 }
 
@@ -428,7 +429,7 @@ fn refusals_are_heard_with_their_reason() {
     server.kill();
     assert!(lock.try_lock().is_err());
     eventually("the server is gone", || {
-        ears.heard().iter().any(|event| event.0 == "gone")
+        ears.heard().iter().any(|event| event.0 == "down")
     });
     let refused = ears.heard().into_iter().find(|event| event.0 == "refused");
     assert_eq!(refused.unwrap().3, Refusal::Error.to_string());
@@ -463,11 +464,12 @@ fn losses_and_servers_that_come_back_are_heard() {
     let guard = client.mutex(&name).lock().unwrap();
     server.kill();
     eventually("it is gone", || {
-        heard().iter().any(|event| event.0 == "gone")
+        heard().iter().any(|event| event.0 == "down")
     });
     server.restart();
     eventually("it is back", || {
-        heard().iter().any(|event| event.0 == "back")
+        let ups = heard().into_iter().filter(|event| event.0 == "up");
+        ups.count() == 2
     });
     drop(guard);
 }
