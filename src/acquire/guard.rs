@@ -16,7 +16,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::error::{Loss, LossReason};
 use crate::hold::entry::wake;
-use crate::hold::loss::LossChannel;
+use crate::hold::loss::{LossChannel, LossListener};
 use crate::hold::{Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
@@ -75,8 +75,7 @@ impl Held for GuardInner {
     }
 
     fn lost(&self) -> &Receiver<Loss> {
-        self.lost
-            .of([self.hold()].into_iter().filter(|_| !self.is_copy()))
+        self.lost.of(|listener| self.listen(listener()))
     }
 
     fn unlock(self) -> Result<()> {
@@ -152,6 +151,13 @@ impl GuardInner {
 
     pub(crate) fn token(&self) -> u64 {
         self.token
+    }
+
+    /// Has `listener` notified of the loss, unless the hold belongs to the parent of this process.
+    pub(crate) fn listen(&self, listener: LossListener) {
+        if !self.is_copy() {
+            self.hold.listen(listener);
+        }
     }
 
     pub(crate) fn hold(&self) -> &Hold {

@@ -533,8 +533,8 @@ impl Held for MultiGuardInner {
     }
 
     fn lost(&self) -> &Receiver<Loss> {
-        let held = self.held.all().filter(|held| !held.is_copy());
-        self.lost.of(held.map(GuardInner::hold))
+        let held = self.held.all();
+        (self.lost).of(|listener| held.for_each(|held| held.listen(listener())))
     }
 
     fn name(&self) -> &str {

@@ -8,7 +8,6 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::callback::Callback;
 use crate::config::Listener;
 use crate::error::Loss;
-use crate::hold::Hold;
 use crate::report::report;
 
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
@@ -16,16 +15,15 @@ use crate::report::report;
 pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
 
 impl LossChannel {
-    pub(crate) fn of<'a>(&self, holds: impl IntoIterator<Item = &'a Hold>) -> &Receiver<Loss> {
+    /// The channel. `listen` has each of the holds notify a listener, the first time.
+    pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &Receiver<Loss> {
         let (receiver, _) = self.0.get_or_init(|| {
             let (sender, receiver) = bounded(1);
             let notified = Arc::new(AtomicBool::new(false));
-            for hold in holds {
-                hold.listen(LossListener {
-                    sender: sender.clone(),
-                    notified: Arc::downgrade(&notified),
-                });
-            }
+            listen(&|| LossListener {
+                sender: sender.clone(),
+                notified: Arc::downgrade(&notified),
+            });
             (receiver, notified)
         });
         receiver

@@ -747,9 +747,11 @@ impl ExpirablePermit {
     /// ```
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
-        let hold = [&*self.hold];
-        self.lost
-            .of(hold.into_iter().filter(|_| !self.session().is_copy()))
+        self.lost.of(|listener| {
+            if !self.session().is_copy() {
+                self.hold.listen(listener());
+            }
+        })
     }
 
     /// Lets the permit end `lease` from now, sooner or later than it would have. It is no longer renewed.

@@ -9,8 +9,7 @@ use redlatch::{Client, Config};
 
 use crate::support::scripts::channel;
 use crate::support::{
-    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, loosely, ms, settings_by,
-    timed, unique,
+    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, settings_by, timed, unique,
 };
 
 // Without it the process would win again and again: its next request comes before the others have woken.
@@ -68,7 +67,7 @@ fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it(
 // Each message says that others may still want it, but a lock that stays free after one is nobody's.
 timed!(a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen);
 fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
-    const TENURE: Duration = ms(150);
+    const TENURE: Duration = ms(500);
     let server = Server::start();
     let name = unique("idle");
     let client = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
@@ -82,7 +81,7 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     let guard = lock.lock().unwrap();
     thread::sleep(TENURE);
     guard.unlock().unwrap();
-    // Of the debt of 15 s most is left at the end.
+    // Of the debt of 50 s most is left at the end.
     hold_by_stranger(&server, &name, 60_000);
     let (granted, mut crew) = (Arc::new(Mutex::new(None)), Crew::new());
     let at = Arc::clone(&granted);
@@ -105,7 +104,7 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     let freed = Instant::now();
     crew.join();
     let waited = granted.lock().unwrap().unwrap() - freed;
-    assert!(waited < loosely(3 * TENURE), "{waited:?}");
+    assert!(waited < 2 * TENURE, "{waited:?}");
     drop(listening);
 }
 

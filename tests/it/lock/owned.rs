@@ -27,6 +27,9 @@ trait Lock: Clone + Send + Sync + 'static {
     /// What a hold keeps out: the lock itself, unless it can be shared.
     type Foe: Lock;
 
+    /// Why a thread that has it by a bound guard would wait for itself.
+    const WOULD_WAIT: DeadlockReason = DeadlockReason::NotReentrant;
+
     fn foe(&self) -> Self::Foe;
     fn lock(&self) -> Result<Guard<Self::Kind>>;
     fn try_lock(&self) -> Result<Option<Guard<Self::Kind>>>;
@@ -70,10 +73,12 @@ struct Reading(RwLock);
 struct Writing(RwLock);
 
 macro_rules! side {
-    ($side:ident, $kind:ident: $lock:ident $try:ident $owned:ident $try_owned:ident $owned_for:ident $owned_until:ident) => {
+    ($side:ident, $kind:ident, $would_wait:ident: $lock:ident $try:ident $owned:ident $try_owned:ident $owned_for:ident $owned_until:ident) => {
         impl Lock for $side {
             type Kind = $kind;
             type Foe = Writing;
+
+            const WOULD_WAIT: DeadlockReason = DeadlockReason::$would_wait;
 
             fn foe(&self) -> Writing {
                 Writing(self.0.clone())
@@ -100,9 +105,9 @@ macro_rules! side {
     };
 }
 
-side!(Reading, Read: read try_read read_owned try_read_owned try_read_owned_for try_read_owned_until);
+side!(Reading, Read, Reading: read try_read read_owned try_read_owned try_read_owned_for try_read_owned_until);
 
-side!(Writing, Write: write try_write write_owned try_write_owned try_write_owned_for try_write_owned_until);
+side!(Writing, Write, NotReentrant: write try_write write_owned try_write_owned try_write_owned_for try_write_owned_until);
 
 /// Three servers and two processes, each with a client of every server. All kinds but the `RedLock` use the first.
 struct World {
@@ -260,13 +265,8 @@ fn would_deadlock<T: std::fmt::Debug>(got: Result<T>, expected: DeadlockReason) 
 fn bound_would_wait_for_itself<L: Lock>([lock, _]: [L; 2], what: &str) {
     let (bound, foe) = (lock.lock().unwrap(), lock.foe());
     assert!(foe.try_lock_owned().unwrap().is_none(), "{what}");
-    let is_shared = std::any::TypeId::of::<L>() == std::any::TypeId::of::<Reading>();
-    let reason = match is_shared {
-        true => DeadlockReason::Reading,
-        false => DeadlockReason::NotReentrant,
-    };
-    would_deadlock(foe.try_lock_owned_for(LONG), reason);
-    would_deadlock(foe.lock_owned(), reason);
+    would_deadlock(foe.try_lock_owned_for(LONG), L::WOULD_WAIT);
+    would_deadlock(foe.lock_owned(), L::WOULD_WAIT);
     drop(bound);
     eventually("it is free", || foe.try_lock_owned().unwrap().is_some());
 }

@@ -193,27 +193,26 @@ fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
     drop((lock, clients));
 }
 
-// The second of them answers while the thread waits for the first.
+// All of them answer while the thread waits for the first.
 timed!(a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered);
 fn a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered() {
-    let servers = masters(3);
-    let (clients, proxies) = open_through(&servers, &[0, 1, 2], |config| config);
-    for (proxy, delay) in proxies.iter().zip([8, 8, 80]) {
+    let servers = masters(5);
+    let (clients, proxies) = open_through(&servers, &[0, 1, 2, 3, 4], |config| config);
+    for (proxy, delay) in proxies.iter().zip([8, 80, 8, 80, 8]) {
         proxy.set(Target::All, Mode::Delay(ms(delay)));
         // Greeted again, from where it is now.
         proxy.cut(Target::All);
     }
     let lock = red(&clients, &unique("uneven"));
-    let mut took: Vec<_> = (0..40)
-        .map(|_| {
-            let began = Instant::now();
-            drop(lock.lock().unwrap());
-            began.elapsed()
-        })
-        .collect();
-    // The fastest, however busy the machine is; the first ones only connect.
-    took[10..].sort_unstable();
-    assert!(took[10] < ms(11), "{took:?}");
+    drop(take_from_all(&lock, 5));
+    let took = (0..30).map(|_| {
+        let began = Instant::now();
+        drop(lock.lock().unwrap());
+        began.elapsed()
+    });
+    // The fastest, however busy the machine is.
+    let fastest = took.min().unwrap();
+    assert!(fastest < ms(12), "{fastest:?}");
     nothing_is_left(&servers);
     // Closing waits for a server that is out of reach.
     drop((lock, clients));
