@@ -44,7 +44,7 @@ pub enum Error {
         /// [`source`](std::error::Error::source) leads to what is below it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// We held the lock and no longer do, or its lease was over before the grant arrived.
+    /// We held the lock and no longer do.
     #[non_exhaustive]
     Lost {
         /// The lock's name, as given to the client.
@@ -143,12 +143,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the same call may well succeed later, with nothing changed by the caller.
+    /// Returns whether the same call may succeed later, with nothing changed by the caller, and repeats nothing: true only for
+    /// errors that precede the work.
     ///
-    /// True for a server that could not be reached, is still loading, has become a replica or takes no writes now
-    /// (`MISCONF`, `OOM`: an acquire returns that at once), and for several servers if a majority may yet agree; also for
-    /// [`Error::Lost`] unless the client was closed, [`Error::NotReplicated`] and [`Error::Thread`]. False for wrong
-    /// credentials, missing rights, and every other error that is not about Redis.
+    /// | error | of | retryable |
+    /// | --- | --- | --- |
+    /// | [`Redis`](Self::Redis): unreachable, loading, a replica by now, no writes now (`MISCONF`, `OOM`) | acquiring, asking | yes |
+    /// | `Redis`: wrong credentials, missing rights, a certificate | any call | no |
+    /// | `Redis` | releasing, after the work | no |
+    /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command | no |
+    /// | [`Lost`](Self::Lost) | after the grant | no |
+    /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Thread`](Self::Thread) | acquiring | yes |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring | if the servers with a retryable error may still form a majority |
+    /// | [`Members`](Self::Members) | acquiring, releasing | if the error of each member is |
+    /// | all others | any call | no |
     ///
     /// ```
     /// assert!(!redlatch::Error::Closed.is_retryable());
@@ -156,12 +164,12 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { .. } => {
+            Self::Redis { doing, .. } => {
                 // An operator may make room for writes.
                 let may_pass = |err: &RedisError| is_transient(err) || passes(err, Kind::Kept);
-                !self.may_have_run() && self.as_redis().is_none_or(may_pass)
+                let is_after_work = [RELEASING, RELEASING_PERMIT].contains(doing);
+                !is_after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
             }
-            Self::Lost { reason, .. } => *reason != LossReason::Closed,
             Self::Thread { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
                 nodes,
@@ -414,6 +422,12 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
     let text = text.replacen(" - InvalidClientConfig", "", 1);
     text.trim_end_matches(['.', ' ']).to_owned()
 }
+
+/// What the release of a lock is doing, which follows the work.
+pub(crate) const RELEASING: &str = "releasing the lock";
+
+/// The same of a permit.
+pub(crate) const RELEASING_PERMIT: &str = "releasing a permit";
 
 /// What a guarded command is doing: its rights are the user's own business.
 pub(crate) const RUNNING: &str = "running a guarded command";
@@ -856,14 +870,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_a_closed_client_has_released_is_no_reason_to_try_again() {
+    fn what_follows_the_work_is_no_reason_to_repeat_it() {
         for reason in LossReason::ALL {
             let lost = Error::Lost {
                 name: String::new(),
                 reason,
             };
-            assert_eq!(lost.is_retryable(), reason != LossReason::Closed);
+            assert!(!lost.is_retryable());
         }
+        let away = |doing| Error::redis(doing, std::io::Error::other("unreachable"));
+        assert!(away("acquiring the lock").is_retryable());
+        assert!(!away(RELEASING).is_retryable() && !away(RELEASING_PERMIT).is_retryable());
     }
 
     #[test]

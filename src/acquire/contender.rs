@@ -328,7 +328,7 @@ impl<'a> Contender<'a> {
         let (session, params, now) = (self.session(), self.params, Instant::now());
         if now >= hold.valid_until() {
             // The lease is over already, and somebody else may have the lock.
-            return self.decline(&hold, self.lock.lost(LossReason::Expired));
+            return self.decline(&hold, self.lock.granted_too_late());
         }
         session.watchdog.arm(&hold, hold.due_after(sent_at));
         if session.is_closed() {
@@ -345,7 +345,7 @@ impl<'a> Contender<'a> {
         if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
             // This hold was lost before it was recorded, and the lock granted to another thread of this process since.
             drop(state);
-            return self.decline(&hold, self.lock.lost(LossReason::TakenOver));
+            return self.decline(&hold, self.lock.granted_too_late());
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());

@@ -9,7 +9,7 @@ use crate::acquire::Outcome;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, LossReason, Result};
+use crate::error::{Error, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
@@ -119,7 +119,7 @@ impl Grants for Leased {
         if !holds.iter().all(|hold| hold.is_valid(now)) {
             // Their leases are over already, and others may have these permits.
             session.connection.send_deferred(batch.release());
-            return Err(spec.lost(LossReason::Expired));
+            return Err(spec.granted_too_late());
         }
         for hold in &holds {
             session.watchdog.arm(hold, hold.due_after(sent_at));

@@ -16,7 +16,7 @@ use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::target::{Held, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
-use crate::error::{Error, Loss, LossReason, Result};
+use crate::error::{Error, Loss, Result};
 use crate::hold::loss::LossChannel;
 use crate::quorum::identity::{self, Identity};
 use crate::report::report;
@@ -157,16 +157,16 @@ impl Members {
             let busy = Outcome::Busy(Busy::default());
             let index = match self.gather(waited_for, wait, round)? {
                 Gathering::All(held) => {
-                    let late = held.all().find(|held| !held.is_valid());
-                    return match late.map(GuardInner::lost_error) {
-                        None => Ok(Outcome::Granted(self.all(held))),
-                        // Before the last one was granted.
-                        Some(Error::Lost {
-                            reason: LossReason::Closed,
-                            ..
-                        }) => Err(Error::Closed),
-                        Some(lost) => Err(lost),
+                    // A lease may be over before the last member is granted.
+                    let is_over = |held: &Option<GuardInner>| {
+                        held.as_ref().is_some_and(|held| !held.is_valid())
                     };
+                    let Some(late) = held.0.iter().position(is_over) else {
+                        return Ok(Outcome::Granted(self.all(held)));
+                    };
+                    let part = &self.parts[late];
+                    part.session().check_open()?;
+                    return Err(part.granted_too_late());
                 }
                 Gathering::Busy(index) => index,
                 // A call that was told once that somebody has a member is busy, and not late.

@@ -6,7 +6,6 @@ use std::time::Instant;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
-use crate::error::LossReason;
 use crate::hold::{Entry, Hold};
 use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
@@ -40,7 +39,7 @@ pub(crate) fn ask(
                     is_contested,
                 }));
             }
-            QuorumReply::GrantedTooLate => return Err(lock.lost(LossReason::Expired).into()),
+            QuorumReply::GrantedTooLate => return Err(lock.granted_too_late().into()),
             QuorumReply::TooFew(short) => short,
             QuorumReply::Stopped => return Err(lock.stopped().into()),
         };

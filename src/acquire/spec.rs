@@ -14,6 +14,7 @@ use crate::hold::{Bound, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
+use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner;
@@ -193,6 +194,12 @@ impl LockSpec {
             name: self.name.to_string(),
             reason,
         }
+    }
+
+    /// The error of an acquire whose grant arrived when its lease was over: others may have the lock.
+    pub(crate) fn granted_too_late(&self) -> Error {
+        let why = socket::timed_out("the lease was over before the grant arrived");
+        self.error("acquiring the lock", Fault::Unreachable(why))
     }
 
     /// Whether others have taken the lock, or asked for it, only within the last `span`: then they may be taking several locks,

@@ -3,6 +3,7 @@
 //! A [`Kind`] is data: its properties, and how it differs from a plain lock. Shared code asks a [`Protocol`], but never which
 //! kind it is. So a new kind is a file of its own and a line in [`KINDS`](super::KINDS).
 
+pub(super) use crate::error::RELEASING;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -302,7 +303,6 @@ type MakeRelease = fn(&Protocol, Mode, &[u8]) -> Request;
 type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
 pub(super) const ACQUIRING: &str = "acquiring the lock";
-pub(super) const RELEASING: &str = "releasing the lock";
 pub(super) const RENEWING: &str = "renewing the lock";
 pub(super) const FORCING: &str = "forcing the lock open";
 

@@ -1,5 +1,6 @@
 //! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the permits that are out.
 
+use crate::error::RELEASING_PERMIT as RELEASING;
 use std::time::Duration;
 
 use crate::net::text::Digits;
@@ -60,8 +61,6 @@ fn packed(owner: &[u8]) -> Vec<u8> {
 fn all(ids: &[PermitId]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.0).collect()
 }
-
-const RELEASING: &str = "releasing a permit";
 
 /// A script about permits; `request` has the key that remembers that it was carried out.
 fn request(

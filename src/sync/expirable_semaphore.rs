@@ -1,5 +1,6 @@
 //! The semaphore whose permits have an id and a lease each.
 
+use crate::error::RELEASING_PERMIT as RELEASING;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -36,8 +37,6 @@ const MOST: usize = 1_000;
 
 /// How many permits can be given back by id at once.
 const MOST_IDS: usize = 10_000;
-
-const RELEASING: &str = "releasing a permit";
 
 /// A number of permits for all processes together, each with an id and a lease: Redisson's `RPermitExpirableSemaphore`.
 ///

@@ -156,7 +156,7 @@ impl<K: AnyKind> Handle<K> {
         self.take(WaitMode::moment(instant))
     }
 
-    /// Runs `work` while holding the lock, and waits for its release.
+    /// Runs `work` while holding the lock, and returns its value.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -165,16 +165,17 @@ impl<K: AnyKind> Handle<K> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// Blocks until the lock is held. The guard is dropped after `work`, which does not wait for Redis.
+    ///
     /// # Errors
     ///
-    /// Errors of [`lock`](Self::lock), and after `work` those of the guard's `unlock`: [`Error::Lost`] if the lock was
-    /// lost in between, since the work was not protected until its end. The result of `work` is dropped then; where both
-    /// matter, take the guard with [`lock`](Self::lock).
+    /// As [`lock`](Self::lock). An error means that `work` did not run. If the lock was lost while `work` ran, its value is
+    /// returned all the same: ask the guard ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), or call
+    /// [`lock`](Self::lock) and then [`unlock`](Guard::unlock). [`Config::on_lost`](crate::Config::on_lost) and the log
+    /// report the loss too.
     pub fn with<T>(&self, work: impl FnOnce(&Guard<K>) -> T) -> Result<T> {
         let guard = self.lock()?;
-        let done = work(&guard);
-        guard.unlock()?;
-        Ok(done)
+        Ok(work(&guard))
     }
 
     /// Waits until the lock is held, by a guard that may move to other threads; otherwise as [`lock`](Self::lock).

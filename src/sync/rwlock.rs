@@ -285,9 +285,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// Errors of [`read`](Self::read), and after `work` those of the guard's `unlock`:
-    /// [`Error::Lost`](crate::Error::Lost) if the hold was lost in between, and with it the result of `work`. Where
-    /// both matter, take the guard with [`read`](Self::read).
+    /// As [`read`](Self::read). An error means that `work` did not run; a loss while it ran is reported as by
+    /// [`Mutex::with`](crate::Mutex::with).
     pub fn with_read<T>(&self, work: impl FnOnce(&RwLockReadGuard) -> T) -> Result<T> {
         self.reading.with(work)
     }
@@ -453,7 +452,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// Errors of [`write`](Self::write), and afterwards as [`with_read`](Self::with_read).
+    /// As [`write`](Self::write). An error means that `work` did not run; a loss while it ran is reported as by
+    /// [`Mutex::with`](crate::Mutex::with).
     pub fn with_write<T>(&self, work: impl FnOnce(&RwLockWriteGuard) -> T) -> Result<T> {
         self.writing.with(work)
     }

@@ -228,15 +228,16 @@ fn with_holds_the_lock_for_as_long_as_it_runs(kind: Kind) {
         guard.owner().to_owned()
     });
     assert!(owner.unwrap().contains(':'));
-    by_now(kind, "with waits for the release", || {
+    eventually("with releases the lock", || {
         nothing_is_left_of(kind, &server)
     });
-    // O6
-    let lost = lock.with(|guard| {
+    // O6: an error would mean that the work did not run.
+    let done = lock.with(|guard| {
         guard.settle();
         lose(kind, &server, &name);
+        7
     });
-    assert_lost(kind, lost, &name, LossReason::Forced);
+    assert_eq!(done.unwrap(), 7);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         lock.with(|_| panic!("on purpose")).unwrap_or(())
     }));
@@ -1170,10 +1171,7 @@ fn unlock_says_how_it_was_lost(kind: Kind) {
         server.cli(&["SET", &keys[0], "precious"]);
     });
     let err = guard.unlock().unwrap_err();
-    assert!(
-        !err.is_retryable() || matches!(err, Error::Lost { .. }),
-        "{err:?}"
-    );
+    assert!(!err.is_retryable(), "{err:?}");
     everywhere(kind, &server, &name, |server, keys| {
         assert_eq!(server.ask::<String>(&["GET", &keys[0]]), "precious");
     });

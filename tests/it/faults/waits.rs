@@ -49,6 +49,35 @@ fn yielding_to_others_is_part_of_the_response_timeout() {
     );
 }
 
+timed!(a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it);
+fn a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it() {
+    let server = Server::start();
+    let config = Config::new(server.url()).response_timeout(ms(200));
+    let client = Client::open(config).unwrap();
+    let worked = |lock: &dyn Fn(&mut dyn FnMut()) -> Result<()>| {
+        let mut times = 0;
+        lock(&mut || {
+            times += 1;
+            server.freeze();
+        })
+        .unwrap();
+        server.thaw();
+        assert_eq!(times, 1);
+    };
+    let (mutex, prices) = (client.mutex(unique("with")), client.rwlock(unique("with")));
+    worked(&|work| mutex.with(|_| work()));
+    worked(&|work| prices.with_read(|_| work()));
+    worked(&|work| prices.with_write(|_| work()));
+    let guard = mutex.lock().unwrap();
+    server.freeze();
+    let err = guard.unlock().unwrap_err();
+    assert!(
+        matches!(err, Error::Redis { .. }) && !err.is_retryable(),
+        "{err}"
+    );
+    server.thaw();
+}
+
 /// A way of waiting for at most so long; whether it got anything.
 type Wait = Box<dyn Fn(&Client, &CancelToken, Duration) -> Result<bool> + Sync>;
 

@@ -814,8 +814,11 @@ fn questions_are_about_any_of_the_names() {
         7
     });
     assert_eq!(said.unwrap(), 7);
-    left(&server, &[]);
-    let err = lock.with(|_| server.cli(&["DEL", &names[1]]));
-    lost(err, LossReason::Forced);
+    eventually("all are released", || {
+        server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty()
+    });
+    let guard = lock.lock().unwrap();
+    server.cli(&["DEL", &names[1]]);
+    lost(guard.unlock(), LossReason::Forced);
     left(&server, &[]);
 }
