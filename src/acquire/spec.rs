@@ -393,24 +393,35 @@ impl LockSpec {
             .map(|(reply, doing, _)| (reply, doing))
     }
 
-    /// The same for one that counts once, however often it is sent. `make` makes it of its keys and of how long Redis
-    /// keeps them. It also deletes the keys of so many earlier ones, if they are of no use any more.
+    /// The same for a request that counts once, however often it is sent. `make` makes it of its keys and of how long Redis
+    /// keeps them. The request also deletes the keys of up to `forget` earlier ones that are answered.
     pub(crate) fn ask_once(
         &self,
         protocol: &Protocol,
         forget: usize,
-        make: impl FnOnce(&RequestKeys, &str) -> Request,
+        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
     ) -> Result<(Value, &'static str)> {
         let (session, key) = (self.session(), protocol.key());
         session.check_open()?;
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
-        let request = make(&keys, &session.remember_ms());
+        let request = make(protocol, &keys, &session.remember_ms());
         let (reply, doing, sendings) = self.ask_counting(request)?;
         // One that was sent twice may arrive once more.
         if sendings == 1 {
             session.requests.answered(key, keys.number);
         }
         Ok((reply, doing))
+    }
+
+    /// The same for one whose reply is a number.
+    pub(crate) fn count_once(
+        &self,
+        forget: usize,
+        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
+    ) -> Result<i64> {
+        let entry = self.unregistered_entry()?;
+        let (reply, doing) = self.ask_once(&entry.protocol, forget, make)?;
+        self.integer(reply, doing)
     }
 
     /// The reply, what the request was for, and how often it was sent.

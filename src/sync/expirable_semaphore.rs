@@ -518,9 +518,10 @@ impl ExpirableSemaphore {
     }
 
     fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
-        let (reply, doing) = self.ask_once(entry, |protocol, keys, keep_ms| {
-            permits::release_ids(protocol, keys, keep_ms, ids)
-        })?;
+        let make = |of: &Protocol, keys: &RequestKeys, keep_ms: &str| {
+            permits::release_ids(of, keys, keep_ms, ids)
+        };
+        let (reply, doing) = self.inner.ask_once(&entry.protocol, FORGET, make)?;
         match &reply {
             Value::BulkString(letters) if letters.len() == ids.len() => {
                 Ok(letters.iter().map(|letter| *letter == b'1').collect())
@@ -574,21 +575,9 @@ impl ExpirableSemaphore {
 
     /// Changes how many permits there are; however often it is sent, it counts once.
     fn change(&self, change: Change) -> Result<i64> {
-        let (reply, doing) = self.ask_once(self.entry()?, |protocol, keys, keep_ms| {
+        self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
             permits::change(protocol, keys, keep_ms, change)
-        })?;
-        self.inner.integer(reply, doing)
-    }
-
-    /// Sends a request that counts once, however often it is sent.
-    fn ask_once(
-        &self,
-        entry: &Entry,
-        request: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
-    ) -> Result<(Value, &'static str)> {
-        let protocol = &entry.protocol;
-        let request = |keys: &RequestKeys, keep_ms: &str| request(protocol, keys, keep_ms);
-        self.inner.ask_once(protocol, FORGET, request)
+        })
     }
 
     /// Available, acquired, and both together.

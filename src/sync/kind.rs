@@ -80,6 +80,12 @@ kinds! {
 }
 
 /// A kind of lock that one server keeps, which also runs the [guarded commands](crate::Guard::query) of its guards.
+///
+/// ```compile_fail,E0599
+/// fn by_several(guard: &redlatch::RedLockGuard) -> redlatch::Result<i64> {
+///     guard.query(redlatch::redis::cmd("GET").arg("left"))
+/// }
+/// ```
 pub trait OneServer: AnyKind + sealed::Kind<Target = LockSpec> {}
 
 impl OneServer for Reentrant {}

@@ -9,7 +9,6 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
-use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::latch::{self, Change};
 use crate::time::Deadline;
 
@@ -241,12 +240,10 @@ impl Latch {
 
     /// One request that counts once, however often it has to be sent.
     fn change(&self, change: Change) -> Result<bool> {
-        let entry = self.inner.unregistered_entry()?;
-        let protocol = &entry.protocol;
-        let request =
-            |keys: &RequestKeys, keep_ms: &str| latch::change(protocol, keys, keep_ms, change);
-        let (reply, doing) = self.inner.ask_once(protocol, FORGET, request)?;
-        Ok(self.inner.integer(reply, doing)? == 1)
+        let done = self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
+            latch::change(protocol, keys, keep_ms, change)
+        })?;
+        Ok(done == 1)
     }
 
     /// Whether the latch was seen to have been open in time.

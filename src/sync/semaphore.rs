@@ -12,9 +12,8 @@ use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
 use crate::observer::Observed;
-use crate::protocol::idempotency::{FORGET, RequestKeys};
-use crate::protocol::kind::Protocol;
-use crate::protocol::script::{self, Released, Request};
+use crate::protocol::idempotency::FORGET;
+use crate::protocol::script::{self, Released};
 use crate::protocol::semaphore;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
@@ -162,7 +161,7 @@ impl Semaphore {
         if permits > 0 {
             check(permits)?;
         }
-        let set = self.count_once(|protocol, keys, keep_ms| {
+        let set = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
             semaphore::set(protocol, keys, keep_ms, permits)
         })?;
         Ok(set == 1)
@@ -211,7 +210,7 @@ impl Semaphore {
     ///
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn drain_permits(&self) -> Result<i64> {
-        self.count_once(semaphore::drain)
+        self.handle.count_once(FORGET, semaphore::drain)
     }
 
     /// Returns how many permits are available, zero if there is no semaphore.
@@ -444,22 +443,10 @@ impl Semaphore {
     }
 
     fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
-        let done = self.count_once(|protocol, keys, keep_ms| {
+        let done = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
             semaphore::add(protocol, keys, keep_ms, doing, permits)
         });
         done.map(|_| ())
-    }
-
-    /// Sends a request that counts once even if it arrives twice, and waits for its reply.
-    fn count_once(
-        &self,
-        request: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
-    ) -> Result<i64> {
-        let entry = self.handle.unregistered_entry()?;
-        let protocol = &entry.protocol;
-        let request = |keys: &RequestKeys, keep_ms: &str| request(protocol, keys, keep_ms);
-        let (reply, doing) = self.handle.ask_once(protocol, FORGET, request)?;
-        self.handle.integer(reply, doing)
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Config, Error};
 
 use crate::support::quorum;
-use crate::support::quorum::{all_keep, masters, nothing_is_left, open_with, red};
+use crate::support::quorum::{all_keep, masters, nothing_is_left, open_with, red, take_from_all};
 use crate::support::{
     LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, timed, unique,
 };
@@ -205,14 +205,13 @@ fn a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered() {
     }
     let lock = red(&clients, &unique("uneven"));
     drop(take_from_all(&lock, 5));
-    let took = (0..30).map(|_| {
+    let mut took = [(); 30].map(|()| {
         let began = Instant::now();
         drop(lock.lock().unwrap());
         began.elapsed()
     });
-    // The fastest, however busy the machine is.
-    let fastest = took.min().unwrap();
-    assert!(fastest < ms(12), "{fastest:?}");
+    took.sort_unstable();
+    assert!(took[15] < ms(16), "{took:?}");
     nothing_is_left(&servers);
     // Closing waits for a server that is out of reach.
     drop((lock, clients));
