@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock    hash: owner -> hold count
 -- KEYS[2]  hold    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; left out for any
---                  hold
+--                  other hold
 -- ARGV[1]  field   the owner, of a write hold followed by ":write"
 -- ARGV[2]  ms      integer > 0; how long the hold lives from now on
 --

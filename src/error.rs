@@ -167,8 +167,8 @@ impl Error {
             Self::Redis { doing, .. } => {
                 // An operator may make room for writes.
                 let may_pass = |err: &RedisError| is_transient(err) || passes(err, Kind::Kept);
-                let is_after_work = [RELEASING, RELEASING_PERMIT].contains(doing);
-                !is_after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
+                let follows_work = doing.starts_with("releasing");
+                !follows_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
             }
             Self::Thread { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
@@ -881,6 +881,14 @@ mod tests {
         let away = |doing| Error::redis(doing, std::io::Error::other("unreachable"));
         assert!(away("acquiring the lock").is_retryable());
         assert!(!away(RELEASING).is_retryable() && !away(RELEASING_PERMIT).is_retryable());
+        let no_quorum = |doing| Error::NoQuorum {
+            name: String::new(),
+            nodes: 3,
+            needed: 2,
+            agreed: 1,
+            failures: vec![(0, away(doing)), (2, away(doing))],
+        };
+        assert!(no_quorum("asking a node").is_retryable() && !no_quorum(RELEASING).is_retryable());
     }
 
     #[test]

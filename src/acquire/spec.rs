@@ -372,7 +372,7 @@ impl LockSpec {
     fn survey<T>(&self, ask: impl FnOnce(Instant) -> std::result::Result<T, Short>) -> Result<T> {
         self.session().check_open()?;
         let until = Instant::now() + self.session().response_timeout;
-        ask(until).map_err(|short| short.into_error(&self.name))
+        ask(until).map_err(|short| short.into_error("asking a node", &self.name))
     }
 
     fn number(&self, request: Request) -> Result<i64> {

@@ -39,7 +39,7 @@ impl Failure {
     pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         match self {
             Self::One(fault) => fault.into_error(doing, name),
-            Self::Several(short) => short.into_error(name),
+            Self::Several(short) => short.into_error("asking a node", name),
         }
     }
 }
@@ -61,7 +61,7 @@ impl Unanswered for Failure {
 }
 
 impl Short {
-    pub(crate) fn into_error(self, name: &str) -> Error {
+    pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         let wrong_type = |fault: &Fault| match fault {
             Fault::Refused(err) => Error::wrong_type(err, name),
             _ => None,
@@ -76,7 +76,7 @@ impl Short {
         }
         let servers = self.servers;
         let failures = self.failures.into_iter().map(|(node, fault)| {
-            let err = fault.into_error("asking a node", name);
+            let err = fault.into_error(doing, name);
             match servers.get(node) {
                 Some(server) => (node, err.at(server)),
                 None => (node, err),

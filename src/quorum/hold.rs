@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
-use crate::error::{LossReason, Result};
+use crate::error::{LossReason, RELEASING, Result};
 use crate::hold::{Again, Entry, Hold, NotRenewed, Several, lost_before};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
@@ -507,7 +507,7 @@ impl Several for QuorumHold {
 
     fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>> {
         let released = self.wait_for_release(until, in_time);
-        released.map_err(|short| short.into_error(self.name()))
+        released.map_err(|short| short.into_error(RELEASING, self.name()))
     }
 
     fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed> {

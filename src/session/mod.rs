@@ -17,8 +17,7 @@ use redis::RedisError;
 
 use crate::config::Config;
 use crate::config::replicas::ReplicaAck;
-use crate::error::LossReason;
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, RELEASING, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
@@ -538,7 +537,7 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.released(in_time, until);
         }
-        let doing = "releasing the lock";
+        let doing = RELEASING;
         let (value, replayed) = match self.connection.settled(release, until) {
             Ok(settled) => settled,
             Err(Fault::Refused(err) | Fault::Unreachable(err)) => {

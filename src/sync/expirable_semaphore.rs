@@ -185,8 +185,8 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// [`Error::Redis`] if Redis did not answer within the response timeout, at first or while waiting;
-    /// [`Error::Cancelled`], [`Error::Closed`]; [`Error::WrongType`] for keys that hold something else; [`Error::Lost`]
-    /// if the grant arrived when its lease was over; [`Error::InvalidName`], [`Error::Config`].
+    /// [`Error::Cancelled`], [`Error::Closed`]; [`Error::WrongType`] for keys that hold something else;
+    /// [`Error::InvalidName`], [`Error::Config`].
     pub fn acquire(&self) -> Result<ExpirablePermit> {
         one(self.endlessly(1)?).ok_or_else(|| self.inner.stopped())
     }

@@ -73,13 +73,12 @@ impl<K: AnyKind> Handle<K> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Redis`]: Redis did not answer within the response timeout, or rejected the command. With several
-    ///   servers [`Error::NoQuorum`], with several members [`Error::Members`].
+    /// - [`Error::Redis`]: Redis did not answer within the response timeout, or rejected the command, or the grant arrived
+    ///   when its lease was over. With several servers [`Error::NoQuorum`], with several members [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a lock of another kind or of a program that locks
     ///   by `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and it is not reentrant, or holds it as another
     ///   kind.
-    /// - [`Error::Lost`]: the grant arrived when its lease was over.
     /// - [`Error::Cancelled`] by the handle's token, [`Error::Closed`] once the client is closed.
     /// - [`Error::Thread`]: the system did not start a thread of the client.
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
@@ -93,7 +92,7 @@ impl<K: AnyKind> Handle<K> {
     /// Blocks for one round trip, or none if this process has the lock; at most for the response timeout. If this
     /// process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call first
     /// waits for the reply to the last release, which says whether other processes were notified. If so, the call lets
-    /// them ask first, for 1 ms ([`RedLock`](crate::RedLock): up to 50 ms). A [`SpinLock`](crate::SpinLock), which
+    /// them ask first, for 1 ms. A [`SpinLock`](crate::SpinLock), which
     /// notifies nobody, always does.
     ///
     /// ```no_run

@@ -33,7 +33,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left: the lease less the time since before the first byte was sent, less a
 /// hundredth and 2 ms for clocks that drift. Otherwise it is released wherever it was requested, also where no
-/// answer came, and, unless the grant came too late ([`Error::Lost`](crate::Error::Lost)), requested again after 5
+/// answer came, and, unless the grant came too late, requested again after 5
 /// to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough; it is
 /// connected again in the background.
 ///

@@ -210,8 +210,7 @@ impl RwLock {
     ///
     /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked; [`Error::WrongType`](crate::Error::WrongType)
     /// if the key holds something else; [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
-    /// [`Error::Closed`](crate::Error::Closed) once the client is closed; [`Error::Lost`](crate::Error::Lost) if the
-    /// grant arrived when its lease was over; [`Error::InvalidName`](crate::Error::InvalidName) and
+    /// [`Error::Closed`](crate::Error::Closed) once the client is closed; [`Error::InvalidName`](crate::Error::InvalidName) and
     /// [`Error::Config`](crate::Error::Config) before anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
         self.reading.lock()
@@ -274,7 +273,7 @@ impl RwLock {
         self.reading.try_lock_until(instant)
     }
 
-    /// Runs `work` while reading, and waits for the release.
+    /// Runs `work` while reading, and returns its value.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -442,7 +441,7 @@ impl RwLock {
         self.writing.try_lock_until(instant)
     }
 
-    /// Runs `work` while writing, and waits for the release.
+    /// Runs `work` while writing, and returns its value.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

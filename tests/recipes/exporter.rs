@@ -43,13 +43,14 @@ fn series(client: &str) -> BTreeMap<String, String> {
 timed!(what_happens_is_recorded_under_labels_that_the_user_gives);
 fn what_happens_is_recorded_under_labels_that_the_user_gives() {
     let server = Server::start();
-    let (client, metrics) = client(&server, "one");
+    let label = unique("one");
+    let (client, metrics) = client(&server, &label);
     let name = unique("stock:42");
     client.mutex(&name).lock().unwrap().unlock().unwrap();
     metrics.record(&client.stats());
     let (series, up) = (
-        series("one"),
-        format!("redlatch_server_up{{server=\"redis, {}\"}}", server.addr()),
+        series(&label),
+        format!("redlatch_server_up{{server=\"{}\"}}", server.addr()),
     );
     for (key, value) in [
         (
@@ -87,11 +88,11 @@ fn what_happens_is_recorded_under_labels_that_the_user_gives() {
 timed!(two_clients_are_counted_apart_and_as_often_as_it_happened);
 fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
     let server = Server::start();
-    let (names, other) = (["left", "right"], open(&server));
-    let clients = names.map(|name| client(&server, name));
+    let (names, other) = (["left", "right"].map(unique), open(&server));
+    let clients = names.each_ref().map(|name| client(&server, name));
     let locks = [unique("a:1"), unique("b:2")];
     let mut dice = Dice::new(7);
-    let mut truth = names.map(|_| BTreeMap::<String, u64>::new());
+    let mut truth = [(), ()].map(|()| BTreeMap::<String, u64>::new());
     for _ in 0..200 {
         let (which, lock) = (dice.draw(2), &locks[dice.draw(2)]);
         let label = lock.split(':').next().unwrap();
@@ -146,12 +147,12 @@ fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
         let (series, wanted) = (series(name), &truth[which]);
         let is_event = |key: &String| {
             let events = [
-                "attempts_total{",
-                "hold_seconds_count{",
-                "wait_seconds_count{",
-                "lost_total{",
+                "redlatch_attempts_total{",
+                "redlatch_hold_seconds_count{",
+                "redlatch_wait_seconds_count{",
+                "redlatch_lost_total{",
             ];
-            events.iter().any(|event| key.contains(event))
+            events.iter().any(|event| key.starts_with(event))
         };
         let seen: BTreeMap<_, _> = (series.iter())
             .filter(|(key, _)| is_event(key))

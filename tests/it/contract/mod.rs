@@ -928,8 +928,9 @@ fn a_grant_that_comes_too_late_is_not_one(kind: Kind) {
     let lock = kind.of(&client, &name);
     lock.lock().unwrap().unlock().unwrap();
     proxy.set(Target::Link, Mode::Delay(ms(400)));
-    let late = lock.lease(ms(200)).lock();
-    assert_lost(kind, late, &name, LossReason::Expired);
+    let late = lock.lease(ms(200)).lock().map(drop);
+    let is_retryable = matches!(&late, Err(err @ Error::Redis { .. }) if err.is_retryable());
+    assert!(is_retryable, "nothing was done yet: {late:?}");
     proxy.pass();
     assert_eq!(client.stats().holds, 0);
     assert!(lock.try_lock().unwrap().is_some(), "no trace is left");

@@ -610,7 +610,9 @@ fn turns_with_losses(
                     let guard = match lock.try_lock_for(LONG) {
                         Ok(Some(guard)) => guard,
                         Ok(None) => panic!("the line stands still"),
-                        Err(Error::Lost { .. }) => continue, // granted when its lease was over
+                        Err(Error::Lost { .. }) => continue,
+                        // Granted when its lease was over.
+                        Err(err @ Error::Redis { .. }) if err.is_retryable() => continue,
                         Err(err) => panic!("{err:?}"),
                     };
                     let mine = grants.fetch_add(1, Ordering::SeqCst) + 1;

@@ -436,11 +436,11 @@ fn an_acquire_of_unknown_outcome_is_undone() {
     let client = Client::open(config.response_timeout(RESPONSE)).unwrap();
     let names = three();
     let lock = client.multi_lock(&names);
-    lock.with(|_| ()).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
     for delivers in [true, false] {
         for limit in [RESPONSE / 4, LONG] {
             // Whatever was sent with the script whole is known by its hash from now on.
-            lock.with(|_| ()).unwrap();
+            lock.lock().unwrap().unlock().unwrap();
             let asked = server.calls("evalsha");
             let trap = if delivers {
                 proxy.swallow_reply_to(sha(lua::LOCK_ACQUIRE))
@@ -469,7 +469,7 @@ fn an_acquire_of_unknown_outcome_is_undone() {
         }
     }
     // Cut while the answer is on its way: the next one asks under another number, and the first is undone.
-    lock.with(|_| ()).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
     proxy.set(Target::Link, Mode::Delay(RESPONSE / 2));
     thread::scope(|scope| {
         let taken = scope.spawn(|| {
@@ -508,7 +508,7 @@ fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
     eventually("it is sent", || trap.fired());
     proxy.cut(Target::Link);
     left(&server, &[]);
-    lock.with(|_| ()).unwrap();
+    lock.lock().unwrap().unlock().unwrap();
     left(&server, &[]);
 }
 

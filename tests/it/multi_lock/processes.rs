@@ -28,7 +28,12 @@ fn part_that_takes_sets() {
     };
     let works = ms(works.parse().unwrap());
     let client = open(&url);
-    client.mutex(unique("own")).with(|_| ()).unwrap();
+    client
+        .mutex(unique("own"))
+        .lock()
+        .unwrap()
+        .unlock()
+        .unwrap();
     let (mut con, mut dice) = (aside(&url), Dice::new(seed.parse().unwrap()));
     add(&mut con, "ready", 1);
     let all: i64 = redis::cmd("GET").arg("all").query(&mut con).unwrap();
