@@ -53,6 +53,7 @@ pub(crate) mod turn;
 pub(crate) mod wait_mode;
 pub(crate) mod yielding;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -231,12 +232,10 @@ struct Waiting<'a, S> {
 impl<S: Strategy> Waiting<'_, S> {
     fn run(mut self) -> Result<Outcome<S::Grant>> {
         loop {
-            let response_timeout = self.spec.session().response_timeout;
-            // Yielding is part of the time for the question.
-            let budget = self.wait.budget(Instant::now(), response_timeout);
-            if let Some(outcome) = self.get_ready(&budget)? {
-                return Ok(outcome);
-            }
+            let budget = match self.get_ready()? {
+                ControlFlow::Continue(budget) => budget,
+                ControlFlow::Break(outcome) => return Ok(outcome),
+            };
             // Read before the request: a message that comes after it may be about what the reply does not know yet.
             let before = self.strategy.listening().signals();
             let busy = match self.strategy.ask(budget.until) {
@@ -269,27 +268,34 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Comes back when the thread has to ask, or with what ends its wait.
-    fn get_ready(&mut self, budget: &Budget) -> Result<Option<Outcome<S::Grant>>> {
+    /// Comes back when the thread has to ask, with the time for the question, or with what ends its wait.
+    fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
         // A call that has not waited asks at least once, however short its time is.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
+        // Yielding is part of the time for the question, waiting for other threads of this process is not.
+        let mut began = None;
         loop {
             if self.strategy.listening().has_wakeup() {
                 // What follows was told by a thread of this process.
                 self.silent_since = None;
             }
             if let Some(grant) = self.strategy.handed_over()? {
-                return Ok(Some(Outcome::Granted(grant)));
+                return Ok(ControlFlow::Break(Outcome::Granted(grant)));
             }
-            let is_late = has_waited && self.wait.deadline().has_passed(Instant::now());
+            let now = Instant::now();
+            let is_late = has_waited && self.wait.deadline().has_passed(now);
             if is_late || self.spec.must_stop(self.wait) {
                 // A thread that never became the contender has not asked Redis itself.
                 let is_taken = self.was_refused || self.strategy.entry().lock().lock.is_taken();
-                return self.end(Outcome::without_grant(is_taken)).map(Some);
+                let ended = self.end(Outcome::without_grant(is_taken))?;
+                return Ok(ControlFlow::Break(ended));
             }
             let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
-            if !yielding::yield_to_others(self.strategy, spec, wait, budget.until, heard)? {
-                return Ok(None);
+            let began = *began.get_or_insert(now);
+            let budget = wait.budget(began, spec.session().response_timeout);
+            let asks_by = began + budget.until.saturating_duration_since(began) / 2;
+            if !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)? {
+                return Ok(ControlFlow::Continue(budget));
             }
             has_waited = true;
         }

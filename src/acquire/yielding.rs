@@ -28,13 +28,13 @@ use crate::time;
 /// Lets other processes ask first if this one owes them that; `true` if the thread has paused or has to stop. `heard`: how
 /// many messages had come when it began to pause for the last time.
 ///
-/// The pause takes at most half of the time that is left, so that a call with a short time limit yields as others do and still
-/// asks (bench: cross4x4 and cross8x4, fairness). A call that asks once only makes the shortest.
+/// All pauses of a question end at `asks_by`, after half of its time, so that a call with a short time limit yields as others do
+/// and still asks (bench: cross4x4 and cross8x4, fairness). A call that asks once only makes the shortest.
 pub(crate) fn yield_to_others<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
     wait: WaitMode,
-    until: Instant,
+    asks_by: Instant,
     heard: &mut Option<u64>,
 ) -> Result<bool> {
     let release = strategy.yields_after();
@@ -56,7 +56,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     };
     let stop = || spec.must_stop(wait) || is_served();
     let pause = match &release {
-        Some(release) => pause_after(strategy, spec, release, until, &stop),
+        Some(release) => pause_after(strategy, spec, release, asks_by, &stop),
         None => debt,
     };
     let Some(pause) = pause.filter(|_| !stop()) else {
@@ -66,12 +66,11 @@ pub(crate) fn yield_to_others<S: Strategy>(
         // If the subscription is confirmed during the pause, one request is enough.
         acquire::listen(strategy, spec)?;
     }
-    let left = until.saturating_duration_since(Instant::now());
-    let most = if wait.asks_again() { left / 2 } else { PAUSE };
+    let left = asks_by.saturating_duration_since(Instant::now());
+    let most = if wait.asks_again() { left } else { PAUSE };
     spec.session().counters.held_back.add(1);
     time::sleep_unless(pause.min(most), &stop);
-    // A message in the pause means that others take turns, so the thread pauses again. If its time had cut the pause short,
-    // it asks now, or pauses of half of what is left would follow one another until the time is up.
+    // A message in the pause means that others take turns, so the thread pauses again, unless it has no time for that.
     *heard = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,
@@ -84,7 +83,7 @@ fn pause_after<S: Strategy>(
     strategy: &S,
     spec: &LockSpec,
     release: &Arc<Call>,
-    until: Instant,
+    asks_by: Instant,
     stop: &dyn Fn() -> bool,
 ) -> Option<Duration> {
     if let Some(quorum) = &spec.quorum {
@@ -93,23 +92,20 @@ fn pause_after<S: Strategy>(
     if !spec.key.kind.is_notified {
         return Some(PAUSE);
     }
-    let others = notified_others(spec.session(), release, until, stop);
+    let others = notified_others(spec.session(), release, asks_by, stop);
     if strategy.alternates() {
         (strategy.entry().lock().lock).owe(others, Instant::now());
     }
     (others > 0).then_some(PAUSE)
 }
 
-/// How many other processes a release has notified; one if nobody knows. Waits for its reply, so that half of the time
-/// `until` then is left to the request that follows.
+/// How many other processes a release has notified; one if nobody knows. Waits for its reply.
 fn notified_others(
     session: &Session,
     release: &Arc<Call>,
     until: Instant,
     stop: &dyn Fn() -> bool,
 ) -> u32 {
-    let now = Instant::now();
-    let until = now + until.saturating_duration_since(now) / 2;
     match session.connection.wait(release, until, stop) {
         Ok((value, _)) => others(session, release, &value).unwrap_or(0),
         // The server may have executed it, and the reply be late or lost.

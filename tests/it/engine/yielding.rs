@@ -1,6 +1,7 @@
 //! A process whose tenure is over, and others that wait.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -105,6 +106,45 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     crew.join();
     let waited = granted.lock().unwrap().unwrap() - freed;
     assert!(waited < 2 * TENURE, "{waited:?}");
+    drop(listening);
+}
+
+// The rest of its time is for the question.
+timed!(all_pauses_of_a_question_take_half_of_its_time);
+fn all_pauses_of_a_question_take_half_of_its_time() {
+    const TENURE: Duration = ms(200);
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let config = settings_by(&server, proxy.addr()).tenure(TENURE);
+    let client = Client::open(config.response_timeout(4 * TENURE)).unwrap();
+    let name = unique("half");
+    let lock = client.mutex(&name);
+    let mut others = [(); 50].map(|()| server.connection());
+    let listening = others.each_mut().map(|other| {
+        let mut pubsub = other.as_pubsub();
+        pubsub.subscribe(channel(&name)).unwrap();
+        pubsub
+    });
+    let guard = lock.lock().unwrap();
+    thread::sleep(TENURE);
+    guard.unlock().unwrap();
+    hold_by_stranger(&server, &name, 60_000);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Others take turns all the time.
+            while !done.load(Ordering::SeqCst) {
+                server.ask::<i64>(&["PUBLISH", &channel(&name), "0"]);
+                thread::sleep(ms(5));
+            }
+        });
+        let waits = scope.spawn(|| lock.try_lock_for(10 * TENURE).map(|guard| guard.is_some()));
+        eventually("it waits", || client.stats().held_back > 1);
+        proxy.set(Target::Link, Mode::Delay(3 * TENURE / 2));
+        let waited = waits.join();
+        done.store(true, Ordering::SeqCst);
+        assert!(!waited.unwrap().unwrap());
+    });
     drop(listening);
 }
 
