@@ -57,10 +57,14 @@ impl Target for LockSpec {
     }
 
     fn take(&self, wait: WaitMode) -> Result<Option<GuardInner>> {
-        self.observed(
-            || self.acquire(wait),
-            |held, began| self.observe(held, began),
-        )
+        let acquire = || {
+            let outcome = self.acquire(wait)?;
+            if let Outcome::Granted(held) = &outcome {
+                held.keep_for(self.at_least);
+            }
+            Ok(outcome)
+        };
+        self.observed(acquire, |held, began| self.observe(held, began))
     }
 }
 

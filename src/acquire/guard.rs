@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use redis::FromRedisValue;
@@ -86,9 +86,6 @@ impl Held for GuardInner {
 
 impl GuardInner {
     pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
-        if let Some(span) = lock.at_least {
-            hold.keep_until(Instant::now() + span);
-        }
         Self {
             shared: Arc::clone(&lock.shared),
             _quorum: lock.quorum.clone(),
@@ -182,6 +179,14 @@ impl GuardInner {
         let mut reading = LockSpec::like(&self.shared, &self.hold).sharing();
         reading.as_thread = Some(self.thread);
         reading.take(WaitMode::Once)
+    }
+
+    /// Keeps the name for so long from now on, even if the guard is dropped before. Called once the whole call has succeeded: a
+    /// multi-lock releases members that it got in vain, and nothing must keep those.
+    pub(crate) fn keep_for(&self, at_least: Option<Duration>) {
+        if let Some(span) = at_least {
+            self.hold.keep_until(Instant::now() + span);
+        }
     }
 
     /// Has another guard of the thread keep the name for what is left of `at_least`, instead of this one.

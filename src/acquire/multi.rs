@@ -87,6 +87,7 @@ impl Target for Members {
         let mut granted = outcome?.granted();
         let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
         for (part, held) in self.parts.iter().zip(held) {
+            held.keep_for(part.at_least);
             if part.session().observer.is_some() {
                 part.observe(held, began);
             }

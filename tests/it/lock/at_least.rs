@@ -166,6 +166,25 @@ fn after_that_time_it_is_released_as_any_other() {
     assert_eq!(server.pttl(&name), -1);
 }
 
+timed!(members_that_were_taken_in_vain_are_not_kept);
+fn members_that_were_taken_in_vain_are_not_kept() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    let mut names = [unique("some"), unique("some")];
+    names.sort();
+    let lock = client.multi_lock(&names).at_least(KEPT * 10);
+    // Asked for together with the other, which somebody has.
+    let held = other.mutex(&names[1]).lock().unwrap();
+    assert!(lock.try_lock().unwrap().is_none());
+    let began = Instant::now();
+    let first = other.mutex(&names[0]);
+    assert!(first.try_lock_for(KEPT * 5).unwrap().is_some());
+    assert!(began.elapsed() < KEPT * 5);
+    drop(held);
+    drop(lock.lock().unwrap());
+    assert!(other.mutex(&names[0]).try_lock().unwrap().is_none());
+}
+
 timed!(threads_of_the_process_wait_as_well);
 fn threads_of_the_process_wait_as_well() {
     let server = Server::start();
