@@ -22,7 +22,9 @@
 --          queue nor takes the lock
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
-local mine = redis.call('hexists', KEYS[1], ticket) == 1
+-- A hold with a count of 0 was released and is kept (lock_keep): this request is late.
+local count = redis.call('hget', KEYS[1], ticket)
+local mine = count and count ~= '0'
 local placed = redis.call('zscore', KEYS[3], ticket)
 -- The ticket's place was removed: it was released, or counted as dead. This request may be a late copy, so it neither joins
 -- again nor takes the lock; a client that still waits takes a new ticket.

@@ -10,13 +10,22 @@
 --          -1      nobody holds the lock any more
 --          -2      somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free; run twice, the
---          hold lives for as long from the second run on. A count of 0 marks a kept hold (of a read hold the string, since
---          Redisson counts the holds of a reader), and a renewal that arrives later leaves a marked hold as it is
+-- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free; run twice it
+--          changes nothing more. A count of 0 marks a kept hold (of a read hold the string, since Redisson counts the holds
+--          of a reader), and a renewal that arrives later leaves a marked hold as it is
 local field, ms = ARGV[1], tonumber(ARGV[2])
 
-if redis.call('hexists', KEYS[1], field) == 0 then
+local mark = redis.call('hget', KEYS[1], field)
+if mark and KEYS[2] then
+  -- The field of a reader outlives its hold.
+  mark = redis.call('get', KEYS[2])
+end
+if not mark then
   return redis.call('exists', KEYS[1]) == 1 and -2 or -1
+end
+-- A request that was sent twice: the time counts from the first.
+if mark == '0' then
+  return 0
 end
 -- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')

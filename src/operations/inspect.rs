@@ -94,7 +94,7 @@ pub struct Holder {
     /// `<id>:<number>`: the [id of the client](crate::Client::id), and the number of the acquisition; Redisson's id and the
     /// number of its thread. Of a permit its id.
     pub owner: String,
-    /// How many times its thread has it.
+    /// How many times its thread has it; 0 if it was released and the name is kept (`at_least`).
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,
@@ -424,8 +424,10 @@ impl fmt::Display for LockInfo {
         } in &self.holders
         {
             write!(f, "\n  {mode} by {}", Shown(owner))?;
-            if *count != 1 {
-                write!(f, ", {count} times")?;
+            match count {
+                0 => f.write_str(", released and kept")?,
+                1 => {}
+                count => write!(f, ", {count} times")?,
             }
             match lease_left {
                 Some(left) => write!(f, ", {} left", shown(*left))?,

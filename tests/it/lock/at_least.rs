@@ -216,8 +216,12 @@ fn what_cannot_be_kept_is_refused() {
     ] {
         assert!(matches!(lock.try_lock(), Err(Error::Config { .. })));
     }
-    let lock = client.mutex("a").lease(2 * second).at_least(second);
+    let lock = client.mutex("a").lease(20 * second).at_least(10 * second);
     assert!(lock.try_lock().unwrap().is_some());
+    eventually("it is released and kept", || {
+        let name = client.inspect("a").unwrap().to_string();
+        name.contains("released and kept")
+    });
 }
 
 timed!(one_that_is_downgraded_keeps_writers_out_and_no_readers);

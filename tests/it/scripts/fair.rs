@@ -675,3 +675,18 @@ fn out_of_memory_nobody_joins_and_everybody_can_leave() {
         fair.play(away, end);
     }
 }
+
+#[test]
+fn a_late_request_of_a_waiter_leaves_a_kept_hold_as_it_is() {
+    let server = Server::start();
+    let mut listener = server.connection();
+    let mut lock = Fair::new(&server, &mut listener, "orders");
+    assert_eq!(lock.acquire("new", 'a'), Ok(Value::Nil));
+    let keep = [&*ticket('a'), "10000"];
+    let kept = run(&mut lock.con, lua::LOCK_KEEP, &["orders"], &keep);
+    assert_eq!(kept, Ok(Value::Int(0)));
+    for late in ["has", "last"] {
+        assert_eq!(lock.acquire(late, 'a'), Ok(Value::Int(-3)), "{late}");
+        assert!(server.pttl("orders") <= 10_000);
+    }
+}
