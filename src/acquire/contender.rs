@@ -1,7 +1,7 @@
 //! A thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
 //! How it waits depends on the kind of lock: releases are announced, by one server or by a majority of several, or to each
-//! place in the queue that Redis keeps, or not at all. What it does once it has the lock, or gives up, is the same for all.
+//! place in the queue that Redis keeps, or not at all. Accepting the lock, and giving up, is the same for all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,13 +50,13 @@ pub(crate) struct Contender<'a> {
     wait: WaitMode,
     /// The thread's exclusive hold, if it takes a shared one as well.
     under: Option<Arc<Hold>>,
-    /// Its place in the queue that Redis keeps, if it has one: the number by which Redis knows it.
+    /// The number of its place in the queue, if Redis keeps one and the contender has a place.
     place: Option<OwnerNumber>,
-    /// What readers and writers tell each other.
+    /// The notes by which readers and writers take turns.
     turn: Option<Turn>,
-    /// What it does where nothing is announced.
+    /// The pauses where nothing is announced.
     spin: Option<Spin>,
-    /// What it knows of others that ask several servers.
+    /// The other contenders for several servers.
     contest: Contest,
     /// The release after which it has to yield, before it asks.
     yields_after: Option<Arc<Call>>,
@@ -129,7 +129,7 @@ impl<'a> Contender<'a> {
         self.lock.session()
     }
 
-    /// What the next request says about the thread's place in the queue, if Redis keeps one.
+    /// The place that the next request has or wants in the queue, if Redis keeps one.
     fn place_to_send(&self) -> Place {
         let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
@@ -187,7 +187,7 @@ impl<'a> Contender<'a> {
 
     /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
-        // Checked once it is counted: either closing waits for it, or it sends nothing. Nobody could undo it.
+        // Checked once the contender is counted: closing waits for it, or it sends nothing that nobody could undo.
         if self.lock.quorum.is_some() || self.lock.must_stop(self.wait) {
             return;
         }
@@ -245,7 +245,7 @@ impl<'a> Contender<'a> {
         let entry = Arc::clone(&self.entry);
         let hold = Arc::new(Hold::new(entry, mode, number, params.lease, params.ttl));
         session.replicate(&mut request);
-        // One that keeps its place is sent again, and what it may have brought is undone when the thread gives up.
+        // A request of a contender that keeps its place may be sent again, and is undone when the contender gives up.
         let is_undone = self.place.is_none();
         let undo = is_undone.then(|| Arc::clone(&hold) as Arc<dyn Undo>);
         *asked = Some(hold);
@@ -293,7 +293,7 @@ impl<'a> Contender<'a> {
                     hold.has_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
-                    // Another client has given the key this time to live, and may do so again.
+                    // Another client has shortened the key's time to live to this, and may do so again.
                     hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
@@ -315,8 +315,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether releases are announced on one channel to all who wait, whom a release counts. One with a queue in Redis tells
-    /// each place, and nobody counts those of several servers.
+    /// Whether releases are announced on one channel to all who wait, whom a release counts. With a queue in Redis each place
+    /// has its own channel, and the listeners of several servers are not counted.
     fn is_notified_with_others(&self) -> bool {
         let kind = self.lock.key.kind;
         let is_queued = kind.order == Order::Server && self.wait.asks_again();
@@ -350,8 +350,8 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
         let last_release = state.lock.last_release();
-        // The subscription of this wait may linger, and so may that of an earlier one. Nobody else releases the lock while
-        // this process holds it, so that costs nothing until the release, which ends it. On the channel of a place, which
+        // The subscription of this wait may linger, and so may that of an earlier one. No other process releases the lock while
+        // this one holds it, so that costs nothing until the release, which ends it. On the channel of a place, which
         // belongs to one waiter, nothing is counted.
         let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
         if may_linger && self.is_notified_with_others() {

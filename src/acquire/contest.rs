@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::acquire::pacer::Pacer;
 use crate::acquire::quorum::{Known, PAUSE};
 
-/// What a contender for a majority of several servers knows of the others.
+/// The other contenders for a majority of several servers, as far as one of them knows.
 ///
-/// Those who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
+/// All who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
 /// a contender that was refused looks again after a short random pause. If it then finds a majority taken, it waits for a
 /// message: one of the others has the lock, or looks again in turn, and the last of them to look finds whether it is free. The
 /// holder announces its release, and so does a contender that was granted too few servers and does not look again.
@@ -15,7 +15,7 @@ pub(super) struct Contest {
     /// How many messages had come before the last request, or by its reply if it was contested.
     heard: u64,
     was_refused: bool,
-    /// Nobody may have had the lock when it was last asked for.
+    /// The last round may have granted the lock to nobody.
     is_contested: bool,
     pacer: Pacer,
 }
@@ -33,7 +33,7 @@ impl Default for Contest {
 }
 
 impl Contest {
-    /// What is known before a request, by the number of messages that have come.
+    /// The contender's knowledge before a request, when so many messages have come.
     pub(super) fn knows(&mut self, messages: u64) -> Known {
         if std::mem::replace(&mut self.heard, messages) != messages {
             self.pacer.reset();

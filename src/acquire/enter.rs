@@ -1,4 +1,4 @@
-//! What a thread gets from the local lock, before Redis is asked.
+//! The way of a thread through the local lock, before Redis is asked.
 //!
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
@@ -27,14 +27,14 @@ use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::waiter::Signals;
 use crate::protocol::owner;
 
-/// What a thread has got without asking Redis.
+/// The result of entering the local lock.
 #[expect(
     clippy::large_enum_variant,
     reason = "a box would be one more allocation for each uncontended lock"
 )]
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// Another thread of this process is ahead.
+    /// A thread of this process is ahead.
     Busy,
     /// The time was up.
     TooLate,
@@ -94,7 +94,7 @@ impl LockSpec {
         outcome
     }
 
-    /// What to ask for and its entry, once the watchdogs run that will renew it.
+    /// Starts the watchdogs that will renew the hold; returns its parameters and its entry.
     fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
         let (lease, ttl) = self.lease_policy()?;
         let thread = self.as_thread.unwrap_or_else(owner::this_thread);
@@ -182,13 +182,13 @@ impl LockSpec {
         }
     }
 
-    /// One more hold of a thread that has the lock, so many times by now.
+    /// Makes the guard of a thread that has the lock so many times by now.
     fn reentered(&self, hold: Arc<Hold>, thread: u64, count: u32) -> Pending<'_> {
         self.session().counters.reentered.add(1);
         Pending::Held(GuardInner::reentered(self, hold, thread, count))
     }
 
-    /// Another thread has handed the lock over, or shares it, unless it is lost by now.
+    /// Makes the guard for a hold that another thread has handed over, or shares; `None` if it is lost by now.
     fn handed(&self, hold: Arc<Hold>, thread: u64) -> Option<Pending<'_>> {
         let counters = &self.session().counters;
         self.is_still_ours(&hold).then(|| {
@@ -211,7 +211,7 @@ impl LockSpec {
     ) -> Result<Option<Pending<'_>>> {
         Ok(match self.wait_in_queue(entry, ticket, listening, wait)? {
             None if entry.lock().lock.is_taken() => Some(Pending::Busy),
-            // Another thread of this process asks Redis, and has no answer either.
+            // The contender of this process has no reply from Redis either.
             None => Some(Pending::TooLate),
             Some(Wakeup::Granted(hold)) => self.handed(hold, params.thread),
             Some(Wakeup::Contend(after)) => {
@@ -241,7 +241,7 @@ impl LockSpec {
             _ => LossReason::Expired,
         };
         self.session().lose(hold, reason);
-        // It is still held if a renewal was confirmed just before.
+        // The hold stays if a renewal was confirmed just before.
         if !hold.is_held() {
             self.session().remove_lost(hold);
         }

@@ -25,7 +25,7 @@ use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
 
-/// One hold of one thread, or of none, released when dropped.
+/// A hold of one thread, or of none, released when dropped.
 pub struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
@@ -34,13 +34,13 @@ pub struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
-    /// Another thread of this process has had it, or has it as well.
+    /// A thread of this process had the hold before, or shares it.
     is_handed_over: bool,
     /// The thread had the lock already.
     is_reentered: bool,
     /// An observer hears of the hold, so dropping this guard is noted there.
     is_observed: bool,
-    /// What the observer has to be told the end of, once the guard has left the hold.
+    /// The report to the observer about the end, once the guard has left the hold.
     ended: Option<Box<Observed>>,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,

@@ -70,7 +70,7 @@ impl Listening {
         self.waiter.get()
     }
 
-    /// The signals so far. To be read before a request whose reply may lead to a park.
+    /// The signals so far. A thread reads them before a request whose reply may lead to a park.
     pub(crate) fn signals(&self) -> Signals {
         let waiter = self.known_waiter();
         waiter.map_or_else(Signals::default, |waiter| waiter.signals())
@@ -96,9 +96,8 @@ impl Listening {
         self.has_parked
     }
 
-    /// Parks until another thread of this process has woken it, there is news since `seen`, `stop`, or the deadline. Whoever
-    /// waits for others does so here. A long wait is logged, with how long the lease of the holder still lasts, if that is
-    /// known.
+    /// Parks until another thread of this process has woken this one, there is news since `seen`, `stop`, or the deadline. All
+    /// waits for others are here. A long wait is logged, with how long the lease of the holder still lasts, if that is known.
     pub(crate) fn park(
         &mut self,
         spec: &LockSpec,

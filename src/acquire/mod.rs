@@ -16,14 +16,14 @@
 //! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
 //! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
 //! - *listen.* A message is a hint and never a grant: a thread that has subscribed asks again once that is confirmed,
-//!   since a release may have come before. One that yields subscribes before it asks, and need not ask again.
+//!   since a release may have come before. A thread that yields subscribes before it asks, and need not ask again.
 //! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
 //!   lost. Where nothing is announced it is a pause.
 //!
-//! What differs between the ways of waiting is a [`Strategy`]. Two other loops are around this one or below it:
+//! A [`Strategy`] is what differs between the ways of waiting. Two other loops are around this one or below it:
 //!
 //! - A multi-lock of several members waits for one of them at a time, each in this loop, and asks for the others again
-//!   once it has that one ([`multi`]). It waits for nothing else, but for a few milliseconds between two such rounds.
+//!   once it has that one ([`multi`]). Between two such rounds it pauses for a few milliseconds.
 //! - A question to several servers is asked again if too few of them have answered, since their connections may just
 //!   have been idle for too long ([`quorum`]). To this loop that is one question, which ends in its time.
 
@@ -72,17 +72,17 @@ use crate::time::{self, Budget, Deadline};
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// Granted, and passed on: a thread of this process has handed over what it had meanwhile.
+    /// Granted, and passed on: a thread of this process handed over what it had before the reply came.
     HandedOver,
 }
 
-/// Somebody else has it.
+/// The reply of a server whose lock, or permits, somebody else has.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Busy {
     /// When it is worth asking again although nothing was announced; `None`: nobody knows.
     pub(crate) retry_after: Option<Duration>,
-    /// Nobody may have it: several ask at the same time, and each may have been granted too few of several servers. They
-    /// come again after a short pause, and until then nothing may be announced.
+    /// Several ask several servers at the same time, and each may have been granted too few of them, so perhaps nobody has the
+    /// lock. All ask again after a short pause, and until then nothing may be announced.
     pub(crate) is_contested: bool,
 }
 
@@ -108,9 +108,9 @@ impl From<Error> for NoReply {
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
-    /// Somebody else had it when Redis was asked.
+    /// Redis has said that somebody else has it.
     Busy(Busy),
-    /// Time was up before there was any answer; what it may have granted is being undone.
+    /// The time was up before there was any reply; whatever Redis may have granted is being undone.
     TooLate,
 }
 
@@ -140,41 +140,41 @@ impl<G> Outcome<G> {
     }
 }
 
-/// One way of waiting for one thing.
+/// A way of waiting for one thing.
 pub(crate) trait Strategy {
-    /// What it asks for.
+    /// The thing that is asked for.
     type Grant;
 
-    /// What it does, for errors.
+    /// The work that errors name.
     const DOING: &'static str;
 
     /// Whether a grant without a message means that the message was lost. Permits that expire send none.
     const IS_ANNOUNCED: bool = true;
 
-    /// Whether it asks once more because its time is nearly up, and not because a message may be lost.
+    /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
     fn asks_last(&self) -> bool {
         false
     }
 
-    /// What this client keeps for its name.
+    /// The client's entry for the name.
     fn entry(&self) -> &Arc<Entry>;
 
-    /// What a thread of this process has handed over to this one.
+    /// The grant that a thread of this process has handed over to this one.
     fn handed_over(&mut self) -> Result<Option<Self::Grant>> {
         Ok(None)
     }
 
-    /// It waits no longer. What has been handed over by then is its own.
+    /// Stops waiting. A grant that was handed over by then is the caller's.
     fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
         self.handed_over()
     }
 
-    /// The release after which it has to let others go first, before it asks. Told once.
+    /// The release after which the thread has to let others go first, before it asks. Returned once.
     fn yields_after(&mut self) -> Option<Arc<Call>> {
         None
     }
 
-    /// Whether processes alternate that contend for it: one has it alone, and nothing else says who is next.
+    /// Whether contending processes have to alternate by themselves: one has the thing alone, and nothing else says who is next.
     fn alternates(&self) -> bool {
         false
     }
@@ -190,7 +190,7 @@ pub(crate) trait Strategy {
     /// The thread's waiter and its subscription.
     fn listening(&mut self) -> &mut Listening;
 
-    /// How long to park at most: `cap` for one whose subscription promises that much.
+    /// How long to park at most; `cap` is for a thread that waits for messages.
     fn park_for(&mut self, cap: Duration) -> Duration {
         time::jittered(cap)
     }
@@ -214,7 +214,7 @@ pub(crate) fn acquire<S: Strategy>(
     waiting.run()
 }
 
-/// One call, from its first question to its end.
+/// A call, from its first question to its end.
 struct Waiting<'a, S> {
     strategy: &'a mut S,
     spec: &'a LockSpec,
@@ -276,7 +276,7 @@ impl<S: Strategy> Waiting<'_, S> {
         let mut began = None;
         loop {
             if self.strategy.listening().has_wakeup() {
-                // What follows was told by a thread of this process.
+                // A thread of this process has woken this one, so a grant does not come from silence.
                 self.silent_since = None;
             }
             if let Some(grant) = self.strategy.handed_over()? {
@@ -319,11 +319,11 @@ impl<S: Strategy> Waiting<'_, S> {
         // A pause after a contested round is no park, since no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);
-        // What follows a confirmation is no rescue either: the thread asks because of that.
+        // A confirmation is no message, but the grant that follows it is no rescue either.
         self.silent_since = is_park.then_some(seen);
         let now = Instant::now();
         let park = self.strategy.park_for(cap);
-        // Those who contend for it are to come back one by one.
+        // Contenders for several servers must come back one by one, or they split the votes again.
         let mut until = match busy.is_contested {
             true => now + park,
             false => time::together(now, park),
@@ -344,7 +344,7 @@ impl<S: Strategy> Waiting<'_, S> {
         Ok(())
     }
 
-    /// It was granted what it asked for, perhaps without having heard that it can be had.
+    /// Counts a grant that no message announced: its message was lost.
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
         let is_silent = |seen| !signals.are_news_since(seen);
@@ -362,7 +362,7 @@ impl<S: Strategy> Waiting<'_, S> {
             return self.end(Outcome::without_grant(self.was_refused));
         }
         if budget.concerns_all(&failure) {
-            // They get the error now, rather than each after a timeout of its own.
+            // The threads queued behind this one get the error now, rather than each after a timeout of its own.
             let error = self.spec.make_error(S::DOING, failure.clone());
             self.strategy.entry().dismiss(&error);
         }

@@ -33,7 +33,7 @@ fn pacer() -> Pacer {
     Pacer::new((PAUSE / 8, PAUSE / 4), 4)
 }
 
-/// What went wrong with members, by index.
+/// The errors of members, by index.
 type Failures = Vec<(usize, Error)>;
 
 /// The members of a multi-lock, each once, in the same order in every process.
@@ -41,7 +41,7 @@ type Failures = Vec<(usize, Error)>;
 pub struct Members {
     name: Arc<str>,
     parts: Vec<LockSpec>,
-    /// The indices of members with the same key. Their servers must be different ones, whatever their addresses.
+    /// The indices of members with the same key. Members of one key must have different servers, whatever their addresses.
     same_key: Arc<[Vec<usize>]>,
     /// Whether a member was held by others at the last attempt.
     contended: Arc<AtomicBool>,
@@ -381,7 +381,7 @@ impl Members {
         Ok(())
     }
 
-    /// One attempt at every member, all of which end together.
+    /// The mode of one attempt at every member, all of which end together.
     fn round(&self, wait: WaitMode) -> WaitMode {
         let (deadline, waits) = match wait {
             WaitMode::Until(deadline) => (deadline, true),
@@ -404,7 +404,7 @@ impl Members {
         timeouts.max().unwrap_or_default()
     }
 
-    /// What went wrong with members, each by its name; an error of the whole call is returned as it is.
+    /// The error for the errors of members, each by its name; an error of the whole call is returned as it is.
     fn failed(&self, failures: Failures) -> Error {
         let mut named = Vec::new();
         for (index, err) in failures {
@@ -459,7 +459,7 @@ fn asks_again(refused: usize) -> bool {
     refused > 0
 }
 
-/// Holds of members, by index. Their releases are written together.
+/// Holds of members, by index, whose releases are written together.
 #[derive(Debug)]
 struct Together(Vec<Option<GuardInner>>);
 
@@ -490,7 +490,7 @@ impl Together {
 
 impl Drop for Together {
     fn drop(&mut self) {
-        // What belongs to the parent of a process does nothing when it is dropped.
+        // A guard of the process's parent does nothing when it is dropped.
         if self.all().all(|held| !held.is_copy()) {
             self.drop_from(0);
         }

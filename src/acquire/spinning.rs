@@ -12,8 +12,8 @@ const LATER: Duration = Duration::from_millis(20);
 ///
 /// Source: the exponential back-off of Redisson's spin lock.
 ///
-/// They are short again once somebody else has taken it: where each thread of a client asks for itself, as in Redisson, one of
-/// them soon has short pauses, and a process of which one thread asks would have the lock less and less often.
+/// Pauses are short again once somebody else has taken the lock. Where each thread of a client asks for itself, as in Redisson,
+/// one of them soon has short pauses, and a process of which one thread asks would have the lock less and less often.
 pub(super) struct Spin {
     pacer: Pacer,
     /// When the holder's lease ends, by the reply to a request; the earliest since the pauses started.
@@ -30,7 +30,7 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// Somebody has the lock until `ends_at`.
+    /// The lease of the present holder ends at `ends_at`.
     pub(super) fn record_refusal(&mut self, ends_at: Instant) {
         let before = self.ends_at.unwrap_or(ends_at);
         if ends_at > before + LATER {

@@ -453,27 +453,18 @@ impl Hold {
         (until > 0).then(|| time::instant(until))
     }
 
-    /// Whether it would last if it were released now. Reads the clock only for one that may.
-    fn is_kept(&self) -> bool {
-        let is_kept = |until| time::nanos(Instant::now()) < until;
-        self.kept_until().is_some_and(is_kept)
-    }
-
-    fn kept_until(&self) -> Option<u64> {
+    /// How long it lasts although it is released `now`. The clock is read only for a hold that may.
+    pub(crate) fn kept_for(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
         let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
-        (until > 0).then_some(until)
-    }
-
-    /// How long it lasts although it is released now.
-    pub(crate) fn kept_for(&self, now: Instant) -> Option<Duration> {
-        let until = self.kept_until()?;
-        let left = time::instant(until).saturating_duration_since(now);
-        (!left.is_zero()).then_some(left)
+        let left = |until| time::instant(until).saturating_duration_since(now());
+        (until > 0)
+            .then(|| left(until))
+            .filter(|left| !left.is_zero())
     }
 
     /// The request that releases it.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
-        if let Some(left) = self.kept_for(now) {
+        if let Some(left) = self.kept_for(|| now) {
             let owner = self.owner();
             let request = self
                 .entry()
@@ -608,7 +599,9 @@ impl Holding for Arc<Hold> {
                 false => time::instant(0),
             },
             lease: self.lease(),
-            complete: self.has_next_token() && !self.is_kept() && !self.is_unanswered(),
+            complete: self.has_next_token()
+                && self.kept_for(Instant::now).is_none()
+                && !self.is_unanswered(),
         }
     }
 }

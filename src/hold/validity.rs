@@ -15,14 +15,14 @@ use crate::local::lock::{LeasePolicy, Mode};
 use crate::time;
 
 /// The longest time between two renewals of a read hold, which also extend the lock's key. A Redisson client that reads
-/// shortens the time to live of that key to 30 s every 10 s, and may die. One with other settings may shorten it further;
+/// shortens the time to live of that key to 30 s every 10 s, and may die. A client with other settings may shorten it further;
 /// once that is seen, the key is extended more often.
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
 /// No such moment, and no such limit.
 const NEVER: u64 = u64::MAX;
 
-/// What the watchdog has to do about a hold.
+/// The watchdog's duty towards a hold.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     Nothing,
@@ -44,7 +44,7 @@ pub(crate) enum Duty {
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
     until: u64,
-    /// What a renewal asks for.
+    /// The lease that a renewal asks for.
     ttl: u64,
     /// The longest lease ever requested: the one now may not have arrived.
     longest: u64,
@@ -61,7 +61,7 @@ pub(crate) struct Lease {
     renewal_is_outdated: bool,
 }
 
-/// Until when a lease of so many nanoseconds is certain that was requested at `sent_at`. A hundredth of it does not count, for
+/// The end of a lease of so many nanoseconds that was requested at `sent_at`, as far as it is certain. A hundredth of it does not count, for
 /// clocks that run at different speeds, nor do 2 ms.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
@@ -212,7 +212,7 @@ impl Lease {
         self.longest = self.longest.max(span(ttl));
     }
 
-    /// Another, fixed lease is about to be requested. From now on the hold is not renewed, and certain for no longer than
+    /// A fixed lease is about to be requested instead of the present one. From now on the hold is not renewed, and certain for no longer than
     /// both the old lease and one that begins at `asked_at`.
     pub(crate) fn announce_fixed(&mut self, asked_at: Instant, ttl: Duration) {
         self.set_ttl(ttl);
@@ -291,8 +291,8 @@ fn micros(span: Duration) -> u32 {
 /// How soon to renew a read hold again. `last`: the time since the renewal before; `found`: to what somebody had shortened
 /// the key's time to live, if so.
 ///
-/// A third of what was found, as with a lease. If it was not shortened, whoever does that may only be slower, so the time
-/// doubles until it is back to normal.
+/// A third of what was found, as with a lease. If it was not shortened, the client that does that may only be slower, so the
+/// time doubles until it is back to normal.
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)

@@ -3,7 +3,7 @@
 //!
 //! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends, or
 //! its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that are
-//! due, in the order in which the holds would end. Whatever the server does, it never blocks for longer than
+//! due, in the order in which the holds would end. Whatever the server does, the thread never blocks for longer than
 //! [`SLICE`] before it checks what is due, so a loss is reported in time even while Redis is frozen.
 //!
 //! ```text

@@ -1,7 +1,7 @@
 //! How long this process has kept a lock or permits to itself, and when it yields to others.
 //!
 //! A *cohort* is the threads of this process that hold one after the other. It starts with a grant by Redis, survives
-//! short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait for ever:
+//! short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait endlessly:
 //! the next request of the process that released reaches Redis before the others have woken.
 //!
 //! ```text
@@ -26,7 +26,7 @@ pub(super) struct Cohort<R> {
     others: Others,
 }
 
-/// What is known of the other processes that want the lock.
+/// The other processes that want the lock, as far as is known.
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,

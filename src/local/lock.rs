@@ -137,36 +137,36 @@ struct Waiting<W> {
     waiter: W,
 }
 
-/// What a thread that wants the lock gets.
+/// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// It is a contender now, and lets others go first if the release `yields_after` has notified any: the tenure is over.
-    /// `under` is its exclusive hold, if it takes a shared one as well.
+    /// The thread is a contender now, and lets others go first if the release `yields_after` has notified any: the tenure is
+    /// over. `under` is its exclusive hold, if it takes a shared one as well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
     },
-    /// It shares this hold now.
+    /// The thread shares this hold now.
     Joined(H),
-    /// It is queued under this ticket.
+    /// The thread is queued under this ticket.
     Queued(u64),
-    /// It holds the lock already; nothing has changed yet.
+    /// The thread holds the lock already; nothing has changed yet.
     Mine {
         hold: H,
         count: u32,
         lease: LeasePolicy,
     },
-    /// Another thread is ahead, and this one does not want to wait.
+    /// Others are ahead, and the thread does not want to wait.
     Busy,
-    /// It would wait for itself: it shares this hold and wants an exclusive one.
+    /// The thread would wait for itself: it shares this hold and wants an exclusive one.
     Deadlock(H),
 }
 
-/// What a thread gets whose turn it is.
+/// A thread whose turn it is.
 enum Admitted<H> {
-    /// It shares this hold now.
+    /// The thread shares this hold now.
     Shares(H),
-    /// It is a contender now.
+    /// The thread is a contender now.
     Contends,
 }
 
@@ -174,22 +174,22 @@ enum Admitted<H> {
 #[derive(Debug)]
 #[must_use = "these threads have to be woken"]
 pub(crate) struct Wakeups<W, H> {
-    /// They share this hold now.
+    /// These threads share a hold now.
     pub(crate) joined: Vec<(W, H)>,
-    /// It contends now.
+    /// This thread contends now.
     pub(crate) contend: Option<W>,
 }
 
-/// What becomes of a hold when a thread releases it.
+/// The fate of a hold when a thread releases it.
 #[derive(Debug)]
 pub(crate) enum Left<W, H> {
     /// The thread has `count` holds left.
     Nested { count: u32 },
     /// Other threads still share it.
     Shared,
-    /// It was handed over to the thread of this waiter, which has to be woken.
+    /// The hold was handed over to the thread of this waiter, which has to be woken.
     Passed { waiter: W },
-    /// It has to be released in Redis, and the threads whose turn it is have to be woken.
+    /// The hold has to be released in Redis, and the threads whose turn it is have to be woken.
     Release { next: Wakeups<W, H> },
     /// The thread no longer had it.
     Gone,
@@ -305,7 +305,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// What a thread gets that holds the lock already.
+    /// The result for a thread that holds the lock already.
     fn has_already(&mut self, thread: u64, mode: Mode) -> Option<Entered<H, R>> {
         let alone = self
             .exclusive

@@ -1,4 +1,4 @@
-//! One waiting thread and what wakes it; only here does a thread park. And the token that cancels waits.
+//! A waiting thread and its wake-ups; only here does a thread park. The token that cancels waits is here as well.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::time::Deadline;
 /// Makes the same error for each of several waiting threads.
 pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
-/// One waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
+/// A waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
 ///
 /// The sender stores a wakeup, or a signal, under its own mutex (that of the lock's entry, or the subscriber's), and wakes
 /// the thread once it has released that mutex. The thread holds the mutex of its state from its last check until it is
-/// parked. So whoever has stored something under that mutex needs only [`notify`](Self::notify): the thread was before its
-/// check, and finds it, or parked, and is woken. Whoever has changed something else, such as a token, sends a message after
-/// that.
+/// parked. So a sender that has stored something under that mutex needs only [`notify`](Self::notify): the thread was before
+/// its check, and finds it, or parked, and is woken. A sender that has changed something else, such as a token, sends a message
+/// after that.
 ///
 /// The condition variable is that of the standard library, and with it the mutex: that of `parking_lot` keeps its waiting
 /// threads in a table, and reads the clock when it notifies. Of a hand-over between two threads that was a fifth.
@@ -62,7 +62,7 @@ impl<W> Waiter<W> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<W>> {
-        // Whoever panicked has left it as it was.
+        // A thread that panicked has left the state as it was.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

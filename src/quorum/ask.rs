@@ -53,11 +53,11 @@ pub(crate) enum QuorumReply {
         hold: Arc<Hold>,
         sent_at: Instant,
     },
-    /// Others hold it.
+    /// The lock is held by others.
     Busy {
         /// When a majority of nodes will be free if nobody renews.
         free_in: Option<Duration>,
-        /// It was asked for, not only looked at: the others may have asked at the same time, and nobody may have a majority.
+        /// The lock was asked for, not only looked at: others may have asked at the same time, and nobody may have a majority.
         is_contested: bool,
     },
     /// Granted, with too little of the lease left to be of use; it is being given back.
@@ -67,7 +67,7 @@ pub(crate) enum QuorumReply {
     Stopped,
 }
 
-/// What a caller requests.
+/// The request of a caller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QuorumRequest {
     pub(crate) lease: LeasePolicy,
@@ -79,11 +79,11 @@ pub(crate) struct QuorumRequest {
     pub(crate) known: Known,
 }
 
-/// What a caller knows of the lock before it asks.
+/// A caller's knowledge of the lock before it asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Nothing,
-    /// It was refused, and no release was announced since.
+    /// The caller was refused, and no release was announced since.
     Busy,
     /// A release was announced.
     Released,
@@ -179,7 +179,7 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> QuorumReply {
         let nodes = &self.nodes;
-        // So that closing one of the clients waits until the attempt is undone.
+        // Closing one of the clients waits until the attempt is undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
         if request.known == Known::Busy

@@ -1,6 +1,6 @@
 //! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one ordinary [`Hold`] for each node, its *part*.
 //!
-//! What counts, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of its node's
+//! Which parts count, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of its node's
 //! watchdog, which renews it as any other hold, and reports here what came of that ([`Several`]).
 //!
 //! **Numbers.** Each round has a number of its own, and asks each node once. So no request that is still under way can take
@@ -36,7 +36,7 @@ use crate::report::report;
 use crate::session::Session;
 use crate::time::Unanswered as _;
 
-/// What the nodes keep of one hold.
+/// A hold that several nodes keep.
 pub(crate) struct QuorumHold {
     nodes: Arc<Nodes>,
     /// For how long a node has to have been up to take part; zero for any.
@@ -57,7 +57,7 @@ struct State {
     releases: Vec<Option<Arc<Call>>>,
 }
 
-/// What a node was sent.
+/// The requests to a node.
 #[derive(Clone, Default)]
 struct Asked {
     /// The request whose answer is still to come: the acquire, or a renewal of a part that is kept.
@@ -115,7 +115,7 @@ impl QuorumHold {
         (made.expect("made with the hold"), hold)
     }
 
-    /// The acquire for a node. To be sent only once.
+    /// The acquire for a node, which is sent only once.
     pub(crate) fn acquire(&self, node: usize) -> Attempt {
         let (part, server) = (&self.parts[node], &self.nodes.list[node].session.server);
         let run_id = match self.up_for.is_zero() {
@@ -248,7 +248,7 @@ impl QuorumHold {
         until.is_some()
     }
 
-    /// The same, and reports the loss for this reason if the hold is lost.
+    /// Updates the validity, and reports the loss for this reason if the hold is lost.
     fn update_or_lose(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
         let is_held = self.update_validity(&mut state);
         drop(state);
@@ -349,7 +349,7 @@ impl QuorumHold {
     }
 }
 
-/// What a node says to a renewal: why the part is lost, if it is.
+/// The reply of a node to a renewal: why the part is lost, if it is.
 fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected> {
     script::renewed(value.clone()).map(Renewed::loss)
 }
@@ -393,12 +393,12 @@ impl QuorumHold {
         let mut release = part.release(!state.parts.is_kept(node), Instant::now());
         let (protocol, owner) = (&part.entry().protocol, part.owner());
         let whole = self.whole.upgrade();
-        release.request = match whole.and_then(|hold| hold.kept_for(Instant::now())) {
+        release.request = match whole.and_then(|hold| hold.kept_for(Instant::now)) {
             Some(left) => protocol.keep(part.mode, owner.as_bytes(), left),
             None if announces => protocol.release(part.mode, owner.as_bytes()),
             None => protocol.undo(part.mode, owner.as_bytes()),
         };
-        // It is normal that a node has lost it: the majority counts.
+        // A node may have lost its part: the majority counts.
         release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);
@@ -461,7 +461,7 @@ impl QuorumHold {
     }
 }
 
-/// What a node says to a release if it does not keep the lock.
+/// The reply of a node to a release if it does not keep the lock.
 const GONE: Value = Value::Int(-1);
 
 impl Several for QuorumHold {
@@ -476,7 +476,7 @@ impl Several for QuorumHold {
         self.read(&mut state);
         let part = &self.parts[node];
         if !state.parts.keep(node, part.valid_until(), Instant::now()) {
-            // It was renewed too late.
+            // The part was renewed too late.
             part.end();
         }
         self.update_or_lose(state, LossReason::Unreachable);

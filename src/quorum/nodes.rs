@@ -36,7 +36,7 @@ pub(crate) fn node_timeout(lease: Duration) -> Duration {
         .min(lease / 4)
 }
 
-/// One of the servers: its client, and the lock's names there.
+/// A server: its client, and the lock's names there.
 pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     pub(crate) entry: Arc<Entry>,
@@ -106,7 +106,7 @@ impl Nodes {
     }
 }
 
-/// The most that one of several nodes has notified of a release. One that no longer had the lock says nothing about that.
+/// The most that one of several nodes has notified of a release. A node that no longer had the lock says nothing about that.
 fn most_notified(replies: impl Iterator<Item = Value>) -> Option<i64> {
     let notified = replies.filter_map(|reply| match script::released(&reply) {
         Ok(Released::Yes { listeners }) => Some(listeners),

@@ -1,4 +1,4 @@
-//! One request to all nodes at the same time.
+//! A request to all nodes at the same time.
 //!
 //! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it blocks on the nearest
 //! node that has not answered, for a moment at a time, and in between reads what has come from the others without waiting. A
@@ -47,11 +47,11 @@ impl NodeReply {
 /// The requests to all nodes.
 pub(crate) struct Round {
     pub(crate) replies: Vec<NodeReply>,
-    /// What was sent, by node.
+    /// The calls that were sent, by node.
     pub(crate) calls: Vec<Option<Arc<Call>>>,
 }
 
-/// What all nodes are asked.
+/// The question to all nodes.
 pub(crate) struct RoundRequest<'a> {
     pub(crate) goal: Goal,
     /// Of the hold in question. How long the nodes may take follows from it.
@@ -67,7 +67,7 @@ pub(crate) struct RoundRequest<'a> {
 }
 
 impl Round {
-    /// What has come, by node.
+    /// The replies that have come, by node.
     pub(crate) fn values(&self) -> impl Iterator<Item = (usize, &Value)> {
         let replies = self.replies.iter().enumerate();
         replies.filter_map(|(node, reply)| Some((node, reply.value()?)))
@@ -112,7 +112,7 @@ impl Nodes {
                 continue;
             }
             let connection = session.connection.first();
-            // Reads what has come. Nobody may have done so: rounds end with a majority.
+            // Rounds end with a majority, so replies to an earlier one may be unread: read them first.
             let is_asked = connection.responds(timeout)
                 && connection
                     .wait_for_owed(Instant::now(), request.stop)
@@ -162,8 +162,8 @@ impl Nodes {
         request.goal.next(self.majority, progress)
     }
 
-    /// Sends the request to a node, if there is a connection. What others [owe](crate::net::pipeline::Pipeline::owed) there
-    /// was waited for.
+    /// Sends the request to a node, if there is a connection. The caller has waited for what others
+    /// [owe](crate::net::pipeline::Pipeline::owed) there.
     fn send(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize) -> bool {
         let Some(make) = request.make else {
             return false;
@@ -225,7 +225,7 @@ impl Nodes {
                 Verdict::Never(err) => NodeReply::Failed(Fault::Refused(err)),
             },
             Err(WaitFault::Broken(_)) if call.deferred.is_some() && call.outcome().is_none() => {
-                // It is sent again by itself once there is a connection.
+                // The connection sends the release again once it is up.
                 if waits() {
                     std::thread::sleep(PAUSE.0 / 5);
                 }

@@ -17,10 +17,9 @@ use crate::sync::kind::{Owned, Spin};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **Waiting.** One thread of a process asks, with pauses in between: 1 ms, then each twice as long as the one
-/// before plus up to as many milliseconds as there have been pauses, at most 128 ms (Redisson's exponential
-/// back-off), and from the beginning once another holder has taken it. Each pause is shortened by up to a quarter at
-/// random, and ends early at the end of the holder's lease and at the caller's deadline. The other threads of the
+/// **Waiting.** One thread of a process asks, with random pauses in between: 1 to 2 ms at first, then doubled up to 64 to
+/// 128 ms (Redisson's exponential back-off), and short again once another holder has taken it. A pause ends early at the end
+/// of the holder's lease and at the caller's deadline. The other threads of the
 /// process wait behind it, and the lock is handed over among them within the tenure, like a
 /// [`ReentrantLock`](crate::ReentrantLock).
 ///
