@@ -1,14 +1,13 @@
 //! Masters are replaced and slots move while everybody works: nobody is stuck, and what Redis lost is told.
 
 use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, LossReason};
 
 use crate::support::cluster::Cluster;
 use crate::support::load::Load;
-use crate::support::{BY_MESSAGE, Losses, elsewhere, eventually, loosely, ms, timed};
+use crate::support::{BY_MESSAGE, Losses, elsewhere, eventually, loosely, ms, scoped, timed};
 
 /// Longer than it takes to elect a master, so that nobody's lease ends over that.
 const LEASE: Duration = ms(9_000);
@@ -38,7 +37,7 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
     assert!(semaphore.try_set_permits(1).unwrap());
     let permit = semaphore.acquire().unwrap();
     let load = load(&cluster, vec![tagged("load"), cluster.name_at(1, "load")]);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| {
             let got = waiter.mutex(tagged("waited for")).lock();
             (Instant::now(), got.and_then(|guard| guard.unlock()))
@@ -105,7 +104,7 @@ fn masters_are_replaced_by_consent_and_by_death() {
     let free = cluster.name_at(2, "free");
 
     let unharmed = load(&cluster, names(&cluster));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&waited_for).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
         // By consent, so nothing is lost.
@@ -157,7 +156,7 @@ fn each_release_of_a_failover_reaches_the_new_master() {
     let name = cluster.name_at(0, "released");
     let (dies, replica) = cluster.nodes_of(&name);
     let [all_hold, it_is_dead] = [0, 1].map(|_| Barrier::new(EACH + 1));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..EACH {
             let (client, name) = (&client, &name);
             let (all_hold, it_is_dead) = (&all_hold, &it_is_dead);
@@ -200,7 +199,7 @@ fn a_master_that_says_nothing_is_replaced() {
     let kept = holder.mutex(&name).lock().unwrap();
     let mut load = load(&cluster, names(&cluster));
     cluster.replaces_the_silent();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&name).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
         // Its connections stay open, and new ones are accepted.
@@ -249,7 +248,7 @@ fn a_waiting_writer_keeps_readers_out_at_the_new_master_too() {
     let reads = reader.rwlock(&name).read().unwrap();
     let others = reader.rwlock(&name);
     let is_kept_out = || elsewhere(|| others.try_read().is_ok_and(|guard| guard.is_none()));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let writing = scope.spawn(|| writer.rwlock(&name).write()?.unlock());
         eventually("it is noted", is_kept_out);
         cluster.fail_over(&name);

@@ -10,20 +10,20 @@ use redlatch::{Client, Error, ReplicaAck, Result};
 use crate::support::cluster::Cluster;
 use crate::support::{
     BY_MESSAGE, Crew, FENCED_LOCK, KINDS, Kind, LONG, MUTEX, Notified, REENTRANT_LOCK, WRITING,
-    always, beside, eventually, for_each_kind, loosely, timed,
+    always, beside, eventually, for_each_kind, loosely, scoped, timed,
 };
 
 fn threads_and_clients_exclude_each_other(kind: Kind, cluster: &Cluster) {
     const ROUNDS: usize = 8;
     let clients = [cluster.open(), cluster.open()];
-    thread::scope(|scope| {
+    scoped(|scope| {
         for master in 0..3 {
             let name = cluster.name_at(master, "excl");
             let clients = &clients;
             scope.spawn(move || {
                 let (inside, turns) = (AtomicUsize::new(0), AtomicUsize::new(0));
                 let last_token = AtomicU64::new(0);
-                thread::scope(|scope| {
+                scoped(|scope| {
                     for thread in 0..4 {
                         let lock = kind.of(&clients[thread % 2], &name);
                         let (inside, turns, last_token) = (&inside, &turns, &last_token);
@@ -232,7 +232,7 @@ fn names_of_different_masters_are_locked_together() {
         for name in &names {
             assert!(other.mutex(name).try_lock().unwrap().is_none(), "{name}");
         }
-        thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| other.multi_lock(&names).lock().map(drop));
             eventually("it listens", || other.stats().subscriptions > 0);
             guard.unlock().unwrap();

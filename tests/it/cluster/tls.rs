@@ -1,11 +1,9 @@
 //! A cluster whose nodes are known by the name that they announce, and by no address.
 
-use std::thread;
-
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{eventually, is_redis_6, is_waited_for, ms, skipped, timed, trusting};
+use crate::support::{eventually, is_redis_6, is_waited_for, ms, scoped, skipped, timed, trusting};
 
 timed!(nodes_are_reached_over_tls_by_the_name_that_they_announce);
 fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
@@ -61,7 +59,7 @@ fn a_new_node_is_reached_by_its_name_although_redirections_give_its_address() {
     let name = cluster.name_at(0, "moves");
     client.mutex(&name).lock().unwrap().unlock().unwrap();
     let held = other.mutex(&name).lock().unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let mut asked = None;
         cluster.migrate_to(new, &name, || {
             // It is not there, and nobody says yet what the node is called where it may be.

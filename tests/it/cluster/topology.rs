@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{LONG, Server, Stops, eventually, is_waited_for, ms, timed};
+use crate::support::{LONG, Server, Stops, eventually, is_waited_for, ms, scoped, timed};
 
 fn url(ports: &[u16]) -> String {
     let seeds: Vec<_> = ports
@@ -38,7 +38,7 @@ fn a_node_that_answers_late_is_waited_for_although_others_refuse() {
         [(denies.port(), &was_denied), (stranger.port(), &said_no)];
     for (refuses, has_refused) in cases {
         node.freeze();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let url = url(&[node.port(), refuses]);
             let opening = scope.spawn(move || {
                 let config = Config::new(url).connect_timeout(LONG);
@@ -91,7 +91,7 @@ fn a_node_that_has_left_is_forgotten() {
     });
     let ours = |role: &str| cluster.nodes[leaves].clients_named(role).len();
     eventually("it is renewed there", || ours("watchdog") == 1);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| other.mutex(&moves).lock()?.unlock());
         eventually("it listens there", || ours("subscriber") == 1);
         held.unlock().unwrap();
@@ -138,7 +138,7 @@ fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
     waits.extend((AT_THE_SLOW / 2..AT_THE_SLOW).map(|n| hold(&slow, n)));
     let ends = || kept.iter().map(|guard| guard.valid_until());
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let _stops = Stops(&done);
         scope.spawn(|| {
             // It answers in time, and no more than what it was asked before.

@@ -10,7 +10,7 @@ use redlatch::{Client, Config, Error};
 
 use crate::support::{
     Crew, LONG, Losses, RESPONSE, Server, config, elsewhere, eventually, gets_nothing, in_time,
-    is_waited_for, logs, loosely, ms, subscribed, timed, unique,
+    is_waited_for, logs, loosely, ms, scoped, subscribed, timed, unique,
 };
 
 /// A server that lets no one in without a user and a password.
@@ -247,7 +247,7 @@ fn a_connection_is_replaced_under_load_and_every_command_runs_once() {
     let kept = client.mutex(unique("kept")).lock().unwrap();
     let (stop, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
     let counter = unique("counter");
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let lock = client.mutex(unique("load"));

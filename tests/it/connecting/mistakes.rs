@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use redlatch::{CancelToken, Client, Config, DeadlockReason, Error, Result};
 
 use crate::support::{
-    RESPONSE, SENTINEL, Server, client, config, free_port, in_time, ms, timed, unique,
+    RESPONSE, SENTINEL, Server, client, config, free_port, in_time, ms, scoped, timed, unique,
 };
 
 /// The error, with what is essential in its text.
@@ -122,7 +122,7 @@ fn the_usual_mistakes_are_explained() {
     );
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             let (mut client, _) = listener.accept().unwrap();
             client

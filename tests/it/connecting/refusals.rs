@@ -2,15 +2,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error};
 
 use crate::support::{
     Deployment, LONG, Mode, Proxy, Server, Target, config, eventually, in_time, loosely, ms,
-    settings_as, timed, unique,
+    scoped, settings_as, timed, unique,
 };
 
 /// Longer than twenty refusals take, and shorter than the pauses after them.
@@ -26,7 +26,7 @@ fn is_refused<T>(result: redlatch::Result<T>, reason: &str) {
 
 timed!(no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in);
 fn no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in() {
-    thread::scope(|scope| {
+    scoped(|scope| {
         for deployment in [
             Deployment::Single,
             Deployment::Sentinel,
@@ -96,7 +96,7 @@ fn a_call_that_ends_during_an_attempt_reports_the_last_refusal() {
         .and_then(|client| client.get_connection())
         .unwrap();
     let () = redis::cmd(user[0]).arg(&user[1..]).query(&mut con).unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (reason, login, db) in refusals() {
             let server = &server;
             scope.spawn(move || keeps_its_reason(server, reason, login, db));
@@ -173,7 +173,7 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
         .connect_timeout(LONG);
     let client = Client::open(settings.lazy()).unwrap();
     let name = unique("slow");
-    let (told, tells) = mpsc::channel();
+    let (told, tells) = unbounded();
     let stands_in = thread::spawn(move || {
         let (mut open, mut made, mut most) = (Vec::new(), 0, 0);
         listener.set_nonblocking(true).unwrap();

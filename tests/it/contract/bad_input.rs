@@ -8,8 +8,8 @@ use redlatch::{Client, Config, Error, MAX_LEASE, MIN_LEASE};
 use crate::support::{
     Crew, Deployment, FAIR_LOCK, FAIR_MUTEX, FENCED_LOCK, KINDS, Kind, LONG, Messages, Notified,
     Server, beside, connection_to, deployment, eventually, for_each_kind, free_port, is_redis_6,
-    loosely, ms, nothing_is_left_of, open, settings, settings_as, skipped, subscribed, timed,
-    unique, verdicts, waited_for_by,
+    loosely, ms, nothing_is_left_of, open, scoped, settings, settings_as, skipped, subscribed,
+    timed, unique, verdicts, waited_for_by,
 };
 
 /// Names that could trip a parser, a pattern or a hash tag.
@@ -680,7 +680,7 @@ fn works(config: Config) {
     let client = Client::open(config.clone()).unwrap();
     let lock = client.reentrant_lock(unique("works"));
     let guard = lock.lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let other = Client::open(config).unwrap();
         let name = lock.name();
         let waiting = scope.spawn(move || {

@@ -1,7 +1,6 @@
 //! Locks of different kinds under one name: those that have one key exclude each other, the others say so.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
@@ -11,7 +10,7 @@ use crate::support::{
     Crew, FAIR_LOCK, FAIR_MUTEX, FENCED_LOCK, KINDS, Kind, LONG, MUTEX, Queue, READING,
     REENTRANT_LOCK, SPIN_LOCK, Server, WRITING, always, elsewhere, eventually, for_each,
     for_each_kind, increment, is_held_by_stranger, line, loosely, ms, nothing_is_left_of, open,
-    open_with_lease, stranger_holds, timed, unique, verdicts, waited_for_by,
+    open_with_lease, scoped, stranger_holds, timed, unique, verdicts, waited_for_by,
 };
 
 /// Whoever is not told of a release asks after at most a second.
@@ -275,7 +274,7 @@ fn all_kinds_together_count_exactly() {
         last_token: AtomicU64::new(0),
         done: AtomicBool::new(false),
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         let count = &count;
         for client in &clients {
             for wait in [None, Some(ms(30))] {

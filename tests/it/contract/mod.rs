@@ -23,7 +23,7 @@ use crate::support::{
     AnyGuard, BY_MESSAGE, Crew, Kind, LONG, Messages, Mode, Notified, Proxy, Queue, REENTRANT_LOCK,
     Server, Target, always, beside, by_now, delete, elsewhere, eventually, everywhere,
     hold_by_stranger, in_line, increment, is_gone, is_held_by_stranger, line, loosely, lose, ms,
-    nothing_is_left_of, open, open_with_lease, settings, settings_by, short_lived, shown,
+    nothing_is_left_of, open, open_with_lease, scoped, settings, settings_by, short_lived, shown,
     stranger_holds, stranger_releases, stranger_takes, unique, unless_late, waited_for_by,
 };
 
@@ -69,7 +69,7 @@ fn threads_and_clients_exclude_each_other(kind: Kind) {
     let (name, counter) = (unique("excl"), unique("counter"));
     let clients = [open(&server), open(&server), open(&server)];
     let (inside, last_token) = (AtomicUsize::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for client in &clients {
             for thread in 0..4 {
                 let (lock, counter) = (kind.of(client, &name), &counter);
@@ -1074,7 +1074,7 @@ fn forcing_does_not_mistake_a_later_hold(kind: Kind) {
     let lock = kind.of(&client, &name);
     let done = AtomicBool::new(false);
     let mut con = server.connection();
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 lock.force_unlock().unwrap();

@@ -10,8 +10,8 @@ use redlatch::{CancelToken, Client, Error, LossReason};
 use crate::support::rwlock::hold_key;
 use crate::support::{
     Crew, LONG, Losses, Mode, Proxy, READING, SLACK, STRANGER, Server, Target, WRITING, always,
-    elsewhere, eventually, in_haste, increment, loosely, ms, open, open_with_lease, settings,
-    settings_by, stranger_holds, subscribed, timed, unique, unless_late,
+    elsewhere, eventually, in_haste, increment, loosely, ms, open, open_with_lease, scoped,
+    settings, settings_by, stranger_holds, subscribed, timed, unique, unless_late,
 };
 
 mod as_any_other {
@@ -67,7 +67,7 @@ fn readers_share_and_a_writer_is_alone() {
         AtomicUsize::new(0),
         AtomicUsize::new(0),
     );
-    thread::scope(|scope| {
+    scoped(|scope| {
         for client in &clients {
             for thread in 0..4 {
                 let (lock, counter) = (client.rwlock(&name), &counter);
@@ -515,7 +515,7 @@ fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
 timed!(half_a_lease_without_renewal_is_survived_by_readers);
 fn half_a_lease_without_renewal_is_survived_by_readers() {
     let server = Server::start();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
             let server = &server;
             scope.spawn(move || {

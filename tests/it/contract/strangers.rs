@@ -5,7 +5,8 @@ use std::time::Duration;
 use redlatch::{CancelToken, Client, Error, RedLock, Result};
 
 use crate::support::{
-    KINDS, LONG, MUTEX, READING, STRANGER, Server, WRITING, ms, open, timed, unique, verdicts,
+    KINDS, LONG, MUTEX, READING, STRANGER, Server, WRITING, ms, open, scoped, timed, unique,
+    verdicts,
 };
 
 /// A verb, what it is called on, and what it says.
@@ -217,7 +218,7 @@ fn itself(name: &str) -> String {
 timed!(every_verb_of_every_kind_says_that_a_key_is_no_such_lock);
 fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
     let plain = &[OF_ANY, OF_LOCKS, NUMBER, READ];
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for kind in KINDS {
             let strangers = match kind.mode {
                 Some(_) => &[OF_ANY, OF_LOCKS, NUMBER, PLAIN],

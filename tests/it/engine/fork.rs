@@ -2,7 +2,6 @@
 //! thread that forked and whatever mutexes the others had locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Instant;
 
 use fork::Fork;
@@ -12,7 +11,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use redlatch::{Client, Config, Error, MultiLock, ReentrantLock};
 
-use crate::support::{Server, connection_to, eventually, given, ms, rerun, unique, within};
+use crate::support::{Server, connection_to, eventually, given, ms, rerun, scoped, unique, within};
 
 #[test]
 fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
@@ -31,7 +30,7 @@ fn a_process_that_forks() {
     let client = Client::open(Config::new(&url).tenure(ms(1_000))).unwrap();
     let wanted = client.reentrant_lock(unique("wanted"));
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         // So that mutexes of the client are locked when the child is made.
         for _ in 0..2 {
             let (busy, done) = (client.reentrant_lock(unique("busy")), &done);

@@ -3,7 +3,8 @@
 use std::thread;
 
 use crate::support::{
-    STRANGER, Server, client, eventually, is_waited_for, ms, nothing_is_left, timed, unique, within,
+    STRANGER, Server, client, eventually, is_waited_for, ms, nothing_is_left, scoped, timed,
+    unique, within,
 };
 
 /// The url of a user who may do everything but `rules`.
@@ -65,7 +66,7 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
         let name = unique("confirmed");
         let commands = waiter.stats().commands;
         let guard = holder.mutex(&name).lock().unwrap();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| waiter.mutex(&name).lock().unwrap().unlock().unwrap());
             eventually("it listens", subscribed);
             disturb();
@@ -112,7 +113,7 @@ fn processes_that_take_turns_send_little_more_than_three_commands_each() {
         commands.sum::<u64>() + server.calls("subscribe") + server.calls("unsubscribe")
     };
     let take_turns = |turns: u64| {
-        thread::scope(|scope| {
+        scoped(|scope| {
             for client in &clients {
                 scope.spawn(|| {
                     let lock = client.mutex(&name);

@@ -1,12 +1,11 @@
 //! What is logged when nothing else says it: a server that is away, a wait that takes long, and who has lost what.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use log::Level;
 use redlatch::Client;
 
-use crate::support::{STRANGER, Server, config, eventually, logs, ms, unique};
+use crate::support::{STRANGER, Server, config, eventually, logs, ms, scoped, unique};
 
 /// Somebody else has the plain lock, with a lease of 99 s.
 fn held_by_a_stranger(server: &Server) -> String {
@@ -35,7 +34,7 @@ fn a_server_that_goes_is_logged_once_and_so_is_its_return() {
     let uses_all = |server: &Server| {
         let (waited_for, kept) = (held_by_a_stranger(server), client.mutex(unique("kept")));
         let kept = kept.lock().unwrap();
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| drop(client.mutex(&waited_for).lock().unwrap()));
             eventually("there are three connections", || {
                 let mut named = server.clients_named("");
@@ -141,7 +140,7 @@ fn whatever_a_thread_waits_for_is_logged() {
     );
     // Once it is its turn in this process, it waits for the stranger.
     let first = there.lock().unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| assert!(here.try_lock_for(span).unwrap().is_none()));
         scope.spawn(|| assert!(writing.try_read_for(span).unwrap().is_none()));
         scope.spawn(|| assert!(fair.try_lock_for(span).unwrap().is_none()));

@@ -10,7 +10,7 @@ use redlatch::{Client, Config, Error, LossReason};
 use crate::support::scripts::acquire_sha;
 use crate::support::{
     LONG, Losses, Mode, Part, Proxy, SLACK, Server, Target, client, config, eventually, given,
-    in_time, logs, loosely, ms, nothing_is_left, order, say, timed, unique, within,
+    in_time, logs, loosely, ms, nothing_is_left, order, say, scoped, timed, unique, within,
 };
 
 fn lease(url: &str, lease: Duration, received: &Losses) -> Client {
@@ -21,7 +21,7 @@ timed!(half_a_lease_without_the_watchdog_is_survived);
 fn half_a_lease_without_the_watchdog_is_survived() {
     // W1, W12
     let server = Server::start();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [
             Mode::BlackHole,
             Mode::Stall,
@@ -62,7 +62,7 @@ timed!(a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone);
 fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
     // W1, W9
     let server = Server::start();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [Mode::BlackHole, Mode::Stall, Mode::Refuse] {
             let server = &server;
             scope.spawn(move || {
@@ -139,7 +139,7 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
     )
     .unwrap();
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let guards: Vec<_> = (0..HOLDS)
             .map(|_| client.mutex(unique("many")).lock().unwrap())
             .collect();
@@ -522,7 +522,7 @@ fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
     let server = Server::start();
     let client = Client::open(Config::new(server.url())).unwrap();
     let lost = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for thread in 0..3 {
             let (client, lost) = (&client, &lost);
             scope.spawn(move || {
@@ -560,7 +560,7 @@ fn forcing_somebody_elses_hold_open_does_not_lose_ours_that_comes_after() {
     for _ in 0..100 {
         let name = unique("forced");
         let theirs = other.mutex(&name).lease(HOUR).lock().unwrap();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let next = scope.spawn(|| {
                 let guard = ours.mutex(&name).lease(HOUR).lock().unwrap();
                 assert!(!within(ms(3), || !guard.is_valid()));
@@ -594,7 +594,7 @@ fn turns_with_losses(
     let (begun, over) = (Instant::now(), AtomicBool::new(false));
     let running = AtomicU64::new(THREADS as u64);
     let (grants, kept) = (AtomicU64::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for thread in 0..THREADS {
             let (client, name, running, grants, kept) = (&client, &name, &running, &grants, &kept);
             let over = &over;

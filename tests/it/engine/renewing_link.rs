@@ -1,7 +1,6 @@
 //! The connection for renewals: when it is made, and over what holds are renewed while it cannot be.
 
 use std::collections::HashSet;
-use std::thread;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -11,7 +10,8 @@ use redlatch::{Client, Config};
 use crate::support::quorum::red;
 use crate::support::{
     ClientLine, Crew, Deployment, Server, beside, clients_named, config, connection_to, eventually,
-    given, hold_by_stranger, in_haste, loosely, ms, open, rerun, settings_as, timed, unique,
+    given, hold_by_stranger, in_haste, loosely, ms, open, rerun, scoped, settings_as, timed,
+    unique,
 };
 
 const LEASE: Duration = ms(2_000);
@@ -94,7 +94,7 @@ fn is_renewed(client: &Client, times: u64) {
 
 timed!(a_client_that_can_acquire_one_lock_keeps_the_others);
 fn a_client_that_can_acquire_one_lock_keeps_the_others() {
-    thread::scope(|scope| {
+    scoped(|scope| {
         for deployment in [
             Deployment::Single,
             Deployment::Sentinel,

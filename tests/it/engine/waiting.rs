@@ -10,8 +10,8 @@ use redlatch::{CancelToken, Client, Config, Error, MultiLock, RedLock, Result};
 use crate::support::{
     Crew, FAIR_LOCK, FENCED_LOCK, Kind, LONG, Mode, Part, Proxy, REENTRANT_LOCK, SPIN_LOCK, Server,
     Target, WRITING, alone, alone_with, connection_to, eventually, given, hold_by_stranger,
-    increment, loosely, ms, nothing_is_left_of, open, open_with_lease, rss_kib, say, subscribed,
-    thread_count, threads_named, timed, unique, within,
+    increment, loosely, ms, nothing_is_left_of, open, open_with_lease, rss_kib, say, scoped,
+    subscribed, thread_count, threads_named, timed, unique, within,
 };
 
 /// The shortest poll cap there is, with its jitter.
@@ -166,7 +166,7 @@ fn use_names_once(names: u64) {
     let client = open(&server);
     let next = AtomicU64::new(0);
     let run = |until: u64| {
-        thread::scope(|scope| {
+        scoped(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     loop {
@@ -314,7 +314,7 @@ fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
                 // Some are woken by their neighbours.
                 let lock = lock.clone().cancel_on(&token);
                 let outcome = if dice.roll(4) == 0 {
-                    thread::scope(|scope| {
+                    scoped(|scope| {
                         scope.spawn(|| {
                             thread::sleep(wait);
                             token.cancel();
@@ -407,7 +407,7 @@ fn hand_over(kind: Kind, rounds: u64) {
     let turn = AtomicU64::new(0);
     let slowest = Mutex::new(Duration::ZERO);
     let dropped = Mutex::new(Instant::now());
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (me, client) in clients.iter().enumerate() {
             let (turn, slowest, dropped) = (&turn, &slowest, &dropped);
             let lock = kind.of(client, &name);
@@ -453,7 +453,7 @@ fn a_process_that_hammers_gets_no_more_than_its_share() {
     // Who has had it since when, how often that changed, and the longest time between two changes.
     let turns = Mutex::new((usize::MAX, Instant::now(), 0_u64, Duration::ZERO));
     let until = Instant::now() + LONG;
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (me, client) in clients.iter().enumerate() {
             let (lock, grants, turns) = (client.reentrant_lock(&name), &grants, &turns);
             // One has many threads, the other a single one.
@@ -493,7 +493,7 @@ fn two_alike_processes_share_evenly() {
     let name = unique("even");
     let clients = [open(&server), open(&server)];
     let (grants, total) = ([AtomicU64::new(0), AtomicU64::new(0)], AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (client, grants) in clients.iter().zip(&grants) {
             let (lock, total) = (client.reentrant_lock(&name), &total);
             scope.spawn(move || {
@@ -536,7 +536,7 @@ fn lets_go_first<T>(
             held.is_some()
         });
         let before = ours.stats().held_back;
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| wait(&theirs, &name));
             eventually("the other waits", || channels(&server) > 0);
             thread::sleep(TENURE);
@@ -901,7 +901,7 @@ fn a_wait_leaves_its_subscription_to_the_next() {
     }
     // What it was left for reaches the next.
     let before = server.calls("subscribe");
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| latch.wait().unwrap());
         eventually("it listens", || client.stats().subscriptions == 1);
         let rescues = client.stats().poll_rescues;
@@ -933,7 +933,7 @@ fn part_that_counts() {
         return;
     };
     let client = Client::open(&*url).unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let lock = client.reentrant_lock(&name);

@@ -10,7 +10,8 @@ use redlatch::{Client, Config};
 
 use crate::support::scripts::channel;
 use crate::support::{
-    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, settings_by, timed, unique,
+    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, scoped, settings_by,
+    timed, unique,
 };
 
 // Without it the process would win again and again: its next request comes before the others have woken.
@@ -176,7 +177,7 @@ fn who_has_waited_is_not_taken_for_another_that_waits() {
     let other = Client::open(server.url()).unwrap();
     let lock = ours.reentrant_lock(&name);
     let held = other.reentrant_lock(&name).lock().unwrap();
-    let others = thread::scope(|scope| {
+    let others = scoped(|scope| {
         let waits = scope.spawn(|| {
             lock.lock().unwrap().unlock().unwrap();
             let begun = Instant::now();
@@ -218,7 +219,7 @@ fn full_rounds() -> (usize, usize) {
             }
         }
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (n, client) in clients.iter().enumerate() {
             for _ in 0..3 {
                 let takes_turns = &takes_turns;

@@ -11,7 +11,7 @@ use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_wai
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, always, eventually, loosely, lua, ms, open,
-    timed, unique, within,
+    scoped, timed, unique, within,
 };
 
 /// How long those who are lost here keep their places.
@@ -80,7 +80,7 @@ fn at_each_step(case: impl Fn(Step, Fault) + Sync) {
         Step::SecondQuestion,
         Step::Park,
     ];
-    thread::scope(|scope| {
+    scoped(|scope| {
         for step in steps {
             let case = &case;
             scope.spawn(move || {
@@ -156,7 +156,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
             fail();
         }
         let lock = net.client.fair_lock(&net.name);
-        thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| {
                 let begun = Instant::now();
                 let granted = lock.try_lock_for(WAIT).map(|guard| guard.is_some());
@@ -279,7 +279,7 @@ fn a_place_is_given_up_although_the_word_of_it_is_lost() {
         };
         let token = CancelToken::new();
         let cancelled = lock.clone().cancel_on(&token);
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| assert!(matches!(cancelled.lock(), Err(Error::Cancelled))));
             queued(&net.server, &net.name, 1);
             if trap.is_none() {
@@ -310,7 +310,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
         let lock = net.client.fair_lock(&net.name);
         let held = AtomicBool::new(false);
-        thread::scope(|scope| {
+        scoped(|scope| {
             net.proxy.stall_present(Target::Link);
             let waiting = scope.spawn(|| {
                 let guard = lock.lock().unwrap();
@@ -369,7 +369,7 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     let (mut refused, mut unanswered) = (0, 0);
     // On a late machine too there is to be time for some answers.
     let mut moment = ms(2);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let busy = scope.spawn(|| server.try_ask::<()>(&["EVAL", "while true do end", "0"]));
         let mut con = server.connection();
         let is_busy = |con: &mut redis::Connection| {
@@ -692,7 +692,7 @@ fn threads_with_little_time_go_on_after_a_pause_of_the_server() {
     let server = Server::start();
     let lock = open(&server).fair_lock(unique("hasty"));
     let (done, granted) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..12 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use crate::support::fair::{
     AT_ONCE, Line, nothing_left, queue, queued, timeouts, timeouts_key, with_waiter_lease,
 };
 use crate::support::{
-    BY_MESSAGE, LONG, Server, eventually, loosely, ms, open, timed, unique, within,
+    BY_MESSAGE, LONG, Server, eventually, loosely, ms, open, scoped, timed, unique, within,
 };
 
 // F4, L4: by whatever way somebody goes, the queue closes up behind it, long before its waiter lease ends.
@@ -91,7 +91,7 @@ fn who_leaves_hands_the_wake_up_on() {
         let guard = first.lock().unwrap();
         let token = CancelToken::new();
         let second = second.cancel_on(&token);
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| match second.lock() {
                 Ok(guard) => drop(guard),
                 Err(err) => assert!(matches!(err, Error::Cancelled), "{err:?}"),
@@ -131,7 +131,7 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
     let done = AtomicBool::new(false);
     let (granted, refused) = (Mutex::new(Vec::new()), AtomicU64::new(0));
     let mut samples = 0;
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (i, client) in clients.iter().enumerate() {
             for j in 0..3 {
                 let lock = client.fair_lock(&name);

@@ -9,8 +9,8 @@ use redis::{Connection, RedisResult};
 
 use crate::support::{
     Mode, Proxy, Server, Target, connection_to, eventually, free_port, lateness, lateness_since,
-    logs, loosely, ms, repeated, rss_kib, thread_count, threads_named, try_connection_to, unique,
-    within,
+    logs, loosely, ms, repeated, rss_kib, scoped, thread_count, threads_named, try_connection_to,
+    unique, within,
 };
 
 /// Long enough for a reply on loopback, short enough to wait for in vain.
@@ -289,7 +289,7 @@ fn a_stalled_connection_goes_on_in_step() {
     let proxy = Proxy::start(server.addr());
     let mut con = connection_to(&proxy.url());
     proxy.set(Target::All, Mode::Stall);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let answer = scope.spawn(|| (incr(&mut con, "n"), incr(&mut con, "n")));
         eventually("the request is held", || proxy.held() > 0);
         assert_eq!(server.get_int("n"), 0);

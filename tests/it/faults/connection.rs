@@ -12,7 +12,7 @@ use crate::support::quorum::all_keep;
 use crate::support::{
     LONG, Mode, Part, Proxy, RESPONSE, SLACK, STRANGER, Server, Target, client, config,
     connection_to, eventually, given, in_time, logs, loosely, ms, nothing_is_left, order, say,
-    timed, unique, within,
+    scoped, timed, unique, within,
 };
 
 /// Long enough for a busy machine: nothing here is about a server that does not answer.
@@ -160,7 +160,7 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     eventually("the link is down", || {
         server.clients_named("link").is_empty()
     });
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             std::thread::sleep(ms(20)); // it has begun by then
             outage.ends(ms(15));
@@ -278,7 +278,7 @@ fn is_waited_for_while_busy(server: &Server, database: &str) {
         .query(&mut con)
         .unwrap();
     let dropped = waiter.mutex(unique("dropped")).lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| {
             let got = waiter.mutex(&name).try_lock_for(PATIENT);
             drop(got.unwrap().unwrap());
@@ -321,7 +321,7 @@ fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
         ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
         let err = lock.try_lock_for(ms(60)).unwrap_err();
         assert!(err.is_retryable(), "{err:?}");
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| {
                 let got = lock.try_lock_for(PATIENT);
                 got.unwrap().unwrap().unlock().unwrap();
@@ -407,7 +407,7 @@ fn a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses() {
     let name = unique("cut");
     let () = server.ask(&["HSET", &name, STRANGER, "1"]);
     let waits = AtomicBool::new(true);
-    thread::scope(|scope| {
+    scoped(|scope| {
         // Whoever asks to hear of something is cut off.
         let cutter = scope.spawn(|| {
             while waits.load(Ordering::Relaxed) {
@@ -438,7 +438,7 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     server.kill_clients_named("link");
     let aside = received(&server) - before;
     server.freeze();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..20 {
@@ -594,7 +594,7 @@ fn callers_in_a_hurry_get_a_connection_in_the_end() {
     proxy.cut(Target::Link);
     let opened = proxy.opened(Target::All);
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 drop(lock.try_lock_for(ms(5)));
@@ -620,7 +620,7 @@ fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
         let guard = client.mutex(unique("kept")).lock().unwrap();
         let stop = AtomicBool::new(false);
         let pairs = AtomicU64::new(0);
-        thread::scope(|scope| {
+        scoped(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
                     let lock = client.mutex(unique("busy"));
@@ -686,7 +686,7 @@ fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
         let opened = proxy.opened(Target::Link);
         proxy.stall_present(Target::All);
         let begun = Instant::now();
-        thread::scope(|scope| {
+        scoped(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
                     let lock = client.mutex(unique("short"));
@@ -750,7 +750,7 @@ fn a_wait_shorter_than_a_round_trip_takes_long_is_no_error() {
     let [hurried, patient, third] = [(); 3].map(|()| client(&server.url()));
     let stop = AtomicBool::new(false);
     let (ok, none) = (AtomicU64::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let lock = hurried.mutex(&name);

@@ -3,15 +3,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use redlatch::{Client, Config, Error, ReplicaAck};
 
 use crate::support::{
-    Adversary, Dice, GENEROUS, Proxy, Server, Target, after_the_greeting, client, commands_in,
-    config, eventually, greeted, logs, ms, once, settings, timed, unique,
+    Adversary, Crew, Dice, GENEROUS, Proxy, Server, Target, after_the_greeting, client,
+    commands_in, config, eventually, greeted, logs, ms, once, scoped, settings, timed, unique,
+    within,
 };
 
 /// How long a call may take here.
@@ -27,16 +28,15 @@ fn hasty(url: &str) -> Config {
 /// Runs `work` on a thread of its own, and fails if that hangs.
 #[track_caller]
 fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, result) = mpsc::channel();
-    let thread = thread::spawn(move || done.send(work()));
+    let result = Arc::new(Mutex::new(None));
+    let mut crew = Crew::new();
+    let place = Arc::clone(&result);
+    crew.spawn(move || *place.lock().unwrap() = Some(work()));
     // Of many calls each may take its time.
-    let result = result.recv_timeout(3 * GENEROUS);
-    let Ok(result) = result else {
-        assert!(thread.is_finished(), "{what} hangs");
-        panic!("{what} has panicked");
-    };
-    thread.join().unwrap().unwrap();
-    result
+    assert!(within(3 * GENEROUS, || crew.is_finished()), "{what} hangs");
+    crew.join();
+    let mut result = result.lock().unwrap();
+    result.take().expect("a result")
 }
 
 /// One call of each kind, and what came of it.
@@ -138,7 +138,7 @@ timed!(a_reply_that_is_none_is_an_error_that_says_so_and_the_next_server_is_used
 fn a_reply_that_is_none_is_an_error_that_says_so_and_the_next_server_is_used() {
     let server = Server::start();
     let unharmed = client(&server.url());
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (sent, says) in bad_replies() {
             let (server, unharmed) = (&server, &unharmed);
             scope.spawn(move || {
@@ -188,7 +188,7 @@ timed!(the_connections_for_renewals_and_messages_survive_bad_replies);
 fn the_connections_for_renewals_and_messages_survive_bad_replies() {
     let server = Server::start();
     let other = client(&server.url());
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (sent, said) in bad_replies().into_iter().step_by(3) {
             // A reply that can be read, and is none: then nobody knows what became of the hold, and it is lost.
             let is_lost = said == "unexpected reply";
@@ -325,7 +325,7 @@ fn seeds(seeds: u64) -> std::ops::Range<u64> {
 /// Tries the seeds four at a time, and says which one it was that failed.
 fn for_each_seed(of: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
     let seeds: Vec<u64> = of.collect();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for part in 0..4 {
             let (seeds, test) = (&seeds, &test);
             scope.spawn(move || {
@@ -671,7 +671,7 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
             "",
         ),
     ];
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (what, slots, rest, says) in nodes {
             let node = node(slots, rest);
             scope.spawn(move || {
@@ -727,7 +727,7 @@ fn a_redirection_to_nowhere_does_not_cost_a_lock() {
 fn why_a_server_hangs_up_at_once_is_said() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}/", listener.local_addr().unwrap());
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
             stream

@@ -9,8 +9,8 @@ use crate::support::scripts::{renew_sha, sha};
 use crate::support::{
     FAIR_LOCK, FENCED_LOCK, Kind, MUTEX, Mode, Net, Proxy, Queue, READING, REENTRANT_LOCK,
     RESPONSE, SLACK, Server, Target, Trap, WAITER_LEASE, WRITING, eventually, gets_nothing,
-    in_haste, in_time, line, loosely, ms, nothing_is_left_of, settings, settings_by, timed, unique,
-    unless_late, within,
+    in_haste, in_time, line, loosely, ms, nothing_is_left_of, scoped, settings, settings_by, timed,
+    unique, unless_late, within,
 };
 
 /// Numbers that look random, and are the same in every run.
@@ -175,7 +175,7 @@ lost_requests_and_replies! {
 fn soak_of_lost_requests_and_replies() {
     // O1
     fn soak(kind: Kind) {
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| lost_replies_to_acquires(kind, 300, ms(1_200)));
             scope.spawn(|| lost_acquires(kind, 300, ms(1_200)));
             scope.spawn(|| lost_replies_to_releases(kind, 300, ms(1_200)));
@@ -334,7 +334,7 @@ fn a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most
     let other = net.other.fair_lock(&name);
     for granted in [true, false] {
         let held = other.lock().unwrap();
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| {
                 let wait = if granted { ms(8_000) } else { ms(2_400) };
                 let got = net.client.fair_lock(&name).try_lock_for(wait).unwrap();
@@ -372,7 +372,7 @@ fn a_first_question_that_arrives_late_costs_nobody_a_place() {
     let held = net.other.fair_lock(&name).lock().unwrap();
     let third = Client::open(in_haste(settings(&net.server))).unwrap();
     let order = &std::sync::Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let wait = |client: &Client, who: &'static str| {
             let lock = client.fair_lock(&name);
             move || {
@@ -441,7 +441,7 @@ fn a_caller_who_leaves_at_any_moment_leaves_no_lock_behind() {
         let got = if round % 2 == 0 {
             lock.try_lock_for(span)
         } else {
-            std::thread::scope(|scope| {
+            scoped(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(span);
                     token.cancel();
@@ -463,7 +463,7 @@ timed!(a_wait_ends_on_time_whatever_the_network_does);
 fn a_wait_ends_on_time_whatever_the_network_does() {
     // C1
     let server = Server::start();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [
             Mode::BlackHole,
             Mode::Stall,
@@ -552,7 +552,7 @@ fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
     .unwrap();
     let guard = client.mutex(unique("kept")).lock().unwrap();
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
                 let lock = client.mutex(unique("busy"));
@@ -641,7 +641,7 @@ fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
 timed!(messages_that_are_lost_cost_a_poll);
 fn messages_that_are_lost_cost_a_poll() {
     // C5, P1, L5: nobody hears the release, and the wait ends all the same.
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [
             Mode::BlackHole,
             Mode::Stall,
@@ -652,7 +652,7 @@ fn messages_that_are_lost_cost_a_poll() {
                 let net = Net::start();
                 let name = unique("deaf");
                 let guard = net.other.mutex(&name).lock().unwrap();
-                std::thread::scope(|scope| {
+                scoped(|scope| {
                     let waiting = scope.spawn(|| {
                         let got = net.client.mutex(&name).lock().unwrap();
                         (Instant::now(), got.is_valid())
@@ -688,7 +688,7 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
     let net = Net::start();
     let name = unique("silent");
     let guard = net.other.mutex(&name).lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| drop(net.client.mutex(&name).lock().unwrap()));
         eventually("it listens", || {
             net.proxy.connections(Target::Subscriber) == 1
@@ -734,7 +734,7 @@ fn a_short_wait_is_not_spent_writing_for_others() {
         assert!(got.is_none());
         begun.elapsed()
     };
-    let longest = std::thread::scope(|scope| {
+    let longest = scoped(|scope| {
         let waits = |name| scope.spawn(move || (0..50).map(|_| wait(name)).max());
         let waiting: Vec<_> = names.iter().map(waits).collect();
         let waited = waiting.into_iter().map(|its| its.join().unwrap());
@@ -757,7 +757,7 @@ fn a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost() {
     let name = unique("confirm");
     for _ in 0..4 {
         let guard = net.other.mutex(&name).lock().unwrap();
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| {
                 let got = net.client.mutex(&name).lock().unwrap();
                 got.unlock().unwrap();
@@ -791,7 +791,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
         .map(|name| holder.mutex(name).lock().unwrap())
         .collect();
     let (stop, late) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let storm = scope.spawn(|| {
             let mut killed = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -821,7 +821,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
                                 other => panic!("{other:?}"),
                             }
                         } else {
-                            std::thread::scope(|scope| {
+                            scoped(|scope| {
                                 scope.spawn(|| {
                                     std::thread::sleep(span);
                                     token.cancel();
@@ -851,7 +851,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     eventually("no entry is left", || client.stats().names == 0);
     // And it listens still.
     let guard = holder.mutex(&names[0]).lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| drop(client.mutex(&names[0]).lock().unwrap()));
         eventually("it listens", || !server.channels().is_empty());
         guard.unlock().unwrap();

@@ -2,7 +2,9 @@
 
 use redlatch::{Client, Config, Error, RedLock, ReplicaAck};
 
-use crate::support::{Server, eventually, in_time, ms, nothing_is_left, timed, unique, within};
+use crate::support::{
+    Server, eventually, in_time, ms, nothing_is_left, scoped, timed, unique, within,
+};
 
 /// A master and its replicas.
 fn replicated(n: usize) -> (Server, Vec<Server>) {
@@ -180,7 +182,7 @@ fn with_replicas_away_many_at_once_are_told_so_and_releases_go_on() {
     let client = client(&master, ReplicaAck::AtLeast(1));
     let held = client.mutex(unique("held")).lock().unwrap();
     replicas[0].freeze();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let contend = || {
             let refused = client.mutex(unique("refused")).lock();
             assert!(

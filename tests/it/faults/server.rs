@@ -9,8 +9,8 @@ use crate::support::scripts::cannot_save;
 use crate::support::{
     BY_MESSAGE, FAIR_LOCK, FENCED_LOCK, GENEROUS, Kind, LEASE, Losses, MUTEX, Proxy, RESPONSE,
     SLACK, SPIN_LOCK, Server, WRITING, client, config, connection_to, eventually, fails, free_port,
-    gets_nothing, in_time, is_redis_6, logs, loosely, ms, nothing_is_left_of, open, timed, unique,
-    within,
+    gets_nothing, in_time, is_redis_6, logs, loosely, ms, nothing_is_left_of, open, scoped, timed,
+    unique, within,
 };
 
 timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
@@ -49,7 +49,7 @@ fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
     let waiter = Client::open(config).unwrap();
     let name = unique("restart");
     let guard = holder.mutex(&name).lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| {
             let got = waiter.mutex(&name).lock().unwrap();
             (got.owner().to_owned(), got.is_valid())
@@ -85,7 +85,7 @@ fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
     let client = client(&server.url());
     let lock = client.mutex(unique("releasing"));
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let worker = scope.spawn(|| {
             let mut slowest = Duration::ZERO;
             while !stop.load(Ordering::Relaxed) {
@@ -146,7 +146,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
     let guard = client.mutex(&name).lock().unwrap();
     server.freeze();
     let until = guard.valid_until();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             while Instant::now() < until {
                 gets_nothing("try_lock_for", ms(50), || {
@@ -412,7 +412,7 @@ fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Durat
     let name = unique("counter");
     let key = format!("{name}:value");
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let slowest = std::thread::scope(|scope| {
+    let slowest = scoped(|scope| {
         let workers: Vec<_> = (0..6)
             .map(|n| {
                 let (lock, server) = (kind.of(&clients[n % 2], &name), &server);
@@ -589,7 +589,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
     let said = format!("does not let this user subscribe to `redisson_lock__channel:{{{name}}}`");
     for _ in 0..3 {
         let guard = holder.mutex(&name).lock().unwrap();
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| {
                 let got = waiter.mutex(&name).lock().unwrap();
                 let at = Instant::now();
@@ -612,7 +612,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
     // The rights come back: so do the messages.
     let () = server.ask(&["ACL", "SETUSER", "deaf", "allchannels"]);
     let guard = holder.mutex(&name).lock().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let asked = server.calls("evalsha");
         let waiting = scope.spawn(|| drop(waiter.mutex(&name).lock().unwrap()));
         eventually("it listens", || {
@@ -668,7 +668,7 @@ fn one_channel_that_is_refused_says_nothing_about_the_others() {
     };
     for rights_come_first in [false, true] {
         let guard = holder.mutex(&good).lock().unwrap();
-        std::thread::scope(|scope| {
+        scoped(|scope| {
             let _ends = EndsWaits(&client);
             let refused = scope.spawn(|| client.latch(&bad).wait().unwrap());
             eventually("it is refused", || client.stats().commands > 3);

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use redlatch::{CancelToken, Client, Config, Error, MultiLock, RedLock, Result};
 
-use crate::support::{GENEROUS, Mode, Proxy, Server, Target, eventually, lua, ms, timed, unique};
+use crate::support::{
+    GENEROUS, Mode, Proxy, Server, Target, eventually, lua, ms, scoped, timed, unique,
+};
 
 /// One who released a moment ago, after more than a tenure, and asks again while the server is frozen.
 fn yields_in_time<T: Debug>(
@@ -30,7 +32,7 @@ fn yields_in_time<T: Debug>(
         assert!(matches!(failed, Err(Error::Redis { .. })), "{failed:?}");
         Instant::now()
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         let first = scope.spawn(|| fails(&name));
         // Half of the 250 ms for which it may wait before it asks.
         thread::sleep(ms(125));
@@ -169,7 +171,7 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
             let before = client.stats().commands;
             server.freeze();
             let began = Instant::now();
-            let (cancelled_at, got) = thread::scope(|scope| {
+            let (cancelled_at, got) = scoped(|scope| {
                 let cancels = scope.spawn(|| {
                     eventually("it has asked", || client.stats().commands > before);
                     token.cancel();
@@ -198,7 +200,7 @@ fn whoever_is_cancelled_need_not_wait_for_the_thread_that_reads_for_all() {
     let client = Client::open(config).unwrap();
     let (token, before) = (CancelToken::new(), client.stats().commands);
     server.freeze();
-    thread::scope(|scope| {
+    scoped(|scope| {
         // One of them reads, and wakes the other when it takes turns.
         let patient = [1, 2].map(|n| {
             let lock = client.mutex(format!("patient:{n}"));
@@ -261,7 +263,7 @@ fn attempts_out_of_time_leave_no_more_to_be_sent_however_many_they_are() {
         got.unwrap()
     };
     let each = |work: &(dyn Fn(usize) + Sync)| {
-        thread::scope(|scope| {
+        scoped(|scope| {
             for n in 0..THREADS {
                 scope.spawn(move || work(n));
             }
@@ -387,7 +389,7 @@ fn who_was_refused_and_then_only_heard_nothing_in_time_is_late() {
         let sent = client.stats().commands;
         let by_text = proxy.swallow_reply_to(lua::LOCK_ACQUIRE);
         Refusal::NoReplicas.begin(&server);
-        let got = thread::scope(|scope| {
+        let got = scoped(|scope| {
             let waiting = scope.spawn(|| lock.try_lock_for(wait).map(|got| got.is_some()));
             eventually("it was refused", || client.stats().commands >= sent + 2);
             // It is asked for the script, and hears nothing more.
@@ -460,7 +462,7 @@ fn while_a_script_runs<T>(server: &Server, work: impl FnOnce() -> T) -> T {
     let mut runs = server.connection();
     let mut asks = server.connection();
     runs.set_read_timeout(None).unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let script = scope.spawn(move || {
             let mut script = redis::cmd("EVAL");
             script.arg("while true do end").arg(0);

@@ -2,17 +2,16 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Instant;
 
+use crossbeam_channel::unbounded;
 use redis::cmd;
 use redlatch::{Client, Config, Error, GuardedScript};
 
 use super::key;
 use crate::support::{
     Crew, Deployment, LONG, Net, RESPONSE, Server, Target, eventually, in_haste, in_time, loosely,
-    ms, settings, timed, unique,
+    ms, scoped, settings, timed, unique,
 };
 
 /// A network that can be read.
@@ -56,7 +55,7 @@ fn a_connection_that_is_cut_is_an_unknown_outcome_once() {
     let guard = net.client.mutex(&net.name).lock().unwrap();
     guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
     let trap = net.proxy.black_hole_request(&count);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let asks = scope.spawn(|| guard.query::<i64>(cmd("INCR").arg(&count)));
         eventually("it is on its way", || trap.fired());
         net.proxy.cut(Target::All);
@@ -136,7 +135,7 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
     let guard = mutex.lock().unwrap();
     let owner = guard.owner().to_owned();
     guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
-    let (next, done) = (channel(), channel::<()>());
+    let (next, done) = (unbounded(), unbounded::<()>());
     let mut crew = Crew::new();
     let (theirs, sender, ends) = (mutex.clone(), next.0, done.1);
     crew.spawn(move || {
@@ -173,7 +172,7 @@ fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&Atomi
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let link = || server.clients_named("link").first().map(|link| link.id);
     let before = link();
-    let done: Vec<u64> = thread::scope(|scope| {
+    let done: Vec<u64> = scoped(|scope| {
         let works = |_| {
             scope.spawn(|| {
                 let mutex = client.mutex(unique("others"));
@@ -261,7 +260,7 @@ fn a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so() {
     let link = server.clients_named("link")[0].id;
     let client = &client;
     let said = |err: &Error| err.to_string().contains("its connection was closed");
-    thread::scope(|scope| {
+    scoped(|scope| {
         server.freeze();
         let sent = client.stats().commands;
         let gets = scope.spawn(|| large.query::<redis::Value>(cmd("GET").arg(&long)));
@@ -297,7 +296,7 @@ fn a_guarded_connection_that_is_killed_costs_no_lock_anything() {
     guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
     let link = server.clients_named("link")[0].id;
     let (stop, mut done, mut unknown) = (AtomicBool::new(false), 0, 0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let kills = scope.spawn(|| {
             let mut killed = 0;
             while killed < 20 {

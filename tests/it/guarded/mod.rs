@@ -11,8 +11,8 @@ use redis::cmd;
 use redlatch::{Client, Error, GuardedScript, LossReason, Result};
 
 use crate::support::{
-    LONG, Mode, Net, Server, Target, eventually, in_haste, loosely, ms, open, settings, timed,
-    unique,
+    LONG, Mode, Net, Server, Target, eventually, in_haste, loosely, ms, open, scoped, settings,
+    timed, unique,
 };
 
 /// A key in the slot of the lock with this name.
@@ -211,7 +211,7 @@ fn a_hold_that_was_handed_over_or_is_shared_runs_commands() {
     let (mutex, prices) = (client.mutex(&name), client.rwlock(unique("shared")));
     let count = key(&name, "count");
     let add = |guard: &redlatch::MutexGuard| guard.query::<i64>(cmd("INCR").arg(&count)).unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {

@@ -14,7 +14,8 @@ use crate::support::history::{
 };
 use crate::support::java::{Answer, Java, now_ns};
 use crate::support::{
-    Part, SLACK, Server, always, connection_to, given, loosely, ms, order, say, timed, unique,
+    Part, SLACK, Server, always, connection_to, given, loosely, ms, order, say, scoped, timed,
+    unique,
 };
 
 /// The client of each Java process.
@@ -461,7 +462,7 @@ fn contend(
         }
         turns
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         let work = &work;
         let all: Vec<_> = (0..threads)
             .map(|me| scope.spawn(move || work(me)))

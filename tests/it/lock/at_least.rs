@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Error, RedLock};
 
 use crate::support::{
-    Deployment, Server, deployment, eventually, loosely, ms, open, settings, timed, unique,
+    Deployment, Server, deployment, eventually, loosely, ms, open, scoped, settings, timed, unique,
 };
 
 /// For how long names are kept.
@@ -59,7 +59,7 @@ fn a_name_is_kept_whatever_kind_it_is() {
             );
         )+};
     }
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             each! {
                 dropped: mutex, drop;
@@ -126,7 +126,7 @@ timed!(of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it);
 fn of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it() {
     let server = Server::start();
     let (name, ran) = (unique("report"), AtomicU32::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..5 {
             let (client, name, ran) = (open(&server), &name, &ran);
             scope.spawn(move || {

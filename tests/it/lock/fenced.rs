@@ -15,7 +15,7 @@ use redlatch::{Client, Config, Error, FencedLock, FencedLockGuard, LossReason};
 use crate::support::scripts::sha;
 use crate::support::{
     Crew, LONG, Part, Proxy, Server, config, connection_to, eventually, given, lua, ms, open,
-    order, say, short_lived, timed, unique, within,
+    order, say, scoped, short_lived, timed, unique, within,
 };
 
 /// The key of Redisson's counter.
@@ -147,7 +147,7 @@ fn a_guard_keeps_its_token_when_the_lock_has_moved_on() {
     assert!(lock.force_unlock().unwrap());
     // To other threads of the same process, one of which gets it from the other.
     let seen = Mutex::new(Vec::new());
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 let guard = lock.lock().unwrap();
@@ -282,7 +282,7 @@ fn ten_thousand_names_leave_no_counter_behind() {
     let next = AtomicU64::new(0);
     let highest = AtomicU64::new(0);
     let counters = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 loop {
@@ -343,7 +343,7 @@ fn check(seen: &[Seen]) {
 /// So many holds of each of the threads of each of the clients.
 fn hold(server: &Server, name: &str, clients: &[Client], threads: usize, holds: usize) {
     let seen: Mutex<Vec<Seen>> = Mutex::default();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for client in clients {
             for _ in 0..threads {
                 let (lock, seen) = (client.fenced_lock(name), &seen);
@@ -448,7 +448,7 @@ fn part_that_writes_tokens_down() {
     let note = redis::Script::new(
         "return redis.call('rpush', KEYS[2], ARGV[1] .. ' ' .. redis.call('get', KEYS[1]))",
     );
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 let lock = client.fenced_lock(name);
@@ -501,7 +501,7 @@ fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
 /// Threads that hold as briefly and as often as can be.
 fn contend(clients: &[Client], name: &str, threads: usize, meanwhile: impl FnOnce()) {
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for client in clients {
             for _ in 0..threads {
                 let (lock, done) = (client.fenced_lock(name), &done);

@@ -1,10 +1,9 @@
 //! Guards that belong to no thread, of every kind.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::unbounded;
 use redlatch::kinds::{AnyKind, Read, Write};
 use redlatch::{
     Client, DeadlockReason, Error, Guard, Handle, LossReason, OwnedGuard, OwnedMutexGuard, RedLock,
@@ -13,7 +12,7 @@ use redlatch::{
 
 use crate::support::{
     Crew, Deployment, LONG, Server, always, deployment, elsewhere, eventually, gets_nothing, ms,
-    open, timed, unique,
+    open, scoped, timed, unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ impl World {
 macro_rules! for_each_kind {
     ($test:ident) => {
         let world = World::new();
-        thread::scope(|scope| {
+        scoped(|scope| {
             for_each_kind!(scope, world, $test, reentrant_lock);
             for_each_kind!(scope, world, $test, mutex);
             for_each_kind!(scope, world, $test, fair_lock);
@@ -236,7 +235,7 @@ fn waits_like_any_other<L: Lock>([lock, _]: [L; 2], what: &str) {
     gets_nothing(what, ms(50), || foe.try_lock_owned_until(until));
     assert!(Instant::now() >= until);
     // It waits until another thread drops the one that it had.
-    let (sender, receiver) = channel();
+    let (sender, receiver) = unbounded();
     let mut crew = Crew::new();
     crew.spawn(move || {
         sender.send(guard).unwrap();
@@ -317,7 +316,7 @@ fn a_token_crosses_threads_and_rises_with_each_hold() {
         last = seen;
     }
     // Those that wait in one process draw tokens in advance, each its own.
-    let (sender, receiver) = channel();
+    let (sender, receiver) = unbounded();
     let mut crew = Crew::new();
     let held = client.fenced_lock(&name).lock_owned().unwrap();
     for _ in 0..6 {
@@ -404,8 +403,8 @@ fn threads_of_a_pool_exclude_each_other_whoever_drops() {
     let clients = [open(&server), open(&server)];
     let name = unique("pool");
     let (inside, turns) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let (sender, receiver) = crossbeam_channel::unbounded::<OwnedMutexGuard>();
-    thread::scope(|scope| {
+    let (sender, receiver) = unbounded::<OwnedMutexGuard>();
+    scoped(|scope| {
         for n in 0..6 {
             let (mutex, sender) = (clients[n % 2].mutex(&name), sender.clone());
             let (inside, turns) = (&inside, &turns);

@@ -8,7 +8,7 @@ use std::{env, thread};
 use redlatch::{CancelToken, Client, Config, Error};
 
 use crate::support::{
-    Crew, LONG, Server, eventually, hold_by_stranger, loosely, ms, open, open_with_lease,
+    Crew, LONG, Server, eventually, hold_by_stranger, loosely, ms, open, open_with_lease, scoped,
     short_lived, subscribed, timed, unique,
 };
 
@@ -241,7 +241,7 @@ fn deadlines_are_met_and_never_anticipated() {
     let uncut = median(waits.iter().copied().map(uncut).collect());
     assert!(uncut > ms(5));
     soon(uncut / 2, || {
-        let late: Vec<Vec<_>> = thread::scope(|scope| {
+        let late: Vec<Vec<_>> = scoped(|scope| {
             let threads: Vec<_> = waits
                 .chunks(100)
                 .map(|waits| {
@@ -293,7 +293,7 @@ fn the_holders_lease_cuts_a_pause_short() {
     warm(&client);
     // Uncut they would come 56 ms late in the mean.
     soon(ms(20), || {
-        let late = thread::scope(|scope| {
+        let late = scoped(|scope| {
             let waits: Vec<_> = (0..20)
                 .map(|_| {
                     scope.spawn(|| {
@@ -470,7 +470,7 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
     let (client, other) = (open(&server), open(&server));
     let name = unique("turns");
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..threads {
             let (lock, done) = (client.spin_lock(&name), &done);
             scope.spawn(move || {

@@ -12,7 +12,7 @@ use redlatch::{CancelToken, Client, Config, Error, Lock, LossReason, MultiLock, 
 use crate::support::multi_lock::{left, open, verdicts};
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Mode, Proxy, RESPONSE, SLACK, Server, Target, elsewhere, eventually,
-    hold_by_stranger, in_time, loosely, ms, subscribed, timed, unique,
+    hold_by_stranger, in_time, loosely, ms, scoped, subscribed, timed, unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ fn closing_the_client_of_the_member_that_is_waited_for_ends_the_wait() {
     let name = unique("closed");
     let other = open(&here.url());
     let busy = other.mutex(&name).lock().unwrap();
-    let ended = thread::scope(|scope| {
+    let ended = scoped(|scope| {
         let lock = one_each([&one, &two], &name);
         let waits = scope.spawn(move || lock.try_lock_for(LONG).map(drop));
         subscribed(&here, 1);
@@ -516,7 +516,7 @@ fn cancelling_ends_a_wait_and_a_question_and_nothing_is_left() {
         } else {
             proxies[1].set(Target::Link, Mode::SwallowReplies);
         }
-        let ended = thread::scope(|scope| {
+        let ended = scoped(|scope| {
             let ends = scope.spawn(|| lock.try_lock_for(LONG).map(drop));
             if waits {
                 subscribed(&servers[1], 1);
@@ -716,7 +716,7 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
         .collect();
     let until = Instant::now() + ms(1_200);
     let rounds: Vec<_> = (0..THREADS).map(|_| AtomicU64::new(0)).collect();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for worker in 0..THREADS {
             let (clients, names, inside) = (&clients[worker / 2], &names, &inside);
             let rounds = &rounds[worker];
@@ -761,7 +761,7 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
 /// What each of those who try once, at the same moment, has come to; nobody lets go before all have tried.
 fn try_together(locks: &[MultiLock]) -> usize {
     let (start, end) = (Barrier::new(locks.len()), Barrier::new(locks.len()));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let tries = locks.iter().map(|lock| {
             scope.spawn(|| {
                 start.wait();
@@ -906,7 +906,7 @@ fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     let token = CancelToken::new();
     let lock = one_each([&here, &there], &unique("cancelled")).cancel_on(&token);
     let dropped = proxy.dropped();
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             eventually("it is asked", || proxy.dropped() > dropped);
             token.cancel();

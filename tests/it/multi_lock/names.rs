@@ -12,7 +12,7 @@ use crate::support::multi_lock::{LEASE, left, open, verdicts};
 use crate::support::scripts::sha;
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Messages, Mode, Proxy, RESPONSE, STRANGER, Server, Target, elsewhere,
-    eventually, hold_by_stranger, loosely, lua, ms, subscribed, timed, unique,
+    eventually, hold_by_stranger, loosely, lua, ms, scoped, subscribed, timed, unique,
 };
 
 /// Long enough for an answer of Redis.
@@ -330,7 +330,7 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
     let names: Vec<_> = (0..NAMES).map(|_| unique("n")).collect();
     let inside: Vec<_> = (0..NAMES).map(|_| AtomicBool::new(false)).collect();
     let rounds = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for worker in 0..6 {
             let (client, names, inside, rounds) = (&client, &names, &inside, &rounds);
             scope.spawn(move || {
@@ -386,7 +386,7 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
         let begun = Instant::now();
         assert!(lock.try_lock_for(SHORT_WAIT).unwrap().is_none());
         assert!(begun.elapsed() >= SHORT_WAIT);
-        let cancelled = thread::scope(|scope| {
+        let cancelled = scoped(|scope| {
             let lock = lock.clone().cancel_on(&token);
             let waits = scope.spawn(move || lock.try_lock_for(LONG).map(drop));
             subscribed(&server, 1);
@@ -471,7 +471,7 @@ fn an_acquire_of_unknown_outcome_is_undone() {
     // Cut while the answer is on its way: the next one asks under another number, and the first is undone.
     lock.lock().unwrap().unlock().unwrap();
     proxy.set(Target::Link, Mode::Delay(RESPONSE / 2));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let taken = scope.spawn(|| {
             let guard = lock.lock().unwrap();
             held_by(&server, &names, &guard, 1);
@@ -521,7 +521,7 @@ fn closing_gives_back_what_is_held_and_ends_what_waits() {
     let (lock, more) = (client.multi_lock(&names), unique("d"));
     let guard = lock.lock().unwrap();
     hold_by_stranger(&server, &more, 60_000);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let behind = scope.spawn(|| lock.try_lock_for(LONG).map(drop));
         let waits = scope.spawn(|| {
             client

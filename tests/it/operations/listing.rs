@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Client, LockKind};
 
 use crate::support::cluster::Cluster;
-use crate::support::{Server, open, settings, timed, unique};
+use crate::support::{Server, open, scoped, settings, timed, unique};
 
 /// What is listed, by name.
 #[track_caller]
@@ -203,7 +203,7 @@ fn a_name_that_has_moved_is_asked_about_where_it_is() {
     assert_eq!(other.inspect(&name).unwrap().held, 0);
     let guard = client.mutex(&name).lock().unwrap();
     // On its way the slot answers nobody who asks for several keys.
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         let mut asked = None;
         let begin = || asked = Some(scope.spawn(|| other.inspect(&name)));
         cluster.migrate_to(1, &name, begin);

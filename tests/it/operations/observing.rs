@@ -14,7 +14,7 @@ use redlatch::{
 
 use crate::support::{
     Crew, Deployment, Dice, Mode, Proxy, Server, Target, deployment, eventually, loosely, ms, open,
-    settings, settings_by, subscribed, timed, unique,
+    scoped, settings, settings_by, subscribed, timed, unique,
 };
 
 /// One thing that was heard: what, of which name and kind, and what else.
@@ -182,7 +182,7 @@ fn each_thread_that_shares_a_hold_hears_of_its_loss() {
     let client = Client::open(config).unwrap();
     let rw = client.rwlock(unique("shared"));
     let (held, done) = (Barrier::new(6), Barrier::new(6));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..5 {
             scope.spawn(|| {
                 let guards = (rw.read().unwrap(), rw.read().unwrap());
@@ -277,7 +277,7 @@ fn every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens() {
         client.expirable_semaphore(unique("e")),
     );
     slots.try_set_permits(3).unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for worker in 0..6 {
             let (client, names, stop, slots) = (&client, &names, &stop, &slots);
             scope.spawn(move || use_any(client, names, slots, Dice::new(worker), stop));
@@ -530,7 +530,7 @@ fn the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it() {
     eventually("it waits", || client.stats().waiting == 1);
     // The release of the other member is not confirmed yet when the hold is lost that was handed on.
     proxy.set(Target::Link, Mode::Stall);
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             is_there.recv().unwrap();
             assert!(handed.force_unlock().unwrap());

@@ -13,7 +13,7 @@ use crate::support::quorum::{
     LEASE, all_keep, keepers, masters, nothing_is_left, open, open_with, red, take,
 };
 use crate::support::{
-    LONG, Proxy, Server, alone, eventually, loosely, ms, threads_named, timed, unique,
+    LONG, Proxy, Server, alone, eventually, loosely, ms, scoped, threads_named, timed, unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ fn those_who_always_collide_all_get_on() {
     let started = Barrier::new(2);
     let begun = Instant::now();
     let met = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for clients in &sets {
             scope.spawn(|| {
                 let lock = red(clients, &name);
@@ -408,7 +408,7 @@ fn a_majority_is_more_than_half() {
             other => panic!("{other:?}"),
         }
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (n, needed) in [(2, 2), (3, 2), (4, 3)] {
             scope.spawn(move || half(n, needed));
         }

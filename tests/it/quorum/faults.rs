@@ -14,8 +14,8 @@ use crate::support::quorum::{
     open_with, red, take, take_from_all,
 };
 use crate::support::{
-    Crew, LONG, Mode, Proxy, STRANGER, Server, Target, Trap, eventually, loosely, ms, timed,
-    unique, within,
+    Crew, LONG, Mode, Proxy, STRANGER, Server, Target, Trap, eventually, loosely, ms, scoped,
+    timed, unique, within,
 };
 
 /// Nothing here waits for such a lease to end.
@@ -246,7 +246,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
         );
         // Those in the queue behind the one who asks need not find out again.
         let asked = Instant::now();
-        thread::scope(|scope| {
+        scoped(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| assert_eq!(failed_at(lock.lock()), [1, 2, 4]));
             }
@@ -393,7 +393,7 @@ fn while_connections_break<T>(proxies: &[Proxy], name: &str, work: impl FnOnce()
         .iter()
         .map(|proxy| proxy.black_hole_request(name))
         .collect();
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             eventually("they are asked", || lost.iter().all(Trap::fired));
             for proxy in proxies {
@@ -440,7 +440,7 @@ fn contended(
 ) {
     let done = AtomicBool::new(false);
     let tries = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 let got = attempt().unwrap().is_some();
@@ -661,7 +661,7 @@ fn a_majority_out_of_reach_is_told_in_time() {
         nothing_is_left(&site.servers);
         drop(take(&lock));
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         for death in DEATHS {
             scope.spawn(move || out_of_reach(death));
         }
@@ -861,7 +861,7 @@ fn torn(time: Duration) {
     let sets = [(); 2].map(|()| open_through(&proxies, set));
     let done = AtomicBool::new(false);
     let (granted, names) = (AtomicU64::new(0), [unique("torn"), unique("torn")]);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (clients, own) in sets.iter().zip(&names) {
             // One lock for both, and one for each.
             for name in [own, &names[0]] {

@@ -10,7 +10,7 @@ use redlatch::{Client, Config, Error};
 use crate::support::quorum;
 use crate::support::quorum::{all_keep, masters, nothing_is_left, open_with, red, take_from_all};
 use crate::support::{
-    LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, timed, unique,
+    LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, scoped, timed, unique,
 };
 
 /// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
@@ -83,7 +83,7 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
         // What the other is sent arrives late, and a connection that is made meanwhile is of no use.
         second.stall_present(Target::Link);
         second.set(Target::All, Mode::BlackHole);
-        let granted = thread::scope(|scope| {
+        let granted = scoped(|scope| {
             scope.spawn(|| {
                 eventually("the connection is given up", || {
                     second.connections(Target::Link) == 0
@@ -267,7 +267,7 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     let name = unique("wait");
     a_stranger_has(&servers[..3], &name);
     let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| drop(quorum::take(&red(&clients, &name))));
         // After the attempt, once it is subscribed, and when it has heard nothing for a while.
         eventually("it looks again", || looks() >= 6);
@@ -299,7 +299,7 @@ fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
         proxy.set(Target::Link, Mode::DelayBoth(ms(3)));
     }
     let done = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             let lock = red(&theirs, &name);
             while !done.load(Ordering::SeqCst) {
@@ -342,7 +342,7 @@ fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
         // With this it is known that the connections are gone.
         ask().unwrap();
         let (done, both) = (AtomicBool::new(false), AtomicBool::new(false));
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
                     let dialled = |proxy: &Proxy| proxy.connections(Target::All) > 0;

@@ -8,7 +8,8 @@ use redlatch::{LossReason, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
 use crate::support::{
-    BY_MESSAGE, LONG, Server, Stops, eventually, loosely, ms, open, open_with_lease, timed, unique,
+    BY_MESSAGE, LONG, Server, Stops, eventually, loosely, ms, open, open_with_lease, scoped, timed,
+    unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
     let name = unique("between");
     let (version, done) = (AtomicU64::new(0), AtomicBool::new(false));
     let (ours_alone, theirs_alone) = (ours.rwlock(&name), theirs.rwlock(&name));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let hammer = scope.spawn(|| {
             let mut grants = 0;
             for turn in 0.. {

@@ -2,11 +2,10 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
 use std::thread;
-use std::thread::Scope;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use nix::sys::signal::Signal;
 use redlatch::{CancelToken, Client, Config, RwLock};
 
@@ -14,8 +13,9 @@ use crate::support::rw_scripts::{READ_ACQUIRE, WRITE_ACQUIRE};
 use crate::support::rwlock::{Actor, hash, hold_key};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, LONG, Mode, Part, Proxy, SLACK, STRANGER, Server, Stops, Target, elsewhere,
-    eventually, given, loosely, ms, open, open_with_lease, say, settings, timed, unique, within,
+    BY_MESSAGE, LONG, Mode, Part, Proxy, SLACK, STRANGER, Scope, Server, Stops, Target, elsewhere,
+    eventually, given, loosely, ms, open, open_with_lease, say, scoped, settings, timed, unique,
+    within,
 };
 
 /// Whether a waiter of this side is noted.
@@ -96,7 +96,7 @@ impl Crowd {
         }
     }
 
-    fn read<'s>(&'s self, scope: &'s Scope<'s, '_>, lock: &RwLock, threads: u32) {
+    fn read<'s>(&'s self, scope: Scope<'s, '_>, lock: &RwLock, threads: u32) {
         for n in 0..threads {
             let lock = lock.clone();
             scope.spawn(move || {
@@ -126,7 +126,7 @@ fn a_writer_passes_overlapping_readers_of_its_process() {
     let server = Server::start();
     let (name, client) = (unique("local"), open(&server));
     let (lock, crowd) = (client.rwlock(&name), Crowd::new());
-    thread::scope(|scope| {
+    scoped(|scope| {
         let _stops = Stops(&crowd.stop);
         crowd.read(scope, &lock, 5);
         crowd.has_begun();
@@ -164,7 +164,7 @@ fn a_writer_passes_overlapping_readers_of_other_processes() {
     let other = open(&server);
     for readers_first in [true, false] {
         let crowd = Crowd::new();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let _stops = Stops(&crowd.stop);
             for client in &clients {
                 let mut lock = client.rwlock(&name);
@@ -274,7 +274,7 @@ fn readers_do_not_starve_among_steady_writers() {
     let writers = [(); 4].map(|()| open(&server));
     let readers = [(); 3].map(|()| open(&server));
     let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let _stops = Stops(&stop);
         for client in writers.iter().chain(&writers) {
             let (lock, stop, writes) = (client.rwlock(&name), &stop, &writes);
@@ -660,7 +660,7 @@ fn a_writer_that_redissons_readers_pass_is_let_go_first_for_ten_seconds() {
     let name = unique("passed");
     let [here, there] = [(); 2].map(|()| Client::open(settings(&server)).unwrap());
     let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let stops = Stops(&stop);
         scope.spawn(|| redisson_reads(&server, &name, &stop));
         eventually("they read", || server.exists(&name));

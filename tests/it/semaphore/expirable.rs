@@ -14,7 +14,7 @@ use crate::support::permits::{
 };
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Losses, Mode, Proxy, SLACK, Server, Target, config, eventually,
-    loosely, ms, open, open_with_lease, subscribed, timed, within,
+    loosely, ms, open, open_with_lease, scoped, subscribed, timed, within,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ fn many_threads_changing_one_lease_never_believe_more_than_redis() {
     let client = open_with_lease(&server, ms(900));
     let sem = with_permits(&client, 1);
     let permit = Arc::new(sem.acquire().unwrap());
-    thread::scope(|scope| {
+    scoped(|scope| {
         for i in 0..4_u64 {
             let permit = &permit;
             scope.spawn(move || {
@@ -419,7 +419,7 @@ fn a_deleted_permit_is_told_forced() {
 timed!(a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone);
 fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
     let server = Server::start();
-    thread::scope(|scope| {
+    scoped(|scope| {
         for mode in [Mode::BlackHole, Mode::Stall, Mode::Refuse] {
             let server = &server;
             scope.spawn(move || {
@@ -463,7 +463,7 @@ fn another_process_gets_its_turn_while_threads_take_one_permit_after_another() {
     let (client, other) = (open(&server), open(&server));
     let sem = with_permits(&client, 2);
     let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
@@ -626,7 +626,7 @@ fn those_who_do_not_wait_are_not_in_each_others_way() {
     let client = open(&server);
     let sem = with_permits(&client, 64);
     let refused = AtomicU64::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let permits: Vec<_> = (0..8).map(|_| sem.try_acquire().unwrap()).collect();

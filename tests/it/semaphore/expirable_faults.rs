@@ -15,7 +15,7 @@ use crate::support::permits::{
 use crate::support::scripts::{out_of_memory, sha};
 use crate::support::{
     LEASE, LONG, Losses, Mode, Part, Proxy, RESPONSE, SLACK, Server, Target, config, eventually,
-    fails, gets_nothing, given, in_time, loosely, ms, open, say, timed, unique, within,
+    fails, gets_nothing, given, in_time, loosely, ms, open, say, scoped, timed, unique, within,
 };
 
 /// Has the server know every script, so that each request is carried out at once.
@@ -103,7 +103,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
     ];
     let server = Server::start();
     load_scripts(&server);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for (what, script, after, verb) in verbs {
             let server = &server;
             scope.spawn(move || {
@@ -191,7 +191,7 @@ fn open_through(proxy: &Proxy) -> Client {
 // I4
 timed!(with_the_server_down_or_frozen_every_verb_ends_in_time);
 fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
-    thread::scope(|scope| {
+    scoped(|scope| {
         for frozen in [false, true] {
             scope.spawn(move || {
                 let mut server = Server::start();
@@ -209,7 +209,7 @@ fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
                 let three = permits.pop().unwrap();
                 let soon = Instant::now();
                 let was_valid_until = two.valid_until();
-                thread::scope(|scope| {
+                scoped(|scope| {
                     scope.spawn(|| fails("acquire", RESPONSE, || sem.acquire()));
                     scope.spawn(|| fails("try", RESPONSE, || sem.try_acquire()));
                     scope.spawn(|| fails("many", RESPONSE, || sem.try_acquire_many(2)));
@@ -364,7 +364,7 @@ fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     // They are renewed.
     assert!(!within(HERE + ms(200), || counts(&sem).1 != 6));
     let (stop, waited) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         let watcher = scope.spawn(|| watch_total(&server, sem.name(), PERMITS.into(), &stop));
         for holder in &mut holders {
             holder.part.kill();
@@ -392,7 +392,7 @@ fn processes_killed_at_any_moment_leave_the_number_as_it_was() {
     let client = open(&server);
     let sem = with_permits(&client, PERMITS);
     let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let watcher = scope.spawn(|| watch_total(&server, sem.name(), PERMITS.into(), &stop));
         for takes in [1, 3, 2] {
             let mut holder = Holder::start(&server, sem.name(), takes, ms(400));

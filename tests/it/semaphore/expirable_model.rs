@@ -9,7 +9,7 @@ use redis::Connection;
 use redlatch::{Client, ExpirablePermit, ExpirableSemaphore};
 
 use crate::support::permits::{NEVER, channel, hex, timeouts};
-use crate::support::{Server, eventually, ms, open_with_lease, timed, unique};
+use crate::support::{Server, eventually, ms, open_with_lease, scoped, timed, unique};
 
 /// How often the clients here renew is a third of this.
 const LEASE: Duration = ms(900);
@@ -341,7 +341,7 @@ timed!(whatever_is_done_the_permits_add_up_and_answers_are_true);
 fn whatever_is_done_the_permits_add_up_and_answers_are_true() {
     let server = Server::start();
     let clients = [(); 2].map(|()| open_with_lease(&server, LEASE));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..4 {
             let (server, clients) = (&server, &clients);
             scope.spawn(move || {

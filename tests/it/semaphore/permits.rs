@@ -11,8 +11,8 @@ use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 use crate::support::scripts::{cannot_save, listen_to_all, out_of_memory};
 use crate::support::semaphore::{CHANNEL, published_counts};
 use crate::support::{
-    Crew, LONG, Mode, Proxy, Server, Target, Trap, eventually, logs, loosely, ms, timed, unique,
-    within,
+    Crew, LONG, Mode, Proxy, Server, Target, Trap, eventually, logs, loosely, ms, scoped, timed,
+    unique, within,
 };
 
 fn open(server: &Server) -> Client {
@@ -217,7 +217,7 @@ fn who_waits_for_a_semaphore_that_was_never_set_is_told_once() {
     // As long as anybody waits; later it may be said again.
     for waits in [&plain_waits as &(dyn Fn() + Sync), &leased_waits] {
         let before = warned();
-        thread::scope(|scope| {
+        scoped(|scope| {
             scope.spawn(waits);
             scope.spawn(waits);
         });
@@ -276,7 +276,7 @@ fn a_release_of_many_wakes_as_many_as_it_serves() {
     let (server, _client, releaser) = semaphore(0);
     let clients: Vec<_> = (0..2).map(|_| open(&server)).collect();
     let served = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for client in &clients {
             for _ in 0..4 {
                 let served = &served;
@@ -312,7 +312,7 @@ fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
     let (server, _client, _) = semaphore(5);
     let clients: Vec<_> = (0..3).map(|_| open(&server)).collect();
     let (inside, most, served) = (AtomicI64::new(0), AtomicI64::new(0), AtomicUsize::new(0));
-    thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..500 {
             let (client, inside, most, served) = (&clients[n % 3], &inside, &most, &served);
             scope.spawn(move || {
@@ -403,7 +403,7 @@ timed!(a_big_request_is_not_starved_by_small_ones_of_its_process);
 fn a_big_request_is_not_starved_by_small_ones_of_its_process() {
     let (server, client, semaphore) = semaphore(4);
     let stop = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 while stop.load(Ordering::SeqCst) == 0 {
@@ -428,7 +428,7 @@ fn a_big_request_is_not_starved_by_small_ones_of_its_process() {
 fn who_does_not_wait_is_not_let_past_those_who_do() {
     let (server, client, semaphore) = semaphore(2);
     let one = semaphore.acquire().unwrap();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let sent = client.stats().commands;
         let big = scope.spawn(|| semaphore.acquire_many(2).unwrap().permits());
         eventually("the big one waits", || waits(&client, sent, &server));
@@ -446,7 +446,7 @@ fn who_does_not_wait_is_not_let_past_those_who_do() {
 fn one_who_asks_and_need_not_wait_is_in_nobodys_way() {
     let (server, _client, semaphore) = semaphore(8);
     let done = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             while done.load(Ordering::Relaxed) == 0 {
                 drop(semaphore.acquire().unwrap());
@@ -498,7 +498,7 @@ timed!(another_process_gets_its_turn_while_threads_pass_permits_round);
 fn another_process_gets_its_turn_while_threads_pass_permits_round() {
     let (server, client, semaphore) = semaphore(2);
     let stop = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {
                 while stop.load(Ordering::SeqCst) == 0 {
@@ -538,7 +538,7 @@ fn waits_end_in_time_or_when_cancelled() {
     for first in [true, false] {
         // Both the one who asks and those behind it.
         let token = CancelToken::new();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let sent = client.stats().commands;
             let ahead =
                 (!first).then(|| scope.spawn(|| semaphore.clone().cancel_on(&token).acquire()));
@@ -590,7 +590,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
         let stats = client.stats();
         stats.passed > 20 && stats.acquired > 20
     };
-    thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..12_u64 {
             let (semaphore, have_raced) = (&semaphore, &have_raced);
             scope.spawn(move || {
@@ -601,7 +601,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
                     let wait = Duration::from_micros(round % 23 * 40);
                     let token = CancelToken::new();
                     let waits = semaphore.clone().cancel_on(&token);
-                    let got = thread::scope(|scope| {
+                    let got = scoped(|scope| {
                         if round % 5 == 0 {
                             scope.spawn(move || {
                                 thread::sleep(wait / 2);
@@ -632,7 +632,7 @@ fn a_lost_message_costs_no_more_than_the_poll_cap() {
     let client = Client::open(proxy.url()).unwrap();
     // Each question reads the number of permits once, and so did whoever set it.
     let asked = server.calls("get");
-    thread::scope(|scope| {
+    scoped(|scope| {
         let sent = client.stats().commands;
         let waiting = scope.spawn(|| client.semaphore("s").acquire().unwrap().forget());
         eventually("it listens, and has asked again", || {
@@ -658,7 +658,7 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
         assert!(turn < 10, "never handed over in time");
         let held = semaphore.acquire().unwrap();
         let before = client.stats();
-        thread::scope(|scope| {
+        scoped(|scope| {
             let waiting = scope.spawn(|| semaphore.acquire().unwrap());
             eventually("it listens, and has asked again", || {
                 waits(&client, before.commands + 1, &server)
@@ -766,7 +766,7 @@ fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
 
 /// Every verb, with `fault` lying in wait for it.
 fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
-    thread::scope(|scope| {
+    scoped(|scope| {
         for one in VERBS {
             scope.spawn(move || one_verb(what, fault, one));
         }
@@ -806,7 +806,7 @@ fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
     server.cli(&["SET", "s", "6"]);
     let (inside, ran) = (AtomicI64::new(0), AtomicUsize::new(0));
     let until = Instant::now() + ms(1500);
-    thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..8_u32 {
             let (client, inside, ran) = (&clients[n as usize % 2], &inside, &ran);
             scope.spawn(move || {
@@ -860,7 +860,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
         Err(err) => panic!("{err:?}"),
     }
     assert!(began.elapsed() >= ms(100) && began.elapsed() < loosely(ms(1000)));
-    thread::scope(|scope| {
+    scoped(|scope| {
         // All that queue hear of it at once, and not one after another.
         let began = Instant::now();
         let waiting: Vec<_> = (0..8)
@@ -893,7 +893,7 @@ fn closing_wakes_those_who_wait_and_gives_back_what_is_out() {
         semaphore.acquire().unwrap(),
     );
     forgotten.forget();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let sent = client.stats().commands;
         let first = scope.spawn(|| semaphore.acquire());
         eventually("the first waits", || waits(&client, sent, &server));
@@ -930,7 +930,7 @@ fn a_permit_may_go_to_another_thread_and_outlive_its_handle() {
         "dropping the last part of a client waits for Redis"
     );
     let client = open(&server);
-    let panicked = thread::scope(|scope| {
+    let panicked = scoped(|scope| {
         let thread = scope.spawn(|| {
             let _permit = client.semaphore("s").acquire().unwrap();
             panic!("on purpose");

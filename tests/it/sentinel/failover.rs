@@ -1,13 +1,14 @@
 //! A master is replaced while everybody works: nobody is stuck, and what the successor lacks is reported lost.
 
-use std::thread;
 use std::time::Duration;
 
 use redlatch::{Client, Error, LossReason, ReplicaAck};
 
 use crate::support::load::Load;
 use crate::support::sentinel::{Deployment, ask};
-use crate::support::{LONG, Losses, SLACK, eventually, in_time, loosely, ms, timed, unique};
+use crate::support::{
+    LONG, Losses, SLACK, eventually, in_time, loosely, ms, scoped, timed, unique,
+};
 
 /// How soon after the promotion everybody works again.
 const BACK: Duration = ms(2_000);
@@ -40,7 +41,7 @@ fn everybody_goes_on(deployment: &Deployment) {
     let first = holder.mutex(&waited_for).lock().unwrap();
     deployment.copied(&[&name, &waited_for]);
     let mut load = Load::start(&clients, vec![unique("load")], 2);
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiter = scope.spawn(|| {
             let guard = clients[0].mutex(&waited_for).try_lock_for(LONG * 3);
             guard.unwrap().expect("it is released").unlock()
@@ -94,7 +95,7 @@ fn a_working_client_leaves_the_old_master_although_that_is_still_one() {
     let first = holder.mutex(&waited_for).lock().unwrap();
     deployment.copied(&[&missing, &waited_for]);
     let old = deployment.named();
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiter = scope.spawn(|| {
             let guard = client.mutex(&waited_for).try_lock_for(LONG);
             let guard = guard.unwrap().expect("it is released");

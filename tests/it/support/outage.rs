@@ -4,7 +4,7 @@ use redlatch::{Client, Error, LossReason};
 
 use crate::support::{
     Kind, LEASE, Losses, Proxy, Queue, RESPONSE, Server, WAITER_LEASE, config, eventually, fails,
-    gets_nothing, in_time, ms, nothing_is_left_of, unique, within,
+    gets_nothing, in_time, ms, nothing_is_left_of, scoped, unique, within,
 };
 
 /// Whether what Redis held before the bad day is still there after it.
@@ -36,7 +36,7 @@ pub(crate) fn bad_day<S>(
         .map(|what| (what, name(what)))
         .collect();
     let state = fault(&mut server, proxy);
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for (what, name) in &asked {
             let lock = kind.of(&client, name);
             scope.spawn(move || match *what {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::thread::JoinHandle;
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use redlatch::{Error, LossReason, Result, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::support::LONG;
@@ -43,7 +44,7 @@ impl Desk {
 
 impl Actor {
     pub(crate) fn new(lock: RwLock) -> Self {
-        let (orders, inbox) = channel::<Work>();
+        let (orders, inbox) = unbounded::<Work>();
         let thread = thread::spawn(move || {
             let mut desk = Desk {
                 lock,
@@ -65,8 +66,8 @@ impl Actor {
         &self,
         work: impl FnOnce(&mut Desk) -> T + Send + 'static,
     ) -> Receiver<T> {
-        let (done, result) = channel();
-        let work: Work = Box::new(move |desk| done.send(work(desk)).unwrap_or_default());
+        let (done, result) = unbounded();
+        let work: Work = Box::new(move |desk| drop(done.send(work(desk))));
         self.orders.as_ref().unwrap().send(work).unwrap();
         result
     }
@@ -76,9 +77,12 @@ impl Actor {
         &self,
         work: impl FnOnce(&mut Desk) -> T + Send + 'static,
     ) -> T {
-        self.begins(work)
-            .recv_timeout(LONG)
-            .expect("an actor that is done")
+        let result = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&result);
+        let done = self.begins(move |desk| *place.lock().unwrap() = Some(work(desk)));
+        done.recv_timeout(LONG).expect("an actor that is done");
+        let mut result = result.lock().unwrap();
+        result.take().expect("a result")
     }
 
     /// Takes one read hold, and says under which owner.

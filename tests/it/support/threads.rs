@@ -1,7 +1,7 @@
 //! Threads that can be watched, and those that wait for a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -25,7 +25,10 @@ impl Crew {
     }
 
     pub(crate) fn spawn(&mut self, work: impl FnOnce() + Send + 'static) {
-        let work: Box<dyn FnOnce() + Send> = Box::new(work); // `Builder::spawn` is compiled once
+        self.add(Box::new(work));
+    }
+
+    fn add(&mut self, work: Box<dyn FnOnce() + Send>) {
         let thread = thread::Builder::new()
             .name(self.tag.clone())
             .stack_size(256 * 1024)
@@ -71,14 +74,32 @@ impl Crew {
     }
 }
 
+/// [`thread::scope`], compiled once for all tests.
+pub(crate) fn scoped<'env, T>(work: impl for<'scope> FnOnce(Scope<'scope, 'env>) -> T) -> T {
+    fn run<'env>(work: &mut dyn for<'scope> FnMut(Scope<'scope, 'env>)) {
+        thread::scope(|scope| work(Scope(scope)));
+    }
+    let (mut work, mut result) = (Some(work), None);
+    run(&mut |scope| result = work.take().map(|work| work(scope)));
+    result.expect("a result")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Scope<'scope, 'env>(&'scope thread::Scope<'scope, 'env>);
+
+impl<'scope> Scope<'scope, '_> {
+    pub(crate) fn spawn<T: Send + 'scope>(
+        self,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> ScopedJoinHandle<'scope, T> {
+        let work: Box<dyn FnOnce() -> T + Send + 'scope> = Box::new(work);
+        self.0.spawn(work)
+    }
+}
+
 /// Runs `work` on a thread of its own, which holds nothing.
 pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    fn run(work: Box<dyn FnOnce() + Send + '_>) {
-        thread::scope(|scope| scope.spawn(work).join().expect("a thread"));
-    }
-    let mut result = None;
-    run(Box::new(|| result = Some(work())));
-    result.expect("a result")
+    scoped(|scope| scope.spawn(work).join().expect("a thread"))
 }
 
 /// Has others stop at the end, also when a test fails, since its scope waits for them.
@@ -94,7 +115,7 @@ impl Drop for Stops<'_> {
 pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: Duration) {
     let guard = holder.mutex(name).lock().unwrap();
     let commands = waiter.stats().commands;
-    thread::scope(|scope| {
+    scoped(|scope| {
         let waiting = scope.spawn(|| {
             let got = waiter.mutex(name).lock().unwrap();
             let at = Instant::now();

@@ -21,12 +21,17 @@ pub(crate) const SLACK: Duration = ms(300);
 pub(crate) fn in_time<T>(what: &str, limit: Duration, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = work();
+    is_in_time(what, limit, begun);
+    done
+}
+
+#[track_caller]
+fn is_in_time(what: &str, limit: Duration, begun: Instant) {
     let took = begun.elapsed();
     assert!(
         took <= limit + loosely(SLACK),
         "{what} took {took:?} instead of {limit:?}"
     );
-    done
 }
 
 /// Runs `work` and expects to hear, within `limit`, that Redis could not do it.

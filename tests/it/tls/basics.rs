@@ -5,7 +5,7 @@ use redlatch::{Client, Config, Error, TlsConfig};
 
 use crate::support::{
     Crew, LONG, Mode, Proxy, Server, Target, authority, eventually, given, loosely, ms, rerun, say,
-    settings, settings_by, subscribed, trusting, unique,
+    scoped, settings, settings_by, subscribed, trusting, unique,
 };
 
 /// Every connection of the crate, and how many there are, are encrypted.
@@ -162,7 +162,7 @@ fn commands_larger_than_the_buffers_of_the_sockets_arrive_whole() {
     proxy.set(Target::All, Mode::Slow(ms(2)));
     let long = "x".repeat(16_000);
     let name = unique("large");
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         for n in 0..4 {
             let (name, long) = (&name, &long);
             scope.spawn(move || {

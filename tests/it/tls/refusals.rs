@@ -7,7 +7,7 @@ use rcgen::date_time_ymd;
 use redlatch::{Client, Config, Error, TlsConfig};
 
 use crate::support::{
-    Authority, Identity, Server, authority, config, eventually, logs, ms, trusting, unique,
+    Authority, Identity, Server, authority, config, eventually, logs, ms, scoped, trusting, unique,
 };
 
 /// Much longer than any test: an error that is not final would be waited for.
@@ -131,7 +131,7 @@ fn a_server_that_does_not_speak_tls() {
     // Others say what they think of it.
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let addr = listener.local_addr().unwrap();
-    std::thread::scope(|scope| {
+    scoped(|scope| {
         scope.spawn(|| {
             let (mut client, _) = listener.accept().unwrap();
             client

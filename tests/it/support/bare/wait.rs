@@ -19,18 +19,22 @@ pub(crate) const fn ms(n: u64) -> Duration {
 /// Waits until `happened` says so, and panics with `what` if it has not within ten seconds, or longer on a machine that is late.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let happened: &mut dyn FnMut() -> bool = &mut happened; // compiled once
-    let in_time = looked(GENEROUS, happened) || looked(loosely(Duration::ZERO), happened);
+    happens(what, &mut happened);
+}
+
+#[track_caller]
+fn happens(what: &str, happened: &mut dyn FnMut() -> bool) {
+    let in_time =
+        happens_within(GENEROUS, happened) || happens_within(loosely(Duration::ZERO), happened);
     assert!(in_time, "not within {GENEROUS:?}: {what}");
 }
 
 /// Whether `happened` said so before `limit` ran out.
 pub(crate) fn within(limit: Duration, mut happened: impl FnMut() -> bool) -> bool {
-    looked(limit, &mut happened)
+    happens_within(limit, &mut happened)
 }
 
-/// The same, compiled once for all closures.
-fn looked(limit: Duration, happened: &mut dyn FnMut() -> bool) -> bool {
+fn happens_within(limit: Duration, happened: &mut dyn FnMut() -> bool) -> bool {
     let until = Instant::now() + limit;
     loop {
         if happened() {
