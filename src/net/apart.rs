@@ -1,12 +1,15 @@
 //! A connection apart from those that locks use, for what people ask: their answers may be long, and no lock is to wait
 //! behind them. Made when it is needed, and closed when it is dropped.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
 
+use crate::net::dialling::Dialling;
+use crate::net::masters::Masters;
 use crate::net::request::{Request, Script};
-use crate::net::socket::{self, Dialling, Duplex, Endpoint, LARGEST_MAP};
+use crate::net::socket::{self, Duplex, LARGEST_MAP};
 
 /// Its name in `CLIENT LIST`.
 const ROLE: &str = "operations";
@@ -22,11 +25,12 @@ pub(crate) struct Apart {
 
 impl Apart {
     pub(super) fn connect(
-        endpoint: &Endpoint,
+        masters: &Arc<Masters>,
+        node: usize,
         timeout: Duration,
         until: Instant,
     ) -> RedisResult<Self> {
-        let dialling = Dialling::start(endpoint, ROLE, timeout)?;
+        let dialling = Dialling::start(masters, node, ROLE, timeout)?;
         let left = until.saturating_duration_since(Instant::now());
         let made = dialling.wait(left);
         let mut connection = made.unwrap_or_else(|| Err(dialling.waits_for()))?;

@@ -5,6 +5,8 @@ pub(crate) mod back_off;
 pub(crate) mod call;
 pub(crate) mod channels;
 pub(crate) mod connection;
+mod dialling;
+pub(crate) mod masters;
 pub(crate) mod nodes;
 pub(crate) mod outbox;
 mod pipeline;

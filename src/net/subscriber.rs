@@ -18,10 +18,10 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
-use crate::net::connection;
-use crate::net::nodes::Map;
+use crate::net::dialling::Dialling;
+use crate::net::masters::Masters;
 use crate::net::pipeline::PING_AFTER;
-use crate::net::socket::{self, Dialling, Duplex, Endpoint, Reader, Socket};
+use crate::net::socket::{self, Duplex, Endpoint, Reader, SLICE, Socket};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
 use crate::report::report;
@@ -29,16 +29,13 @@ use crate::stats::Counters;
 use crate::time;
 use crate::verdict::{Asked, Verdict, verdict};
 
-/// The longest the thread blocks in a read while it has something else to do. Otherwise it wakes as rarely as those who wait.
-const SLICE: Duration = Duration::from_millis(500);
-
 /// The name of its connection in `CLIENT LIST`.
 const ROLE: &str = "subscriber";
 
 /// The thread, its connection, and the channels.
 pub(crate) struct Subscriber {
     endpoint: Endpoint,
-    map: Arc<Map>,
+    map: Arc<Masters>,
     /// Which node it listens to: it has the channels of its slots.
     node: usize,
     connect_timeout: Duration,
@@ -88,7 +85,7 @@ pub(crate) struct Subscription {
 impl Subscriber {
     /// The subscriber of one node.
     pub(crate) fn new(
-        map: Arc<Map>,
+        map: Arc<Masters>,
         node: usize,
         connect_timeout: Duration,
         response_timeout: Duration,
@@ -358,7 +355,7 @@ impl Subscriber {
         let version = self.map.version();
         let dialling = self.dial()?;
         loop {
-            if let Some(made) = dialling.wait(connection::SLICE) {
+            if let Some(made) = dialling.wait(SLICE) {
                 return made;
             }
             if self.map.version() != version || self.state.lock().stopped {
@@ -368,7 +365,7 @@ impl Subscriber {
     }
 
     fn dial(&self) -> Result<Dialling, RedisError> {
-        Dialling::start(&self.endpoint, ROLE, self.connect_timeout)
+        Dialling::start(&self.map, self.node, ROLE, self.connect_timeout)
     }
 
     /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
@@ -419,7 +416,8 @@ impl Subscriber {
             }
             let slice = match looks {
                 _ if is_left || successor.is_some() => LINGER,
-                true => SLICE,
+                true => PING_AFTER / 4,
+                // With nothing else to do the thread wakes as rarely as those that wait.
                 false => BackOff::POLL.longest,
             };
             match self.read(&mut reader, slice) {

@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::net::channels::Listener;
-use crate::net::nodes::Map;
+use crate::net::masters::Masters;
 use crate::net::subscriber::{Subscriber, Subscription};
 use crate::report::report;
 use crate::stats::Counters;
@@ -28,7 +28,7 @@ pub(crate) const THREAD: &str = "redlatch-subscriber";
 
 /// Those who hear of releases for all who wait.
 pub(crate) struct Subscribers {
-    map: Arc<Map>,
+    map: Arc<Masters>,
     connect_timeout: Duration,
     response_timeout: Duration,
     counters: Arc<Counters>,
@@ -47,7 +47,7 @@ struct State {
 
 impl Subscribers {
     pub(crate) fn new(
-        map: Arc<Map>,
+        map: Arc<Masters>,
         connect_timeout: Duration,
         response_timeout: Duration,
         counters: Arc<Counters>,
@@ -201,14 +201,14 @@ mod tests {
     }
 
     /// A cluster whose nodes are away.
-    fn map() -> Arc<Map> {
+    fn map() -> Arc<Masters> {
         let server = Server::of("redis+cluster://127.0.0.1:1/");
         let endpoint = Endpoint::new(server.expect("a good URL"));
-        Arc::new(Map::new(endpoint))
+        Arc::new(Masters::new(endpoint, Duration::from_secs(1)))
     }
 
     /// The slot of the channel moves to the node with this port.
-    fn moves(map: &Map, channel: &str, port: u16) {
+    fn moves(map: &Masters, channel: &str, port: u16) {
         let slot = slot_of(channel.as_bytes());
         let to = Redirection {
             slot,

@@ -27,7 +27,8 @@ use crate::hold::{Again, Hold, NotRenewed, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault, OnReply};
 use crate::net::connection::Left;
-use crate::net::nodes::{self, Map, Nodes};
+use crate::net::masters::{Masters, is_no_cluster};
+use crate::net::nodes::{self, Nodes};
 use crate::net::request::Acknowledgements;
 use crate::net::socket;
 use crate::net::socket::Endpoint;
@@ -63,6 +64,7 @@ pub(crate) struct Session {
     pub(crate) requests: IdempotencyKeys,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
+    masters: Arc<Masters>,
     pub(crate) connection: Arc<Nodes>,
     /// For guarded commands, so that no lock waits behind what they write and read. Connects when the first is sent.
     pub(crate) guarded: Arc<Nodes>,
@@ -112,8 +114,8 @@ impl Session {
         let endpoint = Self::endpoint_of(&config, owners.client())?;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
-        let map = Arc::new(Map::new(endpoint.clone()));
         let (connect, response) = (config.connect_timeout, config.response_timeout);
+        let masters = Arc::new(Masters::new(endpoint.clone(), connect));
         let settings = nodes::Settings {
             connect_timeout: connect,
             response_timeout: response,
@@ -123,16 +125,22 @@ impl Session {
         let releases: Arc<dyn OnReply> = Arc::new(Releases::new(Arc::clone(&counters)));
         let to_masters = |role| {
             let (settings, releases) = (settings.clone(), Arc::clone(&releases));
-            Nodes::new(Arc::clone(&map), role, settings, releases)
+            Nodes::new(Arc::clone(&masters), role, settings, releases)
         };
         let connection = to_masters(socket::COMMANDS);
         let guarded = to_masters(socket::GUARDED);
         if !config.lazy {
-            connection
-                .open(Instant::now() + connect)
-                .map_err(|err| Self::not_opened(&endpoint, err))?;
+            connection.open(Instant::now() + connect).map_err(|err| {
+                masters.stop();
+                Self::not_opened(&endpoint, err)
+            })?;
         }
-        let subscriber = Subscribers::new(map, connect, response, Arc::clone(&counters));
+        let subscriber = Subscribers::new(
+            Arc::clone(&masters),
+            connect,
+            response,
+            Arc::clone(&counters),
+        );
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,
@@ -151,6 +159,7 @@ impl Session {
             ),
             owners,
             permits: LivePermits::default(),
+            masters,
             connection,
             guarded,
             watchdog,
@@ -179,7 +188,7 @@ impl Session {
     }
 
     fn not_opened(endpoint: &Endpoint, err: RedisError) -> Error {
-        if nodes::is_no_cluster(&err) {
+        if is_no_cluster(&err) {
             return Error::config(format!(
                 "url: redis+cluster:// leads to a server that is not a node of a cluster, {endpoint}: {err}; use redis:// for a single server"
             ));
@@ -454,6 +463,7 @@ impl Session {
         let released = self.connection.drain(until);
         self.guarded.close();
         let (releases, undos) = self.connection.close();
+        self.masters.stop();
         if !released || releases > 0 {
             let why = format!(
                 "redis has not acknowledged {releases} releases and {undos} undone attempts; the leases end them"

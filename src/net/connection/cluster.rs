@@ -16,6 +16,7 @@ impl Connection {
     pub(crate) fn leading(mut self, role: &'static str, to: Destination) -> Self {
         self.role = role;
         self.node = to.node;
+        self.endpoint = self.masters.endpoint(to.node);
         self.state.get_mut().pipeline = Pipeline::new(to);
         self
     }

@@ -10,6 +10,7 @@ use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::Fault;
+use crate::net::dialling;
 use crate::net::pipeline::InFlight;
 use crate::net::socket::dial::SHARE;
 use crate::net::socket::{self, Duplex, Progress};
@@ -173,7 +174,7 @@ impl Connection {
             Phase::Connecting(..) => self.connect_timeout.min(SHARE),
             _ => self.connect_timeout,
         };
-        let started = socket::start(&self.endpoint, self.role, timeout, done);
+        let started = dialling::start(&self.masters, self.node, self.role, timeout, done);
         match (&mut state.phase, started) {
             (Phase::Down(before), Ok(attempt)) => {
                 state.phase = Phase::Connecting(before.clone(), vec![attempt]);
@@ -265,7 +266,13 @@ impl Connection {
                 this.succeed(generation, made);
             }
         };
-        let started = socket::start(&self.endpoint, self.role, self.connect_timeout, done);
+        let started = dialling::start(
+            &self.masters,
+            self.node,
+            self.role,
+            self.connect_timeout,
+            done,
+        );
         if let Err(err) = started {
             self.succeed(generation, Err(err));
         }

@@ -138,7 +138,6 @@ impl Connection {
     /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
     /// many unacknowledged undos of acquires, are given up.
     pub(crate) fn close(&self) -> (u64, u64) {
-        self.endpoint.stop_following();
         self.take_down(
             self.state.lock(),
             Phase::Closed,
@@ -164,6 +163,7 @@ pub(super) mod tests {
     use crate::config::server::Server;
     use crate::net::call::{Deferred, DeferredInfo, OnReply};
     use crate::net::connection::Housekeeper;
+    use crate::net::masters::Masters;
     use crate::net::request::Script;
     use crate::net::socket::Endpoint;
     use crate::net::text::Text;
@@ -189,9 +189,10 @@ pub(super) mod tests {
         let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
+        let masters = Arc::new(Masters::new(endpoint, timeout));
         let (housekeeper, on_reply) = (Arc::new(Nobody), Arc::new(Nobody));
         Connection::new(
-            endpoint,
+            masters,
             timeout,
             timeout,
             Arc::default(),

@@ -50,13 +50,10 @@ use redis::RedisError;
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
+use crate::net::masters::Masters;
 use crate::net::pipeline::{InFlight, Pipeline};
-use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, Socket};
+use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, SLICE, Socket};
 use crate::stats::Counters;
-
-/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
-/// One that follows may wait half as long again.
-pub(crate) const SLICE: Duration = Duration::from_millis(64);
 
 /// How long is worked on one connection, or waited for it, while there is something else to do.
 pub(super) const TURN: Duration = Duration::from_millis(100);
@@ -162,6 +159,7 @@ pub(crate) trait Housekeeper: Send + Sync {
 
 /// The shared connection for the commands of all locks of a client.
 pub(crate) struct Connection {
+    masters: Arc<Masters>,
     endpoint: Endpoint,
     /// Its name in `CLIENT LIST`.
     role: &'static str,
@@ -178,7 +176,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(
-        endpoint: Endpoint,
+        masters: Arc<Masters>,
         connect_timeout: Duration,
         response_timeout: Duration,
         counters: Arc<Counters>,
@@ -186,7 +184,8 @@ impl Connection {
         on_reply: Arc<dyn OnReply>,
     ) -> Self {
         Self {
-            endpoint,
+            endpoint: masters.endpoint(0),
+            masters,
             role: socket::COMMANDS,
             node: 0,
             connect_timeout,

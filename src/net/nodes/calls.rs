@@ -19,9 +19,9 @@ use super::Nodes;
 use crate::error::{excerpt, is_wrong_operation, reworded};
 use crate::net::back_off::BackOff;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
-use crate::net::connection::{Connection, SLICE, WaitFault};
+use crate::net::connection::{Connection, WaitFault};
 use crate::net::request::Request;
-use crate::net::socket;
+use crate::net::socket::{self, SLICE};
 use crate::report::report;
 use crate::verdict::Verdict;
 

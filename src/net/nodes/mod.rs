@@ -25,12 +25,9 @@
 //! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
 //! finds it there. One that is none any more is left unconnected.
 //!
-//! Mutexes: `closed`, then a connection's, then a call's, then that of the topology. None is held while doing I/O.
+//! Mutexes: `closed`, then a connection's, then a call's, then those of the masters. None is held while doing I/O.
 
 pub(crate) mod calls;
-mod map;
-
-mod topology;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -39,11 +36,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{RedisError, Value};
 
-pub(crate) use self::map::{Map, is_no_cluster};
 use crate::error::named;
 use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
 use crate::net::connection::{Connection, Housekeeper, Left, TURN};
+use crate::net::masters::{Masters, may_answer_later};
 use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::report::report;
@@ -61,7 +58,7 @@ pub(crate) struct Settings {
 
 /// The connections for one purpose to all masters.
 pub(crate) struct Nodes {
-    map: Arc<Map>,
+    map: Arc<Masters>,
     /// The name of the connections.
     role: &'static str,
     settings: Settings,
@@ -124,7 +121,7 @@ impl OnReply for Forwarding {
 
 impl Nodes {
     pub(crate) fn new(
-        map: Arc<Map>,
+        map: Arc<Masters>,
         role: &'static str,
         settings: Settings,
         releases: Arc<dyn OnReply>,
@@ -149,25 +146,21 @@ impl Nodes {
         if self.are_one() {
             return self.first().open(until);
         }
-        let mut why = socket::timed_out("no node of the cluster answered in time");
+        let mut last = None;
         loop {
-            match self.map.refresh(until, &|| false) {
-                Ok(()) if !self.map.is_doubted() => {
+            let why = match self.map.refresh(until, &|| false) {
+                Ok(()) => {
                     self.sort();
                     return Ok(());
                 }
-                Ok(()) => {}
-                Err(unanswered) if unanswered.may_pass => {
-                    // What was said before tells more than an attempt that was cut short at the end.
-                    if why.is_timeout() || !unanswered.why.is_timeout() {
-                        why = unanswered.why;
-                    }
-                }
-                Err(unanswered) => return Err(unanswered.why),
-            }
-            if Instant::now() >= until {
+                // What was said before tells more than an attempt that was cut short at the end.
+                Err(why) if why.is_timeout() => last.unwrap_or(why),
+                Err(why) => why,
+            };
+            if Instant::now() >= until || !may_answer_later(&why) {
                 return Err(why);
             }
+            last = Some(why);
         }
     }
 
@@ -215,7 +208,7 @@ impl Nodes {
 
     fn new_connection(&self, node: usize, closed: bool) -> Connection {
         let connection = Connection::new(
-            self.map.endpoint(node),
+            Arc::clone(&self.map),
             self.settings.connect_timeout,
             self.settings.response_timeout,
             Arc::clone(&self.settings.counters),
@@ -273,7 +266,7 @@ impl Nodes {
     /// Looks who has the slots, if that is in doubt, and has calls that nobody waits for follow.
     fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
         if let Err(err) = self.map.refresh(until, stop) {
-            report!(Debug, "looking for the masters of the cluster: {}", err.why);
+            report!(Debug, "looking for the masters of the cluster: {err}");
         }
         self.sort();
     }
@@ -488,7 +481,7 @@ impl Nodes {
     /// A connection to a master for somebody who has questions.
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
         let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
-        Apart::connect(&endpoint, timeout, until).map_err(|err| named(&endpoint, err))
+        Apart::connect(&self.map, node, timeout, until).map_err(|err| named(&endpoint, err))
     }
 
     /// A master as errors call it.
@@ -561,8 +554,8 @@ mod tests {
     fn at(url: &str, releases: &Arc<Releases>) -> Arc<Nodes> {
         let server = Server::of(url);
         let endpoint = Endpoint::new(server.expect("a good URL"));
-        let map = Map::new(endpoint);
         let timeout = Duration::from_secs(1);
+        let map = Masters::new(endpoint, timeout);
         let settings = Settings {
             connect_timeout: timeout,
             response_timeout: timeout,

@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new() -> Arc<Self> {
+    pub(in crate::net) fn new() -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
             is_patient: AtomicBool::new(false),
@@ -42,7 +42,7 @@ impl Progress {
         !self.is_patient.load(Ordering::Relaxed) && self.began.elapsed() >= SHARE
     }
 
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(in crate::net) fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Relaxed)
     }
 
@@ -54,14 +54,18 @@ impl Progress {
 
 /// What a thread that connects knows.
 pub(in crate::net) struct Dial {
-    pub(super) role: &'static str,
+    pub(in crate::net) role: &'static str,
     /// When it has taken so long that it has failed.
     ends: Instant,
     progress: Arc<Progress>,
 }
 
 impl Dial {
-    pub(super) fn new(role: &'static str, timeout: Duration, progress: Arc<Progress>) -> Self {
+    pub(in crate::net) fn new(
+        role: &'static str,
+        timeout: Duration,
+        progress: Arc<Progress>,
+    ) -> Self {
         Self {
             role,
             ends: Instant::now() + timeout,
@@ -75,7 +79,7 @@ impl Dial {
     }
 
     /// Part of it, which has failed after `share` if it is not done before.
-    pub(super) fn part(&self, role: &'static str, share: Duration) -> Self {
+    pub(in crate::net) fn part(&self, role: &'static str, share: Duration) -> Self {
         Self {
             role,
             ends: self.ends.min(Instant::now() + share),
@@ -84,7 +88,7 @@ impl Dial {
     }
 
     /// How much time is left; an error if none is, or nobody needs the connection.
-    pub(super) fn left(&self) -> RedisResult<Duration> {
+    pub(in crate::net) fn left(&self) -> RedisResult<Duration> {
         let left = self.ends.saturating_duration_since(Instant::now());
         if left.is_zero() || self.progress.is_given_up() {
             return Err(self.progress.waits_for());
@@ -98,13 +102,13 @@ impl Dial {
     }
 
     /// The server is not ready, and says so.
-    pub(super) fn is_told_to_wait(&self, why: RedisError) {
+    pub(in crate::net) fn is_told_to_wait(&self, why: RedisError) {
         self.progress.is_patient.store(true, Ordering::Relaxed);
         self.waits_for(why);
     }
 
     /// Does what nothing bounds in time, which does not count.
-    pub(super) fn unbounded<T>(&mut self, what: impl FnOnce() -> T) -> T {
+    pub(in crate::net) fn unbounded<T>(&mut self, what: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.progress.is_patient.store(true, Ordering::Relaxed);
         let done = what();

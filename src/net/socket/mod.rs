@@ -2,14 +2,11 @@
 
 mod connecting;
 pub(in crate::net) mod dial;
-mod dialling;
 mod eviction;
-mod following;
 mod greeting;
 mod login;
 mod opening;
 mod reply;
-mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -31,8 +28,6 @@ use redis::{RedisError, RedisResult, Value};
 pub(in crate::net) use self::connecting::connect_to;
 pub(crate) use self::dial::Progress;
 use self::dial::SHARE;
-pub(crate) use self::dialling::{Dialling, start};
-use self::following::Following;
 pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
@@ -48,6 +43,10 @@ pub(crate) const COMMANDS: &str = "link";
 
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
+
+/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
+/// One that follows may wait half as long again.
+pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);
 
 /// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
 /// buffer. The system rounds it up to a few milliseconds.
@@ -75,8 +74,6 @@ pub(crate) struct Endpoint {
     /// Whether the last attempt to connect to a server succeeded, of those to which one has.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
     observer: Observers,
-    /// Only with Sentinels.
-    following: Option<Arc<Following>>,
     /// How many replicas the master had when it was last asked.
     replicas: Arc<AtomicU32>,
     /// Whether it was found by asking, and has to say itself that it is a master.
@@ -86,7 +83,6 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(server: Server) -> Self {
         Self {
-            following: Following::of(&server.deployment),
             server: Arc::new(server),
             knows_eviction: Arc::default(),
             was_there: Arc::default(),
@@ -101,6 +97,31 @@ impl Endpoint {
         Self {
             observer: observer.clone(),
             ..self
+        }
+    }
+
+    /// Logs the outcome of an attempt to connect at debug level. That a server became unreachable, or reachable again, is
+    /// logged and told to the observer once for all connections of a client.
+    pub(in crate::net) fn log(&self, role: &str, failure: Option<&RedisError>) {
+        let server = self.to_string();
+        let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
+        let Some(why) = failure else {
+            if before == Some(false) {
+                report!(Info, "connected to redis, {self}, again");
+            }
+            if before != Some(true) {
+                self.observer.tell(|observer| observer.server_up(&server));
+            }
+            return;
+        };
+        report!(Debug, "connecting to {self:?} ({role}): {why}");
+        if before == Some(true) {
+            report!(Warn, "no connection to redis, {self}, any more: {why}");
+        }
+        if before != Some(false) {
+            let why = why.to_string();
+            self.observer
+                .tell(|observer| observer.server_down(&server, &why));
         }
     }
 
@@ -142,7 +163,13 @@ impl Endpoint {
     }
 
     /// Another server, reached and greeted in the same way.
-    fn other(&self, address: Address, login: Login, db: i64, replica_ack: ReplicaAck) -> Self {
+    pub(in crate::net) fn other(
+        &self,
+        address: Address,
+        login: Login,
+        db: i64,
+        replica_ack: ReplicaAck,
+    ) -> Self {
         Self {
             server: Arc::new(Server {
                 deployment: Deployment::Single(address),
@@ -154,14 +181,13 @@ impl Endpoint {
                 names: self.server.names.clone(),
                 replica_ack,
             }),
-            following: None,
             proves_master: false,
             ..self.clone()
         }
     }
 
     /// The server that was named as the master.
-    fn master(&self, address: Address) -> Self {
+    pub(in crate::net) fn master(&self, address: Address) -> Self {
         Self {
             proves_master: true,
             ..self.node(address)

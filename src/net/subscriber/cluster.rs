@@ -14,7 +14,7 @@ impl Subscriber {
         let until = Instant::now() + self.connect_timeout;
         let asked = self.map.refresh(until, &|| self.state.lock().stopped);
         if let Err(err) = asked {
-            report!(Debug, "looking for the masters of the cluster: {}", err.why);
+            report!(Debug, "looking for the masters of the cluster: {err}");
         }
         self.leave_moved();
     }

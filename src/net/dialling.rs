@@ -16,12 +16,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 use redis::{RedisError, RedisResult};
 
-use super::connecting::connect_to;
-use super::dial::{Dial, Progress};
-use super::{Duplex, Endpoint, sentinel};
-use crate::config::server::Deployment;
-use crate::error::{lasting, named, not_started};
-use crate::report::report;
+use crate::error::{lasting, not_started};
+use crate::net::masters::Masters;
+use crate::net::socket::Duplex;
+use crate::net::socket::dial::{Dial, Progress};
 
 /// The name of the threads.
 const THREAD: &str = "redlatch-connect";
@@ -31,55 +29,30 @@ const THREAD: &str = "redlatch-connect";
 /// `role` is the connection's name in `CLIENT LIST`. It takes `timeout` at most, not counting the look-up of a host and the
 /// user's own function for logging in, which nothing bounds.
 pub(crate) fn start(
-    endpoint: &Endpoint,
+    masters: &Arc<Masters>,
+    node: usize,
     role: &'static str,
     timeout: Duration,
     done: impl FnOnce(RedisResult<Duplex>, &Arc<Progress>) + Send + 'static,
 ) -> RedisResult<Arc<Progress>> {
     let progress = Progress::new();
-    let (endpoint, its) = (endpoint.clone(), Arc::clone(&progress));
+    let (masters, its) = (Arc::clone(masters), Arc::clone(&progress));
     std::thread::Builder::new()
         .name(THREAD.into())
         .spawn(move || {
             let mut dial = Dial::new(role, timeout, Arc::clone(&its));
-            let made = std::panic::catch_unwind(AssertUnwindSafe(|| connect(&mut dial, &endpoint)));
+            let made =
+                std::panic::catch_unwind(AssertUnwindSafe(|| masters.connect(node, &mut dial)));
             let made = made.unwrap_or_else(|_| Err(lasting("connecting panicked".into())));
             let failure = made.as_ref().err().cloned();
             done(made, &its);
             // After that: the logger may need the connection.
             if !its.is_given_up() {
-                endpoint.log(role, failure.as_ref());
+                masters.endpoint(node).log(role, failure.as_ref());
             }
         })
         .map_err(|err| not_started(THREAD, &err))?;
     Ok(progress)
-}
-
-impl Endpoint {
-    /// Logs the outcome of an attempt to connect at debug level. That a server became unreachable, or reachable again, is
-    /// logged and told to the observer once for all connections of a client.
-    fn log(&self, role: &str, failure: Option<&RedisError>) {
-        let server = self.to_string();
-        let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
-        let Some(why) = failure else {
-            if before == Some(false) {
-                report!(Info, "connected to redis, {self}, again");
-            }
-            if before != Some(true) {
-                self.observer.tell(|observer| observer.server_up(&server));
-            }
-            return;
-        };
-        report!(Debug, "connecting to {self:?} ({role}): {why}");
-        if before == Some(true) {
-            report!(Warn, "no connection to redis, {self}, any more: {why}");
-        }
-        if before != Some(false) {
-            let why = why.to_string();
-            self.observer
-                .tell(|observer| observer.server_down(&server, &why));
-        }
-    }
 }
 
 /// The same for a thread that looks now and then whether there is a connection.
@@ -90,12 +63,13 @@ pub(crate) struct Dialling {
 
 impl Dialling {
     pub(crate) fn start(
-        endpoint: &Endpoint,
+        masters: &Arc<Masters>,
+        node: usize,
         role: &'static str,
         timeout: Duration,
     ) -> RedisResult<Self> {
         let (done, made) = bounded(1);
-        let progress = start(endpoint, role, timeout, move |made, _| {
+        let progress = start(masters, node, role, timeout, move |made, _| {
             // Nobody listens any more if it was given up.
             done.send(made).unwrap_or_default();
         })?;
@@ -116,26 +90,5 @@ impl Dialling {
 impl Drop for Dialling {
     fn drop(&mut self) {
         self.progress.give_up();
-    }
-}
-
-fn connect(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Duplex> {
-    let Deployment::Sentinel { .. } = &endpoint.server.deployment else {
-        return connect_to(dial, endpoint);
-    };
-    let found = sentinel::find(endpoint, dial)?;
-    let master = endpoint.master(found.address);
-    // It may be one that is gone, and has a successor before the time is up.
-    let mut dial = dial.part(dial.role, dial.left()? / 2);
-    match connect_to(&mut dial, &master) {
-        Ok(connection) => {
-            endpoint.made(found.epoch, &connection);
-            Ok(connection)
-        }
-        Err(err) => {
-            // The sentinel may be cut off from the others, and not know.
-            endpoint.asks_first(found.by + 1);
-            Err(named(&master, err))
-        }
     }
 }

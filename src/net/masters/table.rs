@@ -27,14 +27,14 @@ type Names = Vec<Address>;
 
 /// A range of slots, and who has them: the master first.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Shard {
+pub(super) struct Shard {
     slots: RangeInclusive<u16>,
     nodes: Vec<Names>,
 }
 
 /// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, which stands for a node without a name. `by_name` prefers
 /// an announced host name to an address: it is what a certificate is made out to.
-pub(crate) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<Shard>> {
+pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<Shard>> {
     let Value::Array(ranges) = reply else {
         return None;
     };
@@ -103,7 +103,7 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
 }
 
 /// The node that a redirection names. A node without a name is that at `asked`.
-pub(crate) fn named_by(to: &Redirection, asked: &Address) -> Address {
+pub(super) fn named_by(to: &Redirection, asked: &Address) -> Address {
     let host = match (&*to.host, asked) {
         ("" | "?", Address::Tcp(host, _)) => host,
         _ => &to.host,
@@ -112,7 +112,7 @@ pub(crate) fn named_by(to: &Redirection, asked: &Address) -> Address {
 }
 
 /// Who has which slot.
-pub(crate) struct Topology {
+pub(super) struct Table {
     /// Every node that was ever a master, or that a redirection has named.
     nodes: Vec<Address>,
     numbers: HashMap<Address, usize>,
@@ -122,8 +122,8 @@ pub(crate) struct Topology {
     names: HashMap<Address, Address>,
 }
 
-impl Topology {
-    pub(crate) fn new() -> Self {
+impl Table {
+    pub(super) fn new() -> Self {
         Self {
             nodes: Vec::new(),
             numbers: HashMap::new(),
@@ -133,30 +133,30 @@ impl Topology {
     }
 
     /// The number of the master that has a slot.
-    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+    pub(super) fn owner(&self, slot: u16) -> Option<usize> {
         let owner = self.owners.get(usize::from(slot)).copied();
         owner.filter(|owner| *owner != NOBODY)
     }
 
     /// Every node that has a slot.
-    pub(crate) fn masters(&self) -> Vec<usize> {
+    pub(super) fn masters(&self) -> Vec<usize> {
         (0..self.nodes.len())
             .filter(|node| self.is_master(*node))
             .collect()
     }
 
     /// Whether a node has any slot.
-    pub(crate) fn is_master(&self, node: usize) -> bool {
+    pub(super) fn is_master(&self, node: usize) -> bool {
         self.owners.contains(&node)
     }
 
     /// Whether the last answer has named a node.
-    pub(crate) fn is_named(&self, node: usize) -> bool {
+    pub(super) fn is_named(&self, node: usize) -> bool {
         let address = self.nodes.get(node);
         address.is_some_and(|address| self.names.contains_key(address))
     }
 
-    pub(crate) fn address(&self, node: usize) -> Option<&Address> {
+    pub(super) fn address(&self, node: usize) -> Option<&Address> {
         self.nodes.get(node)
     }
 
@@ -171,7 +171,7 @@ impl Topology {
     }
 
     /// The number of the node that is called so.
-    pub(crate) fn called(&mut self, name: &Address) -> usize {
+    pub(super) fn called(&mut self, name: &Address) -> usize {
         // By its IP alone, it could not prove who it is.
         let address = self.names.get(name).unwrap_or(name).clone();
         self.number(&address)
@@ -179,7 +179,7 @@ impl Topology {
 
     /// Takes over what a node has said of all slots, and returns whether any has another master now. A slot that nobody has
     /// at the moment stays where it was: its keys are nowhere else.
-    pub(crate) fn learn(&mut self, shards: &[Shard]) -> bool {
+    pub(super) fn learn(&mut self, shards: &[Shard]) -> bool {
         let mut changed = false;
         self.names.clear();
         for Shard { slots, nodes } in shards {
@@ -198,16 +198,20 @@ impl Topology {
     }
 
     /// Takes over that a slot has moved.
-    pub(crate) fn moved(&mut self, slot: u16, to: usize) {
+    pub(super) fn moved(&mut self, slot: u16, to: usize) {
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = to;
         }
     }
 
-    /// Every node that may know the slots: the masters and their replicas.
-    pub(crate) fn witnesses(&self) -> Vec<Address> {
+    /// Every node that may know the slots: the masters and their replicas, and the addresses of the URL.
+    pub(super) fn witnesses(&self, seeds: &[Address]) -> Vec<Address> {
         let names = self.names.iter().filter(|(name, address)| name == address);
-        names.map(|(name, _)| name.clone()).collect()
+        let known = names.map(|(name, _)| name);
+        let others = seeds
+            .iter()
+            .filter(|seed| self.names.get(seed) != Some(seed));
+        known.chain(others).cloned().collect()
     }
 }
 
@@ -319,11 +323,11 @@ mod tests {
 
     #[test]
     fn slots_go_to_whom_the_last_word_gives_them() {
-        let mut known = Topology::new();
+        let mut known = Table::new();
         assert_eq!(known.owner(0), None);
-        let learn = |known: &mut Topology, ranges| known.learn(&read(ranges).expect("a topology"));
-        let witnesses = |known: &Topology| {
-            let mut witnesses = known.witnesses();
+        let learn = |known: &mut Table, ranges| known.learn(&read(ranges).expect("a topology"));
+        let witnesses = |known: &Table| {
+            let mut witnesses = known.witnesses(&[tcp("10.0.0.1", 2)]);
             witnesses.sort_by_key(ToString::to_string);
             witnesses
         };
@@ -358,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_node_is_known_by_all_of_its_names() {
-        let mut known = Topology::new();
+        let mut known = Table::new();
         let named = |ip: &str, name| node(bulk(ip), 1, &["hostname", name]);
         let nodes = [
             named("10.0.0.1", "a.example"),
@@ -393,7 +397,7 @@ mod tests {
         let mut bytes = Vec::new();
         strange::encode(&Value::Array(ranges.collect()), &mut bytes);
         let read = socket::parsed(&bytes, LARGEST_MAP).expect("within the limits");
-        let mut known = Topology::new();
+        let mut known = Table::new();
         assert!(known.learn(&shards(&read, &tcp("asked", 1), true).expect("a topology")));
         assert_eq!(known.owner(SLOTS - 1), Some(usize::from(SLOTS) - 1));
     }
@@ -429,7 +433,7 @@ mod tests {
             by_name in any::<bool>(),
         ) {
             let asked = tcp("10.0.0.1", 1);
-            let mut known = Topology::new();
+            let mut known = Table::new();
             for answer in answers {
                 let ranges = answer.iter().map(|(first, last, nodes)| range(*first, *last, nodes));
                 if let Some(shards) = shards(&Value::Array(ranges.collect()), &asked, by_name) {
@@ -444,7 +448,7 @@ mod tests {
                 known.moved(to.slot, node);
                 prop_assert_eq!(known.owner(to.slot), Some(node).filter(|_| to.slot < SLOTS));
             }
-            known.witnesses();
+            known.witnesses(&[]);
             let is_known = |owner: &usize| *owner == NOBODY || *owner < known.nodes.len();
             prop_assert!(known.owners.iter().all(is_known));
         }

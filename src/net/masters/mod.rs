@@ -1,0 +1,420 @@
+//! Which address serves a slot now, and when that is in doubt.
+//!
+//! | source | has which slots | is asked | is in doubt |
+//! | --- | --- | --- | --- |
+//! | a fixed address | all | nobody | never |
+//! | Sentinels | the master of the service has all | Sentinels, one after the other | when a connection is to be made, and once the Sentinel announces something, is silent or gone |
+//! | a cluster | each master has some | any node, and the addresses of the URL | when a node is unreachable, rejects a command, or has lost a slot |
+//!
+//! ```text
+//!             doubt                    somebody needs it, after a pause
+//!    known ──────────► in doubt ─────────────────────────────────────────► asking
+//!      ▲                  ▲              a thread asks all in turn           │ │
+//!      │                  └──────────────────────────────────────────────────┘ │
+//!      │                              nobody has answered                      │
+//!      └───────────────────────────────────────────────────────────────────────┘
+//!                                     the first answer
+//! ```
+//!
+//! One thread asks at a time; others wait for it, or go on with what is known. A cluster's thread ends once it has an answer.
+//! That of Sentinels stays, and [listens](sentinel) to the one that has answered.
+//!
+//! The mutex `asking` is not held during I/O.
+
+mod cluster;
+mod sentinel;
+mod table;
+
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use redis::{RedisError, RedisResult};
+
+pub(crate) use self::cluster::is_no_cluster;
+use self::sentinel::Service;
+use self::table::{Table, named_by};
+use crate::config::replicas::ReplicaAck;
+use crate::config::server::{Address, Deployment};
+use crate::error::{is_transient, lasting};
+use crate::net::back_off::NextTry;
+use crate::net::slot::slot_of;
+use crate::net::socket::dial::{Dial, SHARE};
+use crate::net::socket::{Duplex, Endpoint, SLICE, connect_to, timed_out};
+use crate::report::{self, report};
+use crate::verdict::Redirection;
+
+/// The name of the thread that asks.
+const THREAD: &str = "redlatch-masters";
+
+/// The masters that a URL leads to, for all connections of a client.
+pub(crate) struct Masters {
+    endpoint: Endpoint,
+    connect_timeout: Duration,
+    /// Otherwise one master has all slots.
+    is_cluster: bool,
+    table: RwLock<Table>,
+    /// Counts the changes of the table.
+    version: AtomicU64,
+    doubted: AtomicBool,
+    asking: Mutex<Asking>,
+    changed: Condvar,
+    /// Whether channels are sharded; decided once, as Redisson does.
+    sharded: OnceLock<bool>,
+}
+
+struct Asking {
+    /// A thread asks, or is about to.
+    under_way: bool,
+    next: NextTry,
+    /// The version of the table when they were asked last.
+    version: u64,
+    /// How often they were asked, and why nobody answered the last time.
+    times: u64,
+    failure: Option<RedisError>,
+    /// Which of those that can be asked is the first.
+    first: usize,
+    service: Service,
+    is_closed: bool,
+}
+
+/// Of the reasons of all that were asked, the one that says most: an answer more than silence, and that more than a closed
+/// port. It may pass if any of them may: one that is starting, or has not answered in time.
+fn most_telling(reasons: Vec<RedisError>) -> RedisError {
+    let may_pass = reasons.iter().any(may_answer_later);
+    let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());
+    match reasons.into_iter().rev().max_by_key(says) {
+        Some(why) if may_pass && !is_transient(&why) => io::Error::other(why.to_string()).into(),
+        Some(why) => why,
+        None => timed_out("no node of the cluster answered"),
+    }
+}
+
+/// Whether asking again is worth it although nobody waits for an election.
+pub(crate) fn may_answer_later(why: &RedisError) -> bool {
+    is_transient(why) && !why.is_connection_refusal()
+}
+
+impl Masters {
+    /// Those of what a URL leads to.
+    pub(crate) fn new(endpoint: Endpoint, connect_timeout: Duration) -> Self {
+        let deployment = &endpoint.server.deployment;
+        Self {
+            is_cluster: matches!(deployment, Deployment::Cluster { .. }),
+            doubted: AtomicBool::new(!matches!(deployment, Deployment::Single(_))),
+            endpoint,
+            connect_timeout,
+            table: RwLock::new(Table::new()),
+            version: AtomicU64::new(0),
+            asking: Mutex::new(Asking {
+                under_way: false,
+                next: NextTry::at_once(),
+                version: 0,
+                times: 0,
+                failure: None,
+                first: 0,
+                service: Service::default(),
+                is_closed: false,
+            }),
+            changed: Condvar::new(),
+            sharded: OnceLock::new(),
+        }
+    }
+
+    /// The master of a key, by its number; that of the first slot for what has no key.
+    pub(crate) fn master_of(&self, key: Option<&[u8]>) -> Option<usize> {
+        if self.is_one() {
+            return Some(0);
+        }
+        self.table.read().owner(key.map_or(0, slot_of))
+    }
+
+    /// All masters.
+    pub(crate) fn masters(&self) -> Vec<usize> {
+        match self.is_one() {
+            true => vec![0],
+            false => self.table.read().masters(),
+        }
+    }
+
+    pub(crate) fn is_master(&self, node: usize) -> bool {
+        self.is_one() || self.table.read().is_master(node)
+    }
+
+    /// Whether a node is known by more than a redirection, and so by the name that it can prove.
+    pub(crate) fn is_named(&self, node: usize) -> bool {
+        self.is_one() || self.table.read().is_named(node)
+    }
+
+    /// How to connect to a node.
+    pub(crate) fn endpoint(&self, node: usize) -> Endpoint {
+        match self.address(node) {
+            None => self.endpoint.clone(),
+            Some(address) => self.endpoint.node(address),
+        }
+    }
+
+    /// The address of a node of a cluster.
+    fn address(&self, node: usize) -> Option<Address> {
+        let Deployment::Cluster { seeds } = &self.endpoint.server.deployment else {
+            return None;
+        };
+        let table = self.table.read();
+        Some(table.address(node).unwrap_or(&seeds[0]).clone())
+    }
+
+    /// Whether one master has all slots.
+    pub(crate) fn is_one(&self) -> bool {
+        !self.is_cluster
+    }
+
+    /// Rises with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.sharded.get().copied().unwrap_or(false)
+    }
+
+    /// Something indicates that another address serves a slot.
+    pub(crate) fn doubt(&self) {
+        let is_fixed = matches!(self.endpoint.server.deployment, Deployment::Single(_));
+        self.doubted.store(!is_fixed, Ordering::Release);
+    }
+
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
+    }
+
+    /// Which node a redirection by the node `from` names. `MOVED` also says that the slot is there from now on.
+    pub(crate) fn redirected(&self, from: usize, to: &Redirection) -> usize {
+        // A single server has every slot.
+        let Some(asked) = self.address(from) else {
+            return from;
+        };
+        let mut table = self.table.write();
+        let node = table.called(&named_by(to, &asked));
+        if !to.is_asking && table.owner(to.slot) != Some(node) {
+            table.moved(to.slot, node);
+            self.version.fetch_add(1, Ordering::AcqRel);
+            self.doubt();
+        }
+        node
+    }
+
+    /// Makes a connection to the master at a node. With Sentinels that is the one that they name now.
+    pub(in crate::net) fn connect(
+        self: &Arc<Self>,
+        node: usize,
+        dial: &mut Dial,
+    ) -> RedisResult<Duplex> {
+        match &self.endpoint.server.deployment {
+            Deployment::Sentinel { .. } => self.connect_to_named(dial),
+            _ => connect_to(dial, &self.endpoint(node)),
+        }
+    }
+
+    /// Has the masters asked for, if they are in doubt, and waits for the answer.
+    pub(crate) fn refresh(
+        self: &Arc<Self>,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> RedisResult<()> {
+        let mut asking = self.asking.lock();
+        let begun = asking.times;
+        while self.is_doubted() || asking.under_way {
+            let now = Instant::now();
+            if now >= until || stop() || asking.is_closed {
+                return Err(timed_out("nobody has named the masters in time"));
+            }
+            let mut look_at = until.min(now + SLICE);
+            if !asking.under_way {
+                if let Some(failure) = asking.failure.as_ref().filter(|_| asking.times != begun) {
+                    return Err(failure.clone());
+                }
+                let again_at = asking.next.due(true);
+                if now >= again_at {
+                    self.begin(&mut asking);
+                    continue;
+                }
+                look_at = look_at.min(again_at);
+            }
+            self.changed.wait_until(&mut asking, look_at);
+        }
+        Ok(())
+    }
+
+    /// The same for those who need not wait: less and less often while nothing is new.
+    pub(crate) fn want(self: &Arc<Self>) {
+        if self.is_doubted() {
+            let mut asking = self.asking.lock();
+            if !asking.under_way && !asking.is_closed && Instant::now() >= asking.next.due(false) {
+                self.begin(&mut asking);
+            }
+        }
+    }
+
+    /// Has the thread ask that listens to a Sentinel, or another one.
+    fn begin(self: &Arc<Self>, asking: &mut MutexGuard<'_, Asking>) {
+        asking.under_way = true;
+        if asking.service.is_followed {
+            self.changed.notify_all();
+            let sentinel = asking.service.sentinel();
+            return MutexGuard::unlocked(asking, || {
+                sentinel.iter().for_each(|its| its.shut_down())
+            });
+        }
+        let this = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(THREAD.into());
+        let started = thread.spawn(move || match this.is_cluster {
+            true => drop(this.ask()),
+            false => this.follow(),
+        });
+        match started {
+            Ok(_) => asking.service.is_followed = !self.is_cluster,
+            Err(err) => self.end(asking, Instant::now(), Some(err.into())),
+        }
+    }
+
+    /// Asks, and tells those that wait what came of it. Returns the Sentinel that has answered, to be listened to.
+    fn ask(&self) -> Option<Duplex> {
+        let began = Instant::now();
+        // The others wait until this thread has asked, and so may the logger.
+        let _held_back = report::hold_back();
+        // Before the first question: what happens from now on is a reason to ask again.
+        self.doubted.store(false, Ordering::Release);
+        let asked = std::panic::catch_unwind(AssertUnwindSafe(|| self.ask_around()));
+        let panicked = |_| Err(lasting("asking for the masters panicked".into()));
+        let asked = asked.unwrap_or_else(panicked);
+        let mut asking = self.asking.lock();
+        self.end(&mut asking, began, asked.as_ref().err().cloned());
+        let sentinel = asked.ok().flatten().filter(|_| !asking.is_closed);
+        asking.service.sentinel = sentinel.as_ref().map(|its| Arc::downgrade(&its.writer));
+        sentinel
+    }
+
+    /// One of those that were asked has answered, or none.
+    fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
+        let version = self.version();
+        // A node of a cluster also answers if it knows nothing new.
+        if asking.version != version || failure.is_none() && !self.is_cluster {
+            asking.next = NextTry::at_once();
+        }
+        if failure.is_some() {
+            self.doubt();
+        }
+        asking.under_way = false;
+        asking.next = asking.next.after_failure(began);
+        asking.version = version;
+        asking.times += 1;
+        asking.failure = failure;
+        self.changed.notify_all();
+    }
+
+    /// Asks one after the other until one has answered.
+    fn ask_around(&self) -> RedisResult<Option<Duplex>> {
+        let (those, share) = match &self.endpoint.server.deployment {
+            Deployment::Sentinel { sentinels, .. } => {
+                // All of them have to fit into the time for a connection.
+                let all = u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
+                let share = self.connect_timeout / all.saturating_add(1);
+                (sentinels.clone(), share.min(SHARE))
+            }
+            Deployment::Cluster { seeds } => (self.table.read().witnesses(seeds), SHARE),
+            Deployment::Single(_) => return Ok(None),
+        };
+        let first = self.asking.lock().first;
+        let mut failures = Vec::new();
+        for n in 0..those.len() {
+            let at = (first + n) % those.len();
+            let failure = match self.ask_one(&those[at], share) {
+                Ok(sentinel) => {
+                    // A node of a cluster may be cut off and not know it: another one is the first the next time.
+                    self.asking.lock().first = at + usize::from(self.is_cluster);
+                    return Ok(sentinel);
+                }
+                Err(err) => err,
+            };
+            report!(Debug, "asking {} for the masters: {failure}", those[at]);
+            failures.push(failure);
+        }
+        match self.asking.lock().service.begin_again() {
+            true => Ok(None),
+            false => Err(most_telling(failures)),
+        }
+    }
+
+    fn ask_one(&self, address: &Address, share: Duration) -> RedisResult<Option<Duplex>> {
+        let connect = |endpoint: &Endpoint, role| {
+            let mut dial = Dial::by_itself(role, share);
+            let connection = connect_to(&mut dial, endpoint)?;
+            dial.waits_for(timed_out("it did not answer in time"));
+            Ok::<_, RedisError>((connection, dial))
+        };
+        let Deployment::Sentinel { service, login, .. } = &self.endpoint.server.deployment else {
+            let (connection, dial) = connect(&self.endpoint.witness(address.clone()), "topology")?;
+            return self.ask_node(address, connection, &dial).map(|()| None);
+        };
+        let endpoint = (self.endpoint).other(address.clone(), login.clone(), 0, ReplicaAck::None);
+        let asked = connect(&endpoint, "sentinel")
+            .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial));
+        asked.map(Some).map_err(|err| {
+            let text = format!("no sentinel has named the master of `{service}`: {address}: {err}");
+            match is_transient(&err) {
+                true => io::Error::other(text).into(),
+                false => lasting(text),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::config::server::Server;
+
+    #[test]
+    fn a_slot_that_has_moved_is_a_reason_to_ask() {
+        let server = Server::of("redis+cluster://127.0.0.1:1/");
+        let masters = Masters::new(Endpoint::new(server.expect("a good URL")), SLICE);
+        let redirected = |host: &str, is_asking| {
+            let to = Redirection {
+                slot: 7,
+                host: host.into(),
+                port: 1,
+                is_asking,
+            };
+            masters.doubted.store(false, Ordering::Relaxed);
+            let node = masters.redirected(0, &to);
+            (node, masters.is_doubted(), masters.version())
+        };
+        assert_eq!(redirected("a", false), (0, true, 1));
+        assert_eq!(redirected("a", false), (0, false, 1));
+        assert_eq!(redirected("b", true), (1, false, 1));
+    }
+
+    #[test]
+    fn of_several_reasons_the_one_that_says_most_is_kept() {
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused).into();
+        let silent = || timed_out("silent");
+        let denied = || RedisError::from((redis::ErrorKind::AuthenticationFailed, "denied"));
+        type Why = fn() -> RedisError;
+        for (whys, why, may_pass) in [
+            (&[refused as Why, refused][..], refused(), false),
+            (&[refused, silent], silent(), true),
+            (&[silent, refused], silent(), true),
+            (&[refused, denied], denied(), false),
+            (&[denied, silent, refused], denied(), true),
+        ] {
+            let found = most_telling(whys.iter().map(|why| why()).collect());
+            assert_eq!(found.to_string(), why.to_string());
+            assert_eq!(may_answer_later(&found), may_pass, "{found}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Sentinels: which server they call the master of a service, and whether that is another one by now than the one that
+//! connections lead to.
+//!
+//! A master that is replaced as planned stays a master until a Sentinel has it follow the new one, about ten seconds later.
+//! So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
+//!
+//! ```text
+//!          it is silent or gone: the next one is asked
+//!    ┌──────────────────────────────────────────────────────┐
+//!    ▼                                                      │
+//!    asking who is the master, and subscribing ─────────► listening
+//!    ▲     │ after a later failover                         │ │
+//!    │     ▼                                                │ │
+//!    │   its ROLE says so, too: connections to              │ │
+//!    │   earlier masters are cut                            │ │
+//!    │                                                      │ │
+//!    └──────────── it announces something ──────────────────┘ │
+//!    └──────────── a connection is to be made ────────────────┘
+//! ```
+//!
+//! Failovers are numbered, and the highest *epoch* counts: a Sentinel that is cut off from the others and lags behind is
+//! believed only if none knows better. A connection that is cut ends like any that is lost.
+//!
+//! The Sentinels of the URL are asked for ever. What they say of each other is not kept, since that is lost when they restart.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use redis::{RedisResult, Value};
+
+use super::Masters;
+use crate::config::server::Address;
+use crate::error::{excerpt, lasting, named};
+use crate::net::back_off::BackOff;
+use crate::net::socket::dial::{Dial, SHARE};
+use crate::net::socket::{Duplex, Socket, connect_to, timed_out};
+use crate::report::report;
+
+/// What Sentinels announce once there is another master: in the end each of them, and at once the one that has seen to it.
+const SUBSCRIBE: [&str; 3] = ["SUBSCRIBE", "+switch-master", "+promoted-slave"];
+
+/// How long the name of a host may be.
+const LONGEST_HOST: usize = 255;
+
+/// A server that a Sentinel has named as the master.
+#[derive(Clone)]
+struct Named {
+    address: Address,
+    /// The number of the failover that made it one.
+    epoch: u64,
+}
+
+/// The master of the service, as far as this client knows it, and the connections to it.
+#[derive(Default)]
+pub(super) struct Service {
+    /// The latest answer of a Sentinel that does not lag behind.
+    master: Option<Named>,
+    /// The latest answer of those that do, since they were last asked.
+    behind: Option<Named>,
+    /// The latest epoch of a master to which a connection was made.
+    epoch: u64,
+    /// The connections to masters, and by which failover each was one.
+    made: Vec<(u64, Weak<Socket>)>,
+    /// There is a thread that asks, or listens.
+    pub(super) is_followed: bool,
+    /// The Sentinel that it listens to.
+    pub(super) sentinel: Option<Weak<Socket>>,
+}
+
+impl Service {
+    /// A connection was made to the master of this epoch; returns those to earlier ones.
+    fn made(&mut self, epoch: u64, socket: &Arc<Socket>) -> Vec<Arc<Socket>> {
+        self.epoch = self.epoch.max(epoch);
+        self.made.push((epoch, Arc::downgrade(socket)));
+        let latest = self.epoch;
+        let earlier = self.made.extract_if(.., |(epoch, _)| *epoch < latest);
+        let earlier = earlier.filter_map(|(_, socket)| socket.upgrade()).collect();
+        self.made.retain(|(_, socket)| socket.strong_count() > 0);
+        earlier
+    }
+
+    /// Whether a Sentinel that has named this master has not heard of a failover that this client knows of.
+    fn lags(&mut self, named: &Named) -> bool {
+        let lags = named.epoch < self.epoch;
+        let is_later = |its: &Named| its.epoch < named.epoch;
+        if lags && self.behind.as_ref().is_none_or(is_later) {
+            self.behind = Some(named.clone());
+        }
+        lags
+    }
+
+    /// None knows of the last failover, so the Sentinels were set up from scratch. Whether any has named a master.
+    pub(super) fn begin_again(&mut self) -> bool {
+        let latest = self.behind.take();
+        let is_named = latest.is_some();
+        if let Some(named) = latest {
+            self.epoch = named.epoch;
+            self.master = Some(named);
+        }
+        is_named
+    }
+
+    /// The Sentinel that is listened to, to be cut.
+    pub(super) fn sentinel(&mut self) -> Option<Arc<Socket>> {
+        self.sentinel.take()?.upgrade()
+    }
+}
+
+impl Masters {
+    /// Makes a connection to the server that is named as the master, and says itself that it is one.
+    pub(super) fn connect_to_named(self: &Arc<Self>, dial: &mut Dial) -> RedisResult<Duplex> {
+        // An answer that is about to come is recent enough.
+        if !self.asking.lock().under_way {
+            self.doubt();
+        }
+        let nobody = || timed_out("no sentinel has named the master in time");
+        dial.waits_for(nobody());
+        // The master has to be reached as well.
+        let until = Instant::now() + dial.left()? / 4 * 3;
+        let asked = self.refresh(until, &|| dial.left().is_err());
+        asked.map_err(|why| if why.is_timeout() { nobody() } else { why })?;
+        let Named { address, epoch } =
+            (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
+        let master = self.endpoint.master(address);
+        // It may be gone, and have a successor before the time is up.
+        let mut dial = dial.part(dial.role, dial.left()? / 2);
+        match connect_to(&mut dial, &master) {
+            Ok(connection) => {
+                self.made(epoch, &connection);
+                Ok(connection)
+            }
+            Err(err) => {
+                // The Sentinel may be cut off from the others, and not know.
+                self.asking.lock().first += 1;
+                Err(named(&master, err))
+            }
+        }
+    }
+
+    /// A connection was made to the master of this epoch: cuts those to earlier ones.
+    fn made(&self, epoch: u64, connection: &Duplex) {
+        let mut asking = self.asking.lock();
+        let earlier = asking.service.made(epoch, &connection.writer);
+        drop(asking);
+        for socket in earlier {
+            report!(Debug, "a connection to a master that was replaced is cut");
+            socket.shut_down();
+        }
+    }
+
+    /// Asks one of them, and subscribes to what it announces from then on.
+    pub(super) fn ask_sentinel(
+        &self,
+        mut sentinel: Duplex,
+        service: &str,
+        dial: &Dial,
+    ) -> RedisResult<Duplex> {
+        // The epoch first: if both change in between, the address is the newer.
+        let epoch = ["SENTINEL", "MASTER", service];
+        let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service];
+        sentinel.write("asking a sentinel", &[&epoch, &address, &SUBSCRIBE])?;
+        let state = sentinel.read(dial)?;
+        let address = said_address(sentinel.read(dial)?)?;
+        let unknown = || {
+            lasting("it knows no such service; `SENTINEL MASTERS` lists those that it knows".into())
+        };
+        let named = Named {
+            address: address.ok_or_else(unknown)?,
+            epoch: said_epoch(state)?,
+        };
+        let mut asking = self.asking.lock();
+        if asking.service.lags(&named) {
+            let lags = format!("it lags behind, and names {}", named.address);
+            return Err(io::Error::other(lags).into());
+        }
+        if named.epoch > asking.service.epoch && !asking.service.made.is_empty() {
+            drop(asking);
+            // Connections that work are cut only for a server that is a master.
+            let master = self.endpoint.master(named.address.clone());
+            let master = connect_to(&mut Dial::by_itself("sentinel", SHARE), &master)?;
+            self.made(named.epoch, &master);
+            master.writer.shut_down();
+            asking = self.asking.lock();
+        }
+        asking.service.master = Some(named);
+        asking.service.behind = None;
+        Ok(sentinel)
+    }
+
+    /// What the thread does: asks, listens, and asks again.
+    pub(super) fn follow(&self) {
+        loop {
+            let sentinel = self.ask();
+            let is_answered = sentinel.is_some();
+            let heard = sentinel.map_or(Ok(()), listen);
+            let mut asking = self.asking.lock();
+            if !is_answered && !asking.under_way && !asking.is_closed {
+                self.changed.wait_for(&mut asking, BackOff::REFUSED.first);
+            }
+            // Unless it was cut since somebody needs an answer.
+            if let (Err(err), false) = (heard, asking.under_way) {
+                asking.first += 1;
+                report!(Debug, "listening to a sentinel: {err}");
+            }
+            if asking.is_closed {
+                asking.service.is_followed = false;
+                return;
+            }
+            asking.under_way = true;
+        }
+    }
+
+    /// The client is closed: nobody asks or listens any more.
+    pub(crate) fn stop(&self) {
+        let mut asking = self.asking.lock();
+        asking.is_closed = true;
+        let sentinel = asking.service.sentinel();
+        drop(asking);
+        self.changed.notify_all();
+        if let Some(sentinel) = sentinel {
+            sentinel.shut_down();
+        }
+    }
+}
+
+/// Listens to a Sentinel until it announces something. One to which this user may not subscribe is asked again and again.
+fn listen(mut sentinel: Duplex) -> RedisResult<()> {
+    let (mut is_asked, mut hears) = (false, true);
+    loop {
+        let slice = if is_asked { SHARE } else { 2 * SHARE };
+        match sentinel.reader.read(slice)? {
+            None if !hears => return Ok(()),
+            None if is_asked => return Err(timed_out("it is silent")),
+            None => {
+                sentinel.write("looking around", &[&["PING"]])?;
+                is_asked = true;
+                continue;
+            }
+            Some(Value::Array(parts)) if is_message(&parts) => return Ok(()),
+            Some(Value::ServerError(_)) if !is_asked => hears = false,
+            Some(_) => {}
+        }
+        is_asked = false;
+    }
+}
+
+fn is_message(parts: &[Value]) -> bool {
+    matches!(parts.first(), Some(Value::BulkString(kind)) if kind == b"message")
+}
+
+/// Reads the answer to `SENTINEL GET-MASTER-ADDR-BY-NAME`.
+fn said_address(reply: Value) -> RedisResult<Option<Address>> {
+    let odd =
+        |text: &str| io::Error::other(format!("it gave no address: {}", excerpt(text))).into();
+    let reply =
+        reply
+            .extract_error()
+            .map_err(|err| match err.to_string().contains("unknown command") {
+                true => io::Error::other("it is no sentinel, which listen on port 26379 as a rule")
+                    .into(),
+                false => err,
+            })?;
+    match redis::from_redis_value::<Option<(String, u16)>>(reply) {
+        Ok(Some((host, _))) if host.len() > LONGEST_HOST => Err(odd(&host)),
+        Ok(named) => Ok(named.map(|(host, port)| Address::Tcp(host, port))),
+        // It quotes the whole answer.
+        Err(err) => Err(odd(&err.to_string())),
+    }
+}
+
+/// Reads the answer to `SENTINEL MASTER`.
+fn said_epoch(reply: Value) -> RedisResult<u64> {
+    let said = redis::from_redis_value::<HashMap<String, String>>(reply.extract_error()?);
+    let epoch = said
+        .ok()
+        .and_then(|said| said.get("config-epoch")?.parse().ok());
+    Ok(epoch.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    use crate::net::strange;
+
+    proptest! {
+        #![proptest_config(strange::cases(256))]
+
+        #[test]
+        fn whatever_a_sentinel_says_it_is_an_address_or_an_error(reply in strange::value()) {
+            said_epoch(reply.clone()).ok();
+            if let Ok(Some(address)) = said_address(reply) {
+                prop_assert!(matches!(address, Address::Tcp(host, _) if host.len() <= LONGEST_HOST));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_sentinel_says_is_an_address_or_that_it_knows_none() {
+        let bulk = |text: &str| Value::BulkString(text.into());
+        let named = said_address(Value::Array(vec![bulk("fe80::1"), bulk("6379")]));
+        let expected = Address::Tcp("fe80::1".into(), 6379);
+        assert_eq!(named.expect("an address"), Some(expected));
+        assert_eq!(said_address(Value::Nil).expect("an answer"), None);
+        let long = bulk(&"h".repeat(LONGEST_HOST + 1));
+        let longest = bulk(&"1".repeat(900_000));
+        for strange in [
+            Value::Okay,
+            Value::Array(vec![bulk("h")]),
+            bulk("h:1"),
+            Value::Array(vec![long, bulk("1")]),
+            Value::Array(vec![bulk("h"), longest.clone()]),
+            Value::Array(vec![bulk("h"), bulk("1"), longest.clone()]),
+            longest,
+        ] {
+            let why = said_address(strange)
+                .map(|_| ())
+                .expect_err("no address")
+                .to_string();
+            assert!(why.len() < 300, "{} bytes", why.len());
+        }
+    }
+
+    #[test]
+    fn connections_to_masters_of_earlier_failovers_are_cut() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let to = listener.local_addr().expect("it is bound");
+        let connect = || std::net::TcpStream::connect(to).expect("it listens");
+        let [first, second, late, gone] = [(); 4].map(|()| Arc::new(Socket::Tcp(connect())));
+        let mut service = Service::default();
+        assert!(service.made(1, &gone).is_empty() && service.made(1, &first).is_empty());
+        drop(gone);
+        let is = |cut: &[Arc<Socket>], socket| matches!(cut, [its] if Arc::ptr_eq(its, socket));
+        assert!(is(&service.made(2, &second), &first));
+        // By a Sentinel that lags behind.
+        assert!(is(&service.made(1, &late), &late));
+        assert_eq!((service.epoch, service.made.len()), (2, 1));
+    }
+
+    #[test]
+    fn a_sentinel_that_lags_behind_is_believed_only_if_none_knows_better() {
+        let named = |port, epoch| Named {
+            address: Address::Tcp("m".into(), port),
+            epoch,
+        };
+        let mut service = Service {
+            epoch: 5,
+            ..Service::default()
+        };
+        assert!(!service.lags(&named(1, 5)) && !service.lags(&named(1, 6)));
+        assert!(!service.begin_again(), "none lags behind");
+        for (port, epoch) in [(2, 1), (3, 4), (4, 2)] {
+            assert!(service.lags(&named(port, epoch)));
+        }
+        assert!(service.begin_again() && !service.begin_again());
+        let master = service.master.expect("the latest of them");
+        assert_eq!(
+            (master.address, service.epoch),
+            (Address::Tcp("m".into(), 3), 4)
+        );
+    }
+}
