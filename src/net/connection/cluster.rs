@@ -40,8 +40,7 @@ impl Connection {
     /// Whether there is no connection although one is needed.
     pub(crate) fn is_missed(&self) -> bool {
         let state = self.state.lock();
-        state.pipeline.has_unacknowledged()
-            && matches!(state.phase, Phase::Down(_) | Phase::Connecting(..))
+        state.pipeline.has_unacknowledged() && matches!(state.phase, Phase::Down(_))
     }
 
     /// Its node is no master any more.

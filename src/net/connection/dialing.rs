@@ -20,31 +20,27 @@ use crate::verdict::{self, Reach};
 impl Down {
     /// After a connection that was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
-        let next = NextTry::at_once();
+        let mut next = NextTry::at_once();
         // It takes a while until another master is elected.
-        let rests = (why.as_ref()).is_some_and(|why| verdict::reach(why) == Reach::Master);
+        if (why.as_ref()).is_some_and(|why| verdict::reach(why) == Reach::Master) {
+            next = next.after_failure(Instant::now());
+        }
         Self {
-            next: match rests {
-                true => next.after_failure(Instant::now()),
-                false => next,
-            },
+            next,
             why,
+            attempts: Vec::new(),
         }
     }
 
-    /// After one that could not be made.
-    fn failed(&self, tried_at: Instant, why: RedisError) -> Self {
-        let is_final = !is_transient(&why);
-        Self {
-            next: match is_final {
-                true => NextTry::after_refusal(),
-                false => self.next.after_failure(tried_at),
-            },
-            why: match &self.why {
-                // Silence does not contradict what the server has said.
-                Some(refusal) if why.is_timeout() && self.is_final() => Some(refusal.clone()),
-                _ => Some(why),
-            },
+    /// An attempt that began then has failed.
+    fn fail(&mut self, began: Instant, why: RedisError) {
+        self.next = match is_transient(&why) {
+            true => self.next.after_failure(began),
+            false => NextTry::after_refusal(),
+        };
+        // Silence does not contradict what the server has said.
+        if !(why.is_timeout() && self.is_final()) {
+            self.why = Some(why);
         }
     }
 
@@ -53,17 +49,16 @@ impl Down {
         self.why.as_ref().is_some_and(|why| !is_transient(why))
     }
 
-    /// Whether it was refused so lately that it is not tried again yet.
-    fn is_refused(&self, now: Instant) -> bool {
-        self.is_final() && now < self.next.due(true)
+    /// No attempt is needed any more.
+    fn give_up(&self) {
+        self.attempts.iter().for_each(|attempt| attempt.give_up());
     }
 
     /// Why there is no connection. The answer to an earlier attempt says more than how far the present one has got.
-    pub(super) fn reason(&self, attempts: &[Arc<Progress>]) -> RedisError {
-        let was_tried = self.next.has_failed();
+    pub(super) fn reason(&self) -> RedisError {
         let why = self.why.as_ref();
-        let answer = why.filter(|why| was_tried && !why.is_timeout());
-        match (answer, attempts.last()) {
+        let answer = why.filter(|why| self.next.has_failed() && !why.is_timeout());
+        match (answer, self.attempts.last()) {
             (None, Some(last)) => last.waits_for(),
             (answer, _) => answer.or(why).cloned().unwrap_or_else(no_connection),
         }
@@ -89,11 +84,10 @@ impl Connection {
         loop {
             match &state.phase {
                 Phase::Up(_) => return Ok(()),
-                Phase::Connecting(before, attempts) if Instant::now() >= until => {
-                    return Err(before.reason(attempts));
+                Phase::Down(down) if down.attempts.is_empty() || Instant::now() >= until => {
+                    return Err(down.reason());
                 }
-                Phase::Connecting(..) => {}
-                Phase::Down(down) => return Err(down.reason(&[])),
+                Phase::Down(_) => {}
                 Phase::Closed => return Err(socket::timed_out("closed")),
             }
             self.changed.wait_until(&mut state, until);
@@ -107,23 +101,18 @@ impl Connection {
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Up(_)) {
-            return Ok(());
-        }
         loop {
-            let now = Instant::now();
-            let (down, attempts) = match &state.phase {
+            let down = match &state.phase {
                 Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
-                Phase::Down(down) => (down, &[][..]),
-                Phase::Connecting(before, attempts) => (before, &attempts[..]),
+                Phase::Down(down) => down,
             };
+            let (now, again_at) = (Instant::now(), down.next.due(true));
             // Also beside an attempt that takes long: the refusal is of the one begun after it.
-            if down.is_refused(now) {
-                return Err(Fault::Refused(down.reason(&[])));
+            if down.is_final() && now < again_at {
+                return Err(Fault::Refused(down.reason()));
             }
-            let again_at = down.next.due(true);
-            let is_needed = match attempts {
+            let is_needed = match &down.attempts[..] {
                 [] => true,
                 [only] => only.is_stale(),
                 _ => false,
@@ -133,16 +122,15 @@ impl Connection {
                 continue;
             }
             if now >= until {
-                let why = down.reason(attempts);
+                let why = down.reason();
                 drop(state);
                 return Err(self.unreachable(why));
             }
             let look_at = match is_needed {
-                true => again_at,
+                true => again_at.min(now + SLICE),
                 false => now + SLICE,
             };
-            self.changed
-                .wait_until(&mut state, until.min(look_at).min(now + SLICE));
+            self.changed.wait_until(&mut state, until.min(look_at));
             if MutexGuard::unlocked(&mut state, stop) {
                 return Err(Fault::Stopped);
             }
@@ -152,53 +140,50 @@ impl Connection {
     /// Has a connection made in the background, unless there is one, or none is due.
     pub(crate) fn want(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        match &state.phase {
-            Phase::Down(down) if Instant::now() >= down.next.due(false) => self.dial(&mut state),
-            _ => {}
+        if let Phase::Down(down) = &state.phase
+            && down.attempts.is_empty()
+            && Instant::now() >= down.next.due(false)
+        {
+            self.dial(&mut state);
         }
     }
 
     /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck with a server that
     /// was away then, or may need that long: it goes on, beside short ones that begin one after the other.
-    pub(super) fn dial(self: &Arc<Self>, state: &mut State) {
-        if !matches!(state.phase, Phase::Down(_) | Phase::Connecting(..)) {
+    fn dial(self: &Arc<Self>, state: &mut State) {
+        let Phase::Down(down) = &mut state.phase else {
             return;
-        }
+        };
         let this = Arc::downgrade(self);
-        let done = move |made, progress: &Arc<Progress>| {
+        let done = move |made, attempt: &Arc<Progress>| {
             if let Some(this) = this.upgrade() {
-                this.dialled(made, progress);
+                this.dialled(made, attempt);
             }
         };
-        let timeout = match state.phase {
-            Phase::Connecting(..) => self.connect_timeout.min(SHARE),
-            _ => self.connect_timeout,
+        let timeout = match down.attempts.is_empty() {
+            true => self.connect_timeout,
+            false => self.connect_timeout.min(SHARE),
         };
-        let started = dialling::start(&self.masters, self.node, self.role, timeout, done);
-        match (&mut state.phase, started) {
-            (Phase::Down(before), Ok(attempt)) => {
-                state.phase = Phase::Connecting(before.clone(), vec![attempt]);
-            }
-            (Phase::Connecting(_, attempts), Ok(attempt)) => attempts.push(attempt),
-            (Phase::Down(before) | Phase::Connecting(before, _), Err(err)) => {
-                *before = before.failed(Instant::now(), err);
-            }
-            (Phase::Up(_) | Phase::Closed, _) => {}
+        match dialling::start(&self.masters, self.node, self.role, timeout, done) {
+            Ok(attempt) => down.attempts.push(attempt),
+            Err(err) => down.fail(Instant::now(), err),
         }
     }
 
     /// Handles the end of an attempt. A failure ends only that one: another under way may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
         let mut state = self.state.lock();
-        let Phase::Connecting(before, attempts) = &mut state.phase else {
+        let Phase::Down(down) = &mut state.phase else {
             return;
         };
-        let is_known = attempts.extract_if(.., |its| Arc::ptr_eq(its, by)).count() > 0;
+        let is_known = down
+            .attempts
+            .extract_if(.., |its| Arc::ptr_eq(its, by))
+            .count()
+            > 0;
         match made {
             Ok(connection) => {
-                for other in attempts {
-                    other.give_up();
-                }
+                down.give_up();
                 self.start(&mut state, connection);
                 drop(state);
                 // Before anybody goes on: a process that only waits for this may end right after it.
@@ -210,11 +195,8 @@ impl Connection {
             Err(_) if !is_known => return,
             Err(err) => {
                 // A short attempt that ran out of time says no more than the long one beside it.
-                if attempts.is_empty() || !err.is_timeout() {
-                    *before = before.failed(by.began, err);
-                }
-                if attempts.is_empty() {
-                    state.phase = Phase::Down(before.clone());
+                if down.attempts.is_empty() || !err.is_timeout() {
+                    down.fail(by.began, err);
                 }
                 drop(state);
                 self.housekeeper.housekeep_soon();
@@ -351,10 +333,8 @@ impl Connection {
     ) {
         let up = match std::mem::replace(&mut state.phase, next) {
             Phase::Up(up) => up,
-            Phase::Connecting(_, attempts) => {
-                return attempts.iter().for_each(|attempt| attempt.give_up());
-            }
-            Phase::Down(_) | Phase::Closed => return,
+            Phase::Down(down) => return down.give_up(),
+            Phase::Closed => return,
         };
         let Some(lost) = state.pipeline.lost(why) else {
             return;

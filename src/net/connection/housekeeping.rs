@@ -64,7 +64,7 @@ impl Connection {
         let generation = state.generation;
         match &state.phase {
             Phase::Closed => return Left::Nothing,
-            Phase::Connecting(..) | Phase::Down(_) => {
+            Phase::Down(_) => {
                 let is_needed = state.pipeline.has_unacknowledged();
                 drop(state);
                 if is_needed {

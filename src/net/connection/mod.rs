@@ -58,18 +58,16 @@ use crate::stats::Counters;
 /// How long is worked on one connection, or waited for it, while there is something else to do.
 pub(super) const TURN: Duration = Duration::from_millis(100);
 
-/// Why there is no connection, and for how long none is made.
-#[derive(Clone)]
+/// Why there is no connection, and how one is made.
 struct Down {
     next: NextTry,
     why: Option<RedisError>,
+    /// The threads that make one, at most two. The second begins if the first takes long, and has less time.
+    attempts: Vec<Arc<Progress>>,
 }
 
 enum Phase {
     Down(Down),
-    /// A thread makes a connection, or two do: the second has less time, and begins if the first takes long. The state before
-    /// says how long the pause is if both fail.
-    Connecting(Down, Vec<Arc<Progress>>),
     Up(Box<Up>),
     Closed,
 }
@@ -266,8 +264,7 @@ impl Connection {
         }
         let why = match &self.state.lock().phase {
             Phase::Up(_) => silent,
-            Phase::Down(down) => down.reason(&[]),
-            Phase::Connecting(before, attempts) => before.reason(attempts),
+            Phase::Down(down) => down.reason(),
             Phase::Closed => socket::timed_out("the client is closed"),
         };
         self.unreachable(why)
