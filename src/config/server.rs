@@ -92,6 +92,7 @@ impl fmt::Debug for Login {
 }
 
 /// Where Redis is, and how to log in there.
+#[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) deployment: Deployment,
     /// Whether the connections have to be encrypted.

@@ -30,7 +30,7 @@ impl Apart {
         timeout: Duration,
         until: Instant,
     ) -> RedisResult<Self> {
-        let dialling = Dialling::start(masters, node, ROLE, timeout)?;
+        let dialling = Dialling::start(masters, node, ROLE, timeout, false)?;
         let left = until.saturating_duration_since(Instant::now());
         let made = dialling.wait(left);
         let mut connection = made.unwrap_or_else(|| Err(dialling.waits_for()))?;

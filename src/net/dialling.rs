@@ -6,27 +6,27 @@
 //!    Sentinels: one names the master ──► the same, and a master by ROLE ──► made
 //! ```
 //!
-//! Nobody else connects, logs in or greets. Those who need the connection wait until it is there, each within its own time,
-//! so that callers with little time get one as well: from a thread that goes on without them.
+//! No other thread connects, logs in or greets. The callers that need the connection wait for it, each within its own time. The
+//! thread goes on without them, so callers with little time get a connection in the end as well.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::error::{lasting, not_started};
 use crate::net::masters::Masters;
-use crate::net::socket::Duplex;
 use crate::net::socket::dial::{Dial, Progress};
+use crate::net::socket::{Duplex, Endpoint};
 
 /// The name of the threads.
 const THREAD: &str = "redlatch-connect";
 
 /// Makes a connection on a thread of its own, and hands it, or why there is none, to `done` on that thread.
 ///
-/// `role` is the connection's name in `CLIENT LIST`. It takes `timeout` at most, not counting the look-up of a host and the
+/// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting the look-up of a host and the
 /// user's own function for logging in, which nothing bounds.
 pub(crate) fn start(
     masters: &Arc<Masters>,
@@ -55,7 +55,7 @@ pub(crate) fn start(
     Ok(progress)
 }
 
-/// The same for a thread that looks now and then whether there is a connection.
+/// An attempt of a thread that looks now and then whether there is a connection.
 pub(crate) struct Dialling {
     made: Receiver<RedisResult<Duplex>>,
     progress: Arc<Progress>,
@@ -67,16 +67,21 @@ impl Dialling {
         node: usize,
         role: &'static str,
         timeout: Duration,
+        is_successor: bool,
     ) -> RedisResult<Self> {
         let (done, made) = bounded(1);
-        let progress = start(masters, node, role, timeout, move |made, _| {
-            // Nobody listens any more if it was given up.
+        let progress = start(masters, node, role, timeout, move |made, attempt| {
+            // The old connection works, so a failure does not mean that the server is gone.
+            if is_successor {
+                attempt.give_up();
+            }
+            // The receiver is gone if the attempt was given up.
             done.send(made).unwrap_or_default();
         })?;
         Ok(Self { made, progress })
     }
 
-    /// What came of it, if that is known after `slice`.
+    /// The outcome, if it is known after `slice`.
     pub(crate) fn wait(&self, slice: Duration) -> Option<RedisResult<Duplex>> {
         self.made.recv_timeout(slice).ok()
     }
@@ -90,5 +95,48 @@ impl Dialling {
 impl Drop for Dialling {
     fn drop(&mut self) {
         self.progress.give_up();
+    }
+}
+
+/// The replacement of a connection before its login is too old.
+#[derive(Default)]
+pub(crate) struct Succession {
+    /// When the successor is made, if ever.
+    pub(crate) at: Option<Instant>,
+    pub(crate) under_way: Option<Dialling>,
+}
+
+impl Succession {
+    pub(crate) fn of(connection: &Duplex, endpoint: &Endpoint) -> Self {
+        Self {
+            at: endpoint.replace_at(connection.since),
+            under_way: None,
+        }
+    }
+
+    /// Has the successor made once it is time, and returns it once it is there. A failure is logged, and another attempt follows
+    /// after a while.
+    pub(crate) fn look(
+        &mut self,
+        masters: &Arc<Masters>,
+        node: usize,
+        role: &'static str,
+        timeout: Duration,
+    ) -> Option<Duplex> {
+        self.at.filter(|at| *at <= Instant::now())?;
+        let made = match &self.under_way {
+            Some(dialling) => dialling.wait(Duration::ZERO)?,
+            None => match Dialling::start(masters, node, role, timeout, true) {
+                Ok(dialling) => {
+                    self.under_way = Some(dialling);
+                    return None;
+                }
+                Err(err) => Err(err),
+            },
+        };
+        let keeps = |why: RedisError| masters.endpoint(node).keeps_login(role, &why);
+        let (at, successor) = made.map_or_else(|why| (keeps(why), None), |made| (None, Some(made)));
+        (self.at, self.under_way) = (at, None);
+        successor
     }
 }

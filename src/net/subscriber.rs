@@ -18,7 +18,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
-use crate::net::dialling::Dialling;
+use crate::net::dialling::{Dialling, Succession};
 use crate::net::masters::Masters;
 use crate::net::pipeline::PING_AFTER;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, SLICE, Socket};
@@ -353,7 +353,8 @@ impl Subscriber {
     /// Waits for a connection, unless the thread has to stop or another node may have the channels by now.
     fn connect(&self) -> Result<Duplex, RedisError> {
         let version = self.map.version();
-        let dialling = self.dial()?;
+        let timeout = self.connect_timeout;
+        let dialling = Dialling::start(&self.map, self.node, ROLE, timeout, false)?;
         loop {
             if let Some(made) = dialling.wait(SLICE) {
                 return made;
@@ -364,15 +365,10 @@ impl Subscriber {
         }
     }
 
-    fn dial(&self) -> Result<Dialling, RedisError> {
-        Dialling::start(&self.map, self.node, ROLE, self.connect_timeout)
-    }
-
     /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
     /// replace it, since its login was old.
     fn listen(&self, connection: Duplex, anew: bool) -> Result<Duplex, RedisError> {
-        let mut replace_at = self.endpoint.replace_at(connection.since);
-        let mut successor = None;
+        let mut succession = Succession::of(&connection, &self.endpoint);
         let mut reader = connection.reader;
         {
             let mut state = self.state.lock();
@@ -405,17 +401,13 @@ impl Subscriber {
             };
             // Nothing ends the read when another node has the channels, a pong is overdue or the login is old.
             let looks =
-                asks_again || !self.map.is_one() || asked_at.is_some() || replace_at.is_some();
-            if replace_at.is_some_and(|at| Instant::now() >= at)
-                && let Some(made) = self.replace(&mut successor)
-            {
-                match made {
-                    Ok(made) => return Ok(made),
-                    Err(err) => replace_at = self.endpoint.keeps_login(ROLE, &err),
-                }
+                asks_again || !self.map.is_one() || asked_at.is_some() || succession.at.is_some();
+            let timeout = self.connect_timeout;
+            if let Some(successor) = succession.look(&self.map, self.node, ROLE, timeout) {
+                return Ok(successor);
             }
             let slice = match looks {
-                _ if is_left || successor.is_some() => LINGER,
+                _ if is_left || succession.under_way.is_some() => LINGER,
                 true => PING_AFTER / 4,
                 // With nothing else to do the thread wakes as rarely as those that wait.
                 false => BackOff::POLL.longest,
@@ -446,22 +438,6 @@ impl Subscriber {
             _ => return Ok(()),
         };
         Err(socket::timed_out(why))
-    }
-
-    /// Has the connection made that replaces the present one, whose login is old, and looks whether it is there.
-    fn replace(&self, successor: &mut Option<Dialling>) -> Option<Result<Duplex, RedisError>> {
-        let made = match successor {
-            Some(dialling) => dialling.wait(Duration::ZERO)?,
-            None => match self.dial() {
-                Ok(dialling) => {
-                    *successor = Some(dialling);
-                    return None;
-                }
-                Err(err) => Err(err),
-            },
-        };
-        *successor = None;
-        Some(made)
     }
 
     /// Reads one reply; `false` if there was none within `slice`.

@@ -10,7 +10,7 @@ use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::Fault;
-use crate::net::dialling;
+use crate::net::dialling::{self, Succession};
 use crate::net::pipeline::InFlight;
 use crate::net::socket::dial::SHARE;
 use crate::net::socket::{self, Duplex, Progress};
@@ -21,7 +21,7 @@ impl Down {
     /// After a connection that was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
         let mut next = NextTry::at_once();
-        // It takes a while until another master is elected.
+        // Electing another master takes a while.
         if (why.as_ref()).is_some_and(|why| verdict::reach(why) == Reach::Master) {
             next = next.after_failure(Instant::now());
         }
@@ -218,61 +218,43 @@ impl Connection {
             state.pipeline.connected(Instant::now());
         }
         let up = Phase::Up(Box::new(Up {
+            succession: Succession::of(&connection, &self.endpoint),
+            successor: None,
             writer: connection.writer,
             writing: false,
             reader: Some(connection.reader),
             appointed: None,
             all_looked_at: connection.since,
             greeted_in: connection.greeted_in,
-            replace_at: self.endpoint.replace_at(connection.since),
-            successor: None,
         }));
         std::mem::replace(&mut state.phase, up)
     }
 
     /// Has a successor made to a connection whose login is old.
-    pub(super) fn renew_login(self: &Arc<Self>) {
+    pub(super) fn renew_login(&self) {
         let mut state = self.state.lock();
         let generation = state.generation;
-        let is_due = |at: &mut Instant| *at <= Instant::now();
-        let up = state.up(generation);
-        if up.is_none_or(|(up, _)| up.replace_at.take_if(is_due).is_none()) {
-            return;
-        }
-        drop(state);
-        let this = Arc::downgrade(self);
-        let done = move |made, attempt: &Arc<Progress>| {
-            // The server is not gone if this fails, since the connection works.
-            attempt.give_up();
-            if let Some(this) = this.upgrade() {
-                this.succeed(generation, made);
-            }
+        let mut succession = match state.up(generation) {
+            Some((up, _)) if up.succession.at.is_some() => std::mem::take(&mut up.succession),
+            _ => return,
         };
-        let started = dialling::start(
-            &self.masters,
-            self.node,
-            self.role,
-            self.connect_timeout,
-            done,
-        );
-        if let Err(err) = started {
-            self.succeed(generation, Err(err));
+        drop(state);
+        let (masters, timeout) = (&self.masters, self.connect_timeout);
+        let successor = succession.look(masters, self.node, self.role, timeout);
+        if let Some((up, _)) = self.state.lock().up(generation) {
+            up.succession = succession;
+        }
+        if let Some(successor) = successor {
+            self.succeed(generation, successor);
         }
     }
 
-    /// A successor is there, or could not be made.
-    fn succeed(&self, generation: u64, made: RedisResult<Duplex>) {
-        let made = made.map_err(|err| self.endpoint.keeps_login(self.role, &err));
+    /// The successor is there. If the connection was lost, the next one has a new login anyway.
+    fn succeed(&self, generation: u64, successor: Duplex) {
         let mut state = self.state.lock();
-        // Otherwise the connection was lost, and the next one has a new login anyway.
         if let Some((up, _)) = state.up(generation) {
-            match made {
-                Ok(successor) => {
-                    up.successor = Some(successor);
-                    self.write_queued(state, true);
-                }
-                Err(again_at) => up.replace_at = again_at,
-            }
+            up.successor = Some(successor);
+            self.write_queued(state, true);
         }
     }
 
@@ -421,7 +403,7 @@ mod successors {
             let ((connection, reader, mut old), (next, mut new)) = (led(), successor());
             let first = ping(&connection);
             is_pinged(&mut old);
-            connection.succeed(1, Ok(next));
+            connection.succeed(1, next);
             let second = ping(&connection);
             let leads_for = match leads_for_first {
                 true => &first,
@@ -450,7 +432,7 @@ mod successors {
         let useful_until = Instant::now() + GENEROUS;
         let release = || undo(&"name".into(), useful_until);
         assert!(connection.send(&release()).is_some());
-        connection.succeed(1, Ok(next));
+        connection.succeed(1, next);
         woken.take();
         let second = release();
         assert!(connection.send(&second).is_some());
@@ -469,13 +451,13 @@ mod successors {
     #[test]
     fn a_successor_takes_over_at_once_from_a_connection_that_is_idle() {
         let ((connection, old, _), (next, mut new)) = (unled(), successor());
-        connection.succeed(1, Ok(next));
+        connection.succeed(1, next);
         is_closed(old);
         ping(&connection);
         is_pinged(&mut new);
         // A successor of a connection that was lost is not needed.
         let (next, late) = successor();
-        connection.succeed(1, Ok(next));
+        connection.succeed(1, next);
         is_closed(late);
         assert_eq!(connection.generation(), Some(2));
     }

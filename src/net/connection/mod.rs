@@ -17,7 +17,7 @@
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
-//!    down ─────────────────► connecting ───────► up ◄─┐   no master any more
+//!    down ─────────────────► attempts ─────────► up ◄─┐   no master any more
 //!     ▲     a thread starts      │               │    │ reply
 //!     │                          │ failed        ├────┘
 //!     ├──────────────────────────┘               │
@@ -50,6 +50,7 @@ use redis::RedisError;
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
+use crate::net::dialling::Succession;
 use crate::net::masters::Masters;
 use crate::net::pipeline::{InFlight, Pipeline};
 use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, SLICE, Socket};
@@ -84,8 +85,7 @@ struct Up {
     all_looked_at: Instant,
     /// How long its greeting took: a round trip at least.
     greeted_in: Duration,
-    /// When its login is so old that a successor is made, if ever, and none is being made.
-    replace_at: Option<Instant>,
+    succession: Succession,
     /// Takes over once all that was written over this one is answered. Nothing more is written until then.
     successor: Option<Duplex>,
 }

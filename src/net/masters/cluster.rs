@@ -1,6 +1,6 @@
 //! The nodes of a cluster: any of them says who has which slot.
 //!
-//! Masters and replicas are asked, and the addresses of the URL for ever, since everything else may have been replaced.
+//! Masters and replicas are asked, and always the addresses of the URL, since everything else may have been replaced.
 
 use std::sync::atomic::Ordering;
 
@@ -61,13 +61,13 @@ impl Masters {
 }
 
 /// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. An error that says nothing of that is
-/// returned: the answer is kept for ever, so another node is asked then.
+/// returned: the answer is kept, so another node is asked then.
 fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
     let Err(err) = answer else {
         return Ok(true);
     };
     match err.kind() {
-        // It does not know the command.
+        // The server does not know the command.
         ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(false),
         // This user may not ask, and the error names what the server knows: Redis 6 the command alone.
         ErrorKind::Server(ServerErrorKind::NoPerm) => {

@@ -16,8 +16,8 @@
 //!                                     the first answer
 //! ```
 //!
-//! One thread asks at a time; others wait for it, or go on with what is known. A cluster's thread ends once it has an answer.
-//! That of Sentinels stays, and [listens](sentinel) to the one that has answered.
+//! At most one thread asks; others wait for it, or go on with what is known. The thread of a cluster ends once it has an answer.
+//! The thread of Sentinels stays, and [listens](sentinel) to the Sentinel that has answered, until another thread asks.
 //!
 //! The mutex `asking` is not held during I/O.
 
@@ -55,7 +55,7 @@ const THREAD: &str = "redlatch-masters";
 pub(crate) struct Masters {
     endpoint: Endpoint,
     connect_timeout: Duration,
-    /// Otherwise one master has all slots.
+    /// Without a cluster one master has all slots.
     is_cluster: bool,
     table: RwLock<Table>,
     /// Counts the changes of the table.
@@ -70,6 +70,8 @@ pub(crate) struct Masters {
 struct Asking {
     /// A thread asks, or is about to.
     under_way: bool,
+    /// The number of the last thread that was started.
+    thread: u64,
     next: NextTry,
     /// The version of the table when they were asked last.
     version: u64,
@@ -83,7 +85,7 @@ struct Asking {
 }
 
 /// Of the reasons of all that were asked, the one that says most: an answer more than silence, and that more than a closed
-/// port. It may pass if any of them may: one that is starting, or has not answered in time.
+/// port. The result is transient if any of them may answer later: it is starting, or was silent.
 fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     let may_pass = reasons.iter().any(may_answer_later);
     let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());
@@ -100,7 +102,7 @@ pub(crate) fn may_answer_later(why: &RedisError) -> bool {
 }
 
 impl Masters {
-    /// Those of what a URL leads to.
+    /// The masters that a URL leads to.
     pub(crate) fn new(endpoint: Endpoint, connect_timeout: Duration) -> Self {
         let deployment = &endpoint.server.deployment;
         Self {
@@ -112,6 +114,7 @@ impl Masters {
             version: AtomicU64::new(0),
             asking: Mutex::new(Asking {
                 under_way: false,
+                thread: 0,
                 next: NextTry::at_once(),
                 version: 0,
                 times: 0,
@@ -249,7 +252,7 @@ impl Masters {
         Ok(())
     }
 
-    /// The same for those who need not wait: less and less often while nothing is new.
+    /// Has the masters asked for in the background: less and less often while nothing is new.
     pub(crate) fn want(self: &Arc<Self>) {
         if self.is_doubted() {
             let mut asking = self.asking.lock();
@@ -259,32 +262,27 @@ impl Masters {
         }
     }
 
-    /// Has the thread ask that listens to a Sentinel, or another one.
+    /// Starts a thread that asks. A thread that listens to a Sentinel ends: it may be in the logger, which may need the answer.
     fn begin(self: &Arc<Self>, asking: &mut MutexGuard<'_, Asking>) {
         asking.under_way = true;
-        if asking.service.is_followed {
-            self.changed.notify_all();
-            let sentinel = asking.service.sentinel();
-            return MutexGuard::unlocked(asking, || {
-                sentinel.iter().for_each(|its| its.shut_down())
-            });
-        }
-        let this = Arc::clone(self);
+        asking.thread += 1;
+        let (this, number) = (Arc::clone(self), asking.thread);
         let thread = std::thread::Builder::new().name(THREAD.into());
         let started = thread.spawn(move || match this.is_cluster {
             true => drop(this.ask()),
-            false => this.follow(),
+            false => this.follow(number),
         });
-        match started {
-            Ok(_) => asking.service.is_followed = !self.is_cluster,
-            Err(err) => self.end(asking, Instant::now(), Some(err.into())),
+        if let Err(err) = started {
+            self.end(asking, Instant::now(), Some(err.into()));
         }
+        let sentinel = asking.service.sentinel();
+        MutexGuard::unlocked(asking, || sentinel.iter().for_each(|its| its.shut_down()));
     }
 
     /// Asks, and tells those that wait what came of it. Returns the Sentinel that has answered, to be listened to.
     fn ask(&self) -> Option<Duplex> {
         let began = Instant::now();
-        // The others wait until this thread has asked, and so may the logger.
+        // Callers wait until this thread has asked, and the logger may be one of them.
         let _held_back = report::hold_back();
         // Before the first question: what happens from now on is a reason to ask again.
         self.doubted.store(false, Ordering::Release);
@@ -298,7 +296,7 @@ impl Masters {
         sentinel
     }
 
-    /// One of those that were asked has answered, or none.
+    /// A thread has asked: tells those that wait.
     fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
         let version = self.version();
         // A node of a cluster also answers if it knows nothing new.
@@ -360,7 +358,10 @@ impl Masters {
             let (connection, dial) = connect(&self.endpoint.witness(address.clone()), "topology")?;
             return self.ask_node(address, connection, &dial).map(|()| None);
         };
-        let endpoint = (self.endpoint).other(address.clone(), login.clone(), 0, ReplicaAck::None);
+        let endpoint = self.endpoint.other(address.clone(), |server| {
+            (server.login, server.db) = (login.clone(), 0);
+            server.replica_ack = ReplicaAck::None;
+        });
         let asked = connect(&endpoint, "sentinel")
             .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial));
         asked.map(Some).map_err(|err| {

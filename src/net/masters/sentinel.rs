@@ -21,7 +21,7 @@
 //! Failovers are numbered, and the highest *epoch* counts: a Sentinel that is cut off from the others and lags behind is
 //! believed only if none knows better. A connection that is cut ends like any that is lost.
 //!
-//! The Sentinels of the URL are asked for ever. What they say of each other is not kept, since that is lost when they restart.
+//! Only the Sentinels of the URL are asked. Their knowledge of each other is not kept, since they lose it when they restart.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,12 +33,11 @@ use redis::{RedisResult, Value};
 use super::Masters;
 use crate::config::server::Address;
 use crate::error::{excerpt, lasting, named};
-use crate::net::back_off::BackOff;
 use crate::net::socket::dial::{Dial, SHARE};
 use crate::net::socket::{Duplex, Socket, connect_to, timed_out};
 use crate::report::report;
 
-/// What Sentinels announce once there is another master: in the end each of them, and at once the one that has seen to it.
+/// The announcements of another master: at once by the Sentinel that has seen to it, and in the end by each.
 const SUBSCRIBE: [&str; 3] = ["SUBSCRIBE", "+switch-master", "+promoted-slave"];
 
 /// How long the name of a host may be.
@@ -63,9 +62,7 @@ pub(super) struct Service {
     epoch: u64,
     /// The connections to masters, and by which failover each was one.
     made: Vec<(u64, Weak<Socket>)>,
-    /// There is a thread that asks, or listens.
-    pub(super) is_followed: bool,
-    /// The Sentinel that it listens to.
+    /// The Sentinel that is listened to.
     pub(super) sentinel: Option<Weak<Socket>>,
 }
 
@@ -124,7 +121,7 @@ impl Masters {
         let Named { address, epoch } =
             (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
         let master = self.endpoint.master(address);
-        // It may be gone, and have a successor before the time is up.
+        // The master may be gone, and have a successor before the time is up.
         let mut dial = dial.part(dial.role, dial.left()? / 2);
         match connect_to(&mut dial, &master) {
             Ok(connection) => {
@@ -189,25 +186,23 @@ impl Masters {
         Ok(sentinel)
     }
 
-    /// What the thread does: asks, listens, and asks again.
-    pub(super) fn follow(&self) {
+    /// Asks, listens, and asks again, until another thread does or the client is closed.
+    pub(super) fn follow(&self, thread: u64) {
         loop {
             let sentinel = self.ask();
             let is_answered = sentinel.is_some();
             let heard = sentinel.map_or(Ok(()), listen);
-            let mut asking = self.asking.lock();
-            if !is_answered && !asking.under_way && !asking.is_closed {
-                self.changed.wait_for(&mut asking, BackOff::REFUSED.first);
-            }
-            // Unless it was cut since somebody needs an answer.
-            if let (Err(err), false) = (heard, asking.under_way) {
-                asking.first += 1;
+            if let Err(err) = &heard {
                 report!(Debug, "listening to a sentinel: {err}");
             }
-            if asking.is_closed {
-                asking.service.is_followed = false;
+            let mut asking = self.asking.lock();
+            if !is_answered && asking.thread == thread && !asking.is_closed {
+                self.changed.wait_for(&mut asking, 2 * SHARE);
+            }
+            if asking.thread != thread || asking.is_closed {
                 return;
             }
+            asking.first += usize::from(heard.is_err());
             asking.under_way = true;
         }
     }
@@ -225,7 +220,7 @@ impl Masters {
     }
 }
 
-/// Listens to a Sentinel until it announces something. One to which this user may not subscribe is asked again and again.
+/// Listens to a Sentinel until it announces something. A Sentinel that rejects `SUBSCRIBE` is asked once a second instead.
 fn listen(mut sentinel: Duplex) -> RedisResult<()> {
     let (mut is_asked, mut hears) = (false, true);
     loop {
@@ -265,7 +260,7 @@ fn said_address(reply: Value) -> RedisResult<Option<Address>> {
     match redis::from_redis_value::<Option<(String, u16)>>(reply) {
         Ok(Some((host, _))) if host.len() > LONGEST_HOST => Err(odd(&host)),
         Ok(named) => Ok(named.map(|(host, port)| Address::Tcp(host, port))),
-        // It quotes the whole answer.
+        // The text of the error quotes the whole answer.
         Err(err) => Err(odd(&err.to_string())),
     }
 }

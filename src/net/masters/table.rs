@@ -7,8 +7,8 @@
 //!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
 //! ```
 //!
-//! A node that was a master once keeps its number for ever, so that whoever has noted one never means another node by it:
-//! calls, connections and subscribers do, and none of them says when it is done with it.
+//! A node that was a master once keeps its number: calls, connections and subscribers note it, and none of them says when it
+//! is done with it.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -94,7 +94,7 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
         hosts.rotate_right(1);
     }
     if let (None, Address::Tcp(asked, _)) = (text(host), asked) {
-        // It is reached as the one that was asked.
+        // The node is reached at the host that was asked.
         hosts.push(Some(asked));
     }
     let hosts = hosts.into_iter().flatten();
@@ -111,7 +111,7 @@ pub(super) fn named_by(to: &Redirection, asked: &Address) -> Address {
     Address::Tcp(host.clone(), to.port)
 }
 
-/// Who has which slot.
+/// The master of each slot.
 pub(super) struct Table {
     /// Every node that was ever a master, or that a redirection has named.
     nodes: Vec<Address>,

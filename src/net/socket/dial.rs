@@ -1,4 +1,4 @@
-//! What a thread that makes a connection knows: its time, and who waits for it.
+//! The knowledge of a thread that makes a connection: its time, and whether anybody waits for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 /// How far a dial has got, for those who wait for it.
 pub(crate) struct Progress {
     pub(crate) began: Instant,
-    /// It is in something that nothing bounds in time, or the server has answered: beginning anew would not help.
+    /// The thread is in something that nothing bounds in time, or the server has answered: another attempt would not help.
     is_patient: AtomicBool,
     waits_for: Mutex<RedisError>,
     is_given_up: AtomicBool,
@@ -32,7 +32,7 @@ impl Progress {
         })
     }
 
-    /// What it waits for at the moment: the reason to give to somebody whose time is up.
+    /// The present step, as the reason for a caller whose time is up.
     pub(crate) fn waits_for(&self) -> RedisError {
         self.waits_for.lock().clone()
     }
@@ -46,13 +46,13 @@ impl Progress {
         self.is_given_up.load(Ordering::Relaxed)
     }
 
-    /// Nobody needs the connection any more. What is under way ends within its time.
+    /// The connection is not needed any more. The present step ends within its time.
     pub(crate) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
 }
 
-/// What a thread that connects knows.
+/// An attempt, as its own thread sees it.
 pub(in crate::net) struct Dial {
     pub(in crate::net) role: &'static str,
     /// When it has taken so long that it has failed.
@@ -73,7 +73,7 @@ impl Dial {
         }
     }
 
-    /// For a thread that connects for itself.
+    /// An attempt of a thread that connects for itself.
     pub(in crate::net) fn by_itself(role: &'static str, timeout: Duration) -> Self {
         Self::new(role, timeout, Progress::new())
     }

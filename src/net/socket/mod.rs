@@ -32,7 +32,7 @@ pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]
 use self::tls::TlsStream;
 use crate::config::replicas::ReplicaAck;
-use crate::config::server::{Address, Deployment, Login, Server};
+use crate::config::server::{Address, Deployment, Server};
 use crate::net::request::Request;
 use crate::net::script_error;
 use crate::observer::Observers;
@@ -147,40 +147,28 @@ impl Endpoint {
     }
 
     /// One node of a cluster, to be asked about the others: it may be a replica.
-    pub(crate) fn witness(&self, address: Address) -> Self {
-        let server = &self.server;
+    pub(in crate::net) fn witness(&self, address: Address) -> Self {
         Self {
-            // Whoever is slow to answer such a question may be there for everything else.
+            // A server that is slow to answer such a question may be there for everything else.
             was_there: Arc::default(),
-            ..self.other(address, server.login.clone(), server.db, ReplicaAck::None)
+            ..self.other(address, |server| server.replica_ack = ReplicaAck::None)
         }
     }
 
-    /// Another server, reached in the same way.
-    pub(crate) fn node(&self, address: Address) -> Self {
-        let server = &self.server;
-        self.other(address, server.login.clone(), server.db, server.replica_ack)
+    /// Another server, reached and greeted in the same way.
+    pub(in crate::net) fn node(&self, address: Address) -> Self {
+        self.other(address, |_| {})
     }
 
-    /// Another server, reached and greeted in the same way.
-    pub(in crate::net) fn other(
-        &self,
-        address: Address,
-        login: Login,
-        db: i64,
-        replica_ack: ReplicaAck,
-    ) -> Self {
+    /// Another server, with other settings.
+    pub(in crate::net) fn other(&self, address: Address, change: impl FnOnce(&mut Server)) -> Self {
+        let mut server = Server {
+            deployment: Deployment::Single(address),
+            ..Server::clone(&self.server)
+        };
+        change(&mut server);
         Self {
-            server: Arc::new(Server {
-                deployment: Deployment::Single(address),
-                is_encrypted: self.server.is_encrypted,
-                #[cfg(feature = "tls")]
-                tls: self.server.tls.clone(),
-                login,
-                db,
-                names: self.server.names.clone(),
-                replica_ack,
-            }),
+            server: Arc::new(server),
             proves_master: false,
             ..self.clone()
         }

@@ -9,9 +9,10 @@ use crossbeam_channel::{bounded, unbounded};
 use redlatch::{Client, LossReason};
 
 use crate::support::quorum::{all_keep, confirmed_by_all, masters, open, red};
+use crate::support::sentinel::{Deployment, ask};
 use crate::support::{
-    Logs, Losses, Mode, Proxy, STRANGER, Server, Target, config, eventually, logs, ms, timed,
-    unique,
+    Logs, Losses, Mode, Proxy, STRANGER, Server, Target, config, eventually, free_port, logs, ms,
+    timed, unique,
 };
 
 /// No more than what a busy machine may need.
@@ -97,6 +98,35 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         proxy.pass();
         other.lock().unwrap().unlock().unwrap();
     });
+}
+
+timed!(a_logger_that_blocks_over_a_sentinel_delays_nobody_who_needs_the_master);
+fn a_logger_that_blocks_over_a_sentinel_delays_nobody_who_needs_the_master() {
+    let logs = logs();
+    let deployment = Deployment::start();
+    let closed = free_port();
+    let asked = format!("asking 127.0.0.1:{closed} for the masters");
+    let (goes_on, blocks) = unbounded::<()>();
+    let (sender, received) = unbounded();
+    let _hooked = Hooked(logs, vec![asked.clone()]);
+    logs.hook(&asked, move |_, _| {
+        sender.send(()).unwrap();
+        blocks.recv_timeout(3 * LONG).unwrap_err();
+    });
+    let url = Deployment::url_of(&[closed, deployment.sentinels[0].port()]);
+    returns("the master is found", move || {
+        let client = Client::open(url.as_str()).unwrap();
+        received.recv_timeout(LONG).unwrap();
+        // The thread that found it is in the logger.
+        let master = &deployment.servers[deployment.named()];
+        for _ in 0..3 {
+            let killed: u64 = ask(master, &["CLIENT", "KILL", "TYPE", "normal"]);
+            assert!(killed > 0);
+            let lock = client.mutex(unique("again"));
+            lock.try_lock_for(LONG).unwrap().unwrap().unlock().unwrap();
+        }
+    });
+    drop(goes_on);
 }
 
 timed!(a_logger_that_panics_ends_no_thread);

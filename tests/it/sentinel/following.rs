@@ -7,7 +7,8 @@ use redlatch::{Client, Config};
 
 use crate::support::sentinel::Deployment;
 use crate::support::{
-    Adversary, Server, after_the_greeting, eventually, in_time, loosely, ms, once, timed, unique,
+    Adversary, LONG, Server, after_the_greeting, eventually, in_time, loosely, ms, once, timed,
+    unique,
 };
 
 /// A Sentinel to which nobody may subscribe is asked twice, at least, while a client works for so long.
@@ -119,4 +120,25 @@ fn another_sentinel_is_listened_to_when_one_is_silent_or_gone() {
         });
     });
     assert!(deployment.is_master(old));
+}
+
+timed!(no_sentinel_is_listened_to_for_a_client_that_is_closed_or_could_not_be_opened);
+fn no_sentinel_is_listened_to_for_a_client_that_is_closed_or_could_not_be_opened() {
+    let deployment = Deployment::start();
+    let listening = || {
+        let of = |sentinel: &Server| {
+            let clients: String = sentinel.ask(&["CLIENT", "LIST"]);
+            clients.matches(" user=watcher ").count()
+        };
+        deployment.sentinels.iter().map(of).sum::<usize>()
+    };
+    let client = Client::open(deployment.config()).unwrap();
+    drop(client.mutex(unique("work")).lock().unwrap());
+    eventually("it listens", || listening() == 1);
+    client.close(LONG).unwrap();
+    eventually("it listens no more", || listening() == 0);
+    // The Sentinels name the master, which refuses the password.
+    let refused = Config::new(deployment.url().replace("se:cret", "wrong"));
+    assert!(Client::open(refused).is_err());
+    eventually("it does not listen", || listening() == 0);
 }
