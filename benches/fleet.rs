@@ -273,7 +273,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     // One asks and is granted, one is released.
     let again = (sent - 2.0 * grants) / grants;
     println!(
-        "{what}: {grants:.0} releases in Redis and {passed:.0} hand-overs within a process, in {seconds:.1} s; held back {held_back:.0} times",
+        "{what}: {grants:.0} releases in Redis and {passed:.0} hand-overs within a process, in {seconds:.1} s; yielded {held_back:.0} times",
     );
     println!(
         "{what}: {sent:.0} commands ({asked:.0} that Redis counted), server {:.0} % of a core; the longest wait {longest:.0} ms, {without:.0} threads never had it",
@@ -338,9 +338,9 @@ fn wait(url: &str, tenure: Duration) {
             begun.get_or_init(Instant::now);
             let Stats {
                 acquired,
-                passed,
+                local_handoffs: passed,
                 commands,
-                held_back,
+                yields: held_back,
                 ..
             } = client.stats();
             println!("{acquired} {passed} {commands} {held_back}");

@@ -118,12 +118,12 @@ fn within_one_process(server: &Server) {
                 let guard = lock.lock().expect("a grant");
                 go.send(()).expect("it listens");
                 thread::sleep(held);
-                let passed = client.stats().passed;
+                let passed = client.stats().local_handoffs;
                 let released = now();
                 drop(guard);
                 let got = heard.recv().expect("it got the lock");
                 // On a busy machine the other thread may have come too late, or we.
-                if (client.stats().passed > passed) != asks {
+                if (client.stats().local_handoffs > passed) != asks {
                     wakes.record(got - released).expect("any time fits");
                 }
                 thread::sleep(NEW_TENURE);
@@ -201,7 +201,7 @@ fn read_together(client: &Client) -> (u64, u64) {
         let threads: Vec<_> = (0..READERS)
             .map(|_| {
                 scope.spawn(|| {
-                    let guard = client.rwlock(SHARED).read().expect("a grant");
+                    let guard = client.rw_lock(SHARED).read().expect("a grant");
                     let at = now();
                     all_in.wait();
                     drop(guard);
@@ -435,7 +435,7 @@ fn along_the_queue(server: &Server, table: &mut Table) {
 /// A writer releases, and threads of three processes wait to read.
 fn to_all_readers(server: &Server, table: &mut Table) {
     let client = Client::open(rig::config(server.url())).expect("the server is up");
-    let lock = client.rwlock(SHARED);
+    let lock = client.rw_lock(SHARED);
     let channel = rig::rw_channel(SHARED);
     let mut looking = rig::connection(server);
     let ping = redis::cmd("PING").get_packed_command();

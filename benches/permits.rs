@@ -138,7 +138,7 @@ fn crowd(server: &Server, table: &mut Table) {
     let stats = clients[0].stats();
     println!(
         "{} permits by Redis, {} in process",
-        stats.acquired, stats.passed
+        stats.acquired, stats.local_handoffs
     );
 }
 

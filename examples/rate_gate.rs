@@ -90,7 +90,7 @@ fn workers(prefix: &str) -> Result<()> {
     }
     let stats = client.stats();
     println!("acquired {}", stats.acquired);
-    println!("passed {}", stats.passed);
+    println!("passed {}", stats.local_handoffs);
     Ok(client.close(Duration::from_secs(2))?)
 }
 

@@ -185,12 +185,12 @@ impl Client {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.read()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle(name.as_ref(), &rw::KIND))
     }
 
@@ -294,7 +294,7 @@ impl Client {
     /// Returns who holds a name and who waits for it, whatever kind it is, and in which processes.
     ///
     /// Changes nothing. Asks the name's master over a connection of its own, so that no lock waits for the answer; blocks
-    /// at most for the response timeout, connecting included. The user needs [some more
+    /// at most for the command timeout, connecting included. The user needs [some more
     /// rights](crate::guide::operations#acl-rights) to see processes; without them the answer
     /// [says so](LockInfo::unknown).
     ///
@@ -318,18 +318,18 @@ impl Client {
     /// stranger's: they are left out.
     ///
     /// Goes through the keyspace in steps (`SCAN`, never `KEYS`), one master after the other, over a connection of its own.
-    /// Each step blocks at most for the response timeout. What is taken or released meanwhile may be missing; a name may
+    /// Each step blocks at most for the command timeout. What is taken or released meanwhile may be missing; a name may
     /// come twice while Redis resizes its tables.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// for lock in client.list("stock:*") {
+    /// for lock in client.locks("stock:*") {
     ///     println!("{}", lock?);
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn list(&self, pattern: impl AsRef<str>) -> Locks {
+    pub fn locks(&self, pattern: impl AsRef<str>) -> Locks {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
@@ -338,7 +338,7 @@ impl Client {
     /// For people who have looked with [`inspect`](Self::inspect) and know that the owner is stuck: by the time that they
     /// act, the next one may hold it, which stays as it is. Whatever its count the hold ends, the read hold below a write hold
     /// too, and those who wait are notified. A holder in another process learns of it at its next renewal. Blocks for two
-    /// round trips, three for a writer that also reads, and for each at most for the response timeout.
+    /// round trips, three for a writer that also reads, and for each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -364,7 +364,7 @@ impl Client {
     /// the user for each kind of lock, and whether a hold of each kind can be taken.
     ///
     /// Each finding says what to do. Commands and holds are tried on a key of its own, which is deleted at the end. Over
-    /// connections of its own; blocks at most for the response timeout.
+    /// connections of its own; blocks at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -407,13 +407,13 @@ impl Client {
 impl Handle<Red> {
     /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The first client's settings apply (lease, response timeout, tenure, `on_lost`). Each client's own apply to its
+    /// The first client's settings apply (lease, command timeout, tenure, `on_lost`). Each client's own apply to its
     /// server: key prefix, connect timeout, and its lease for how soon it gives up on a silent connection, so let all
     /// have the same. Two locks of one name over the same clients with the same first one are the same lock. A majority
     /// of an even number is more than half of it, so four masters survive the loss of one, like three.
     ///
     /// Asks the servers who they are (`INFO`), all at the same time and once for each connection. Blocks
-    /// for at most the response timeout of the first client, however many are down: the lock is made all the same.
+    /// for at most the command timeout of the first client, however many are down: the lock is made all the same.
     /// Servers that could not be asked are asked when they answer again, by the next call that locks. If one of them
     /// turns out to be the server of another client, such calls return [`Error::Config`](crate::Error::Config) from
     /// then on; one that has become a replica takes no part for as long as it is one.

@@ -15,7 +15,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// It is not an error that somebody else has the lock, or that a limit was too short for Redis to answer: the `try_`
 /// methods return `Ok(None)`. An error means that the server is known to be unreachable, that it refused, or that it
-/// did not answer for the whole response timeout. In all of these cases, whatever may have been taken is released.
+/// did not answer for the whole command timeout. In all of these cases, whatever may have been taken is released.
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -30,7 +30,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Redis is unreachable, did not answer for the whole response timeout, or refused. Worth a retry if
+    /// Redis is unreachable, did not answer for the whole command timeout, or refused. Worth a retry if
     /// [`Error::is_retryable`] returns true.
     #[non_exhaustive]
     Redis {
@@ -107,7 +107,7 @@ pub enum Error {
     },
     /// The system did not start one of the client's background threads. Nothing was taken, or it is being released.
     #[non_exhaustive]
-    Thread {
+    Spawn {
         /// Which, as debuggers and `/proc` show it.
         name: &'static str,
         /// Why not.
@@ -153,7 +153,7 @@ impl Error {
     /// | `Redis` | releasing, after the work | no |
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command | no |
     /// | [`Lost`](Self::Lost) | after the grant | no |
-    /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Thread`](Self::Thread) | acquiring | yes |
+    /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
     /// | [`NoQuorum`](Self::NoQuorum) | acquiring | if the servers with a retryable error may still form a majority |
     /// | [`Members`](Self::Members) | acquiring, releasing | if the error of each member is |
     /// | all others | any call | no |
@@ -170,7 +170,7 @@ impl Error {
                 let follows_work = doing.starts_with("releasing");
                 !follows_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
             }
-            Self::Thread { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
+            Self::Spawn { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
                 nodes,
                 needed,
@@ -216,7 +216,7 @@ impl Error {
     ) -> Self {
         let source = source.into();
         if let Some(NotStarted(name, kind)) = source.downcast_ref().and_then(inner) {
-            return Self::Thread {
+            return Self::Spawn {
                 name,
                 source: (*kind).into(),
             };
@@ -348,7 +348,7 @@ impl Error {
                 "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs lock by this key",
                 found.as_deref().unwrap_or("its key holds something else")
             ),
-            Self::Thread { name, source } => {
+            Self::Spawn { name, source } => {
                 let said = said(source);
                 write!(f, "the thread {name} could not be started: {said}")
             }
@@ -379,7 +379,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,
-            Self::Thread { source, .. } => source,
+            Self::Spawn { source, .. } => source,
             _ => return None,
         };
         match cause.is::<RedisError>() {
@@ -836,7 +836,7 @@ mod tests {
                 needed: 1,
             },
             Error::InvalidName { why: "it is empty" },
-            Error::Thread {
+            Error::Spawn {
                 name: "redlatch-watchdog",
                 source: sealed(),
             },

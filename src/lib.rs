@@ -12,7 +12,7 @@
 //! ([servers tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
 //!
 //! Features: `tls` encrypts connections, `metrics` has an observer for the crate of that name, `serde` serializes what
-//! [`inspect`](Client::inspect), [`list`](Client::list), [`check`](Client::check) and [`stats`](Client::stats) return, and
+//! [`inspect`](Client::inspect), [`list`](Client::locks), [`check`](Client::check) and [`stats`](Client::stats) return, and
 //! `cli` builds [the command](guide::operations#the-command).
 //!
 //! # Ten lines
@@ -45,7 +45,7 @@
 //! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
 //! | [`client.fair_lock(name)`](Client::fair_lock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
 //! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
-//! | [`client.rwlock(name)`](Client::rwlock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
+//! | [`client.rw_lock(name)`](Client::rw_lock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
 //! | [`client.multi_lock([a, b])`](Client::multi_lock) | several names of one client, all or none | one name can stand for them |
 //! | [`MultiLock::new(vec![..])`](MultiLock) | several locks of any clients and servers, all or none | the names are of one client |
@@ -62,7 +62,7 @@
 //! | setting | default | meaning |
 //! | --- | --- | --- |
 //! | [`Config::lease`] | 30 s | how long Redis keeps a hold that is not renewed; renewed every third of it |
-//! | [`Config::response_timeout`] | 3 s | how long a call waits for Redis to answer, reconnecting included |
+//! | [`Config::command_timeout`] | 3 s | how long a call waits for Redis to answer, reconnecting included |
 //! | [`Config::connect_timeout`] | 3 s | name resolution, TCP and handshake together |
 //! | [`Config::tenure`] | 5 ms | how long the threads of one process may pass a lock among themselves |
 //! | [`Config::waiter_lease`] | 3 s | how long a waiter without a sign of life keeps its place |
@@ -102,7 +102,7 @@
 //!
 //! Through the `log` crate. *error*: a panic in a listener or in a thread of the crate; *warn*: what an operator should
 //! know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
-//! [long waits](Config::warn_waiting); *debug*: lost connections and retries; *trace*: what has no consequence.
+//! [long waits](Config::log_long_waits); *debug*: lost connections and retries; *trace*: what has no consequence.
 //! [In detail](guide::operations#logs).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

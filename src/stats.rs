@@ -150,7 +150,7 @@ counters! {
     /// Grants by Redis.
     acquired,
     /// Locks and permits handed over by another thread of this process, without a round trip.
-    passed,
+    local_handoffs,
     /// Read holds shared with another thread of this process, without a round trip.
     shared,
     /// Further holds of a thread that held the lock already.
@@ -163,9 +163,9 @@ counters! {
     wakes,
     /// Waits ended by the poll cap or the holder's lease that then found the lock free: a message was lost, or none was
     /// sent.
-    poll_rescues,
+    missed_messages,
     /// Times this process let others go first, because its tenure was over or several of them wait.
-    held_back,
+    yields,
     /// Renewals confirmed by Redis.
     renewals,
     /// The longest delay between a renewal's due time and its start, in microseconds.

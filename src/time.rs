@@ -68,8 +68,8 @@ impl Deadline {
     }
 
     /// How long a request sent at `began` may take.
-    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
-        let ends = began + response_timeout;
+    pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
+        let ends = began + command_timeout;
         Budget {
             until: self.or(ends),
             callers: self.0.is_some_and(|at| at < ends),
@@ -77,14 +77,14 @@ impl Deadline {
     }
 }
 
-/// How long one request to Redis may take: the response timeout, or less if the caller has less time.
+/// How long one request to Redis may take: the command timeout, or less if the caller has less time.
 ///
 /// What it means that there is no answer by then is decided here, for every wait:
 ///
 /// | it ended with | nothing is known against the server | the server is known to be away, or refused |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the response timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
+/// | the command timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
 ///
 /// Of several ends that a wait comes to at the same moment the first of these counts:
 ///
@@ -95,14 +95,14 @@ impl Deadline {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     pub(crate) until: Instant,
-    /// The caller's time ends it, not the response timeout.
+    /// The caller's time ends it, not the command timeout.
     pub(crate) callers: bool,
 }
 
 impl Budget {
-    /// The same, or less: with the response timeout of one of several servers.
-    pub(crate) fn within(self, began: Instant, response_timeout: Duration) -> Self {
-        let other = Deadline::NEVER.budget(began, response_timeout);
+    /// The same, or less: with the command timeout of one of several servers.
+    pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
+        let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
             other
         } else {
@@ -115,7 +115,7 @@ impl Budget {
         self.callers && fault.is_late()
     }
 
-    /// Whether the threads queued behind it get the error too, rather than each after a whole response timeout of its own.
+    /// Whether the threads queued behind it get the error too, rather than each after a whole command timeout of its own.
     pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
         !self.callers && fault.is_unanswered()
     }
@@ -205,7 +205,7 @@ mod tests {
         assert!(whole.concerns_all(&late) && whole.concerns_all(&away));
         assert!(!short.concerns_all(&late) && !short.concerns_all(&away));
         assert!(!short.was_too_short(&refused) && !whole.concerns_all(&refused));
-        // A client among several with a shorter response timeout than the others ends it for itself.
+        // A client among several with a shorter command timeout than the others ends it for itself.
         assert!(!short.within(now, timeout / 4).was_too_short(&late));
         assert!(short.within(now, timeout).was_too_short(&late));
         assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);

@@ -71,7 +71,7 @@ const KINDS: [Kind; 9] = [
     ("fenced", fenced, fenced, |_| 1),
     ("spin", spin, spin, |_| 0),
     ("write", write, write, |_| 1),
-    ("read", |c, n| boxed(c.rwlock(n).read()), write, |_| 1),
+    ("read", |c, n| boxed(c.rw_lock(n).read()), write, |_| 1),
     (
         "several",
         |c, n| boxed(c.multi_lock([n, &format!("{n}:2")]).lock()),
@@ -97,7 +97,7 @@ fn spin(client: &Client, name: &str) -> Result<Box<dyn Any>> {
 }
 
 fn write(client: &Client, name: &str) -> Result<Box<dyn Any>> {
-    boxed(client.rwlock(name).write())
+    boxed(client.rw_lock(name).write())
 }
 
 /// Two locks taken as one.
@@ -199,7 +199,7 @@ fn closing_wakes_releases_and_joins() {
     assert!(matches!(lock.try_lock(), Err(Error::Closed)));
     assert!(matches!(lock.try_lock_for(LONG), Err(Error::Closed)));
     assert!(matches!(lock.is_locked(), Err(Error::Closed)));
-    assert!(matches!(lock.remaining(), Err(Error::Closed)));
+    assert!(matches!(lock.remaining_lease(), Err(Error::Closed)));
     assert!(matches!(lock.force_unlock(), Err(Error::Closed)));
     assert!(!Error::Closed.is_retryable());
     assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);

@@ -54,7 +54,7 @@ pub(crate) fn config(url: impl Into<String>) -> Config {
     } else {
         config
             .connect_timeout(2 * GENEROUS)
-            .response_timeout(2 * GENEROUS)
+            .command_timeout(2 * GENEROUS)
     }
 }
 
@@ -293,8 +293,8 @@ impl Lock {
             Kind::Fair => hold!(client.fair_lock(name), lock),
             Kind::Fenced => hold!(client.fenced_lock(name), lock),
             Kind::Spin => hold!(client.spin_lock(name), lock),
-            Kind::Write => hold!(client.rwlock(name), write),
-            Kind::Read => hold!(client.rwlock(name), read),
+            Kind::Write => hold!(client.rw_lock(name), write),
+            Kind::Read => hold!(client.rw_lock(name), read),
         };
         Self { kind, hold }
     }

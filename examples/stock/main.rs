@@ -194,7 +194,7 @@ fn buyers(prefix: &str, act: Act) -> Result<()> {
     }
     let stats = client.stats();
     println!("acquired {}", stats.acquired);
-    println!("passed {}", stats.passed);
+    println!("passed {}", stats.local_handoffs);
     Ok(client.close(Duration::from_secs(2))?)
 }
 

@@ -104,7 +104,7 @@ impl Plan {
             kinds: self.kinds.clone(),
             fixed_lease: self.fixed_lease,
             lease: LEASE,
-            response_timeout: RESPONSE,
+            command_timeout: RESPONSE,
             waiter_lease: WAITER_LEASE,
             began,
             folder: folder.path().to_owned(),
@@ -158,7 +158,7 @@ impl Plan {
         json!({
             "seed": self.seed,
             "lease_ms": millis(LEASE),
-            "response_timeout_ms": millis(RESPONSE),
+            "command_timeout_ms": millis(RESPONSE),
             "waiter_lease_ms": millis(WAITER_LEASE),
             "slack_ms": millis(SLACK),
             "kinds": kinds,

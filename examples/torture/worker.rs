@@ -41,7 +41,7 @@ pub(crate) struct Job {
     /// No lease is renewed, and the shortest is so long: see [`Plan`](crate::run::Plan).
     pub(crate) fixed_lease: Option<Duration>,
     pub(crate) lease: Duration,
-    pub(crate) response_timeout: Duration,
+    pub(crate) command_timeout: Duration,
     pub(crate) waiter_lease: Duration,
     /// When the run began, by [`now`].
     pub(crate) began: u64,
@@ -61,7 +61,7 @@ impl Job {
         let job = json!({
             "number": self.number, "seed": self.seed, "threads": self.threads, "urls": self.urls,
             "kinds": kinds, "fixed_lease": self.fixed_lease.map(millis), "lease": millis(self.lease),
-            "response": millis(self.response_timeout), "waiter_lease": millis(self.waiter_lease),
+            "response": millis(self.command_timeout), "waiter_lease": millis(self.waiter_lease),
             "began": self.began, "folder": self.folder,
         });
         command.env(JOB, job.to_string());
@@ -88,7 +88,7 @@ impl Job {
                 .collect(),
             fixed_lease: job["fixed_lease"].as_u64().map(ms),
             lease: ms(number("lease")),
-            response_timeout: ms(number("response")),
+            command_timeout: ms(number("response")),
             waiter_lease: ms(number("waiter_lease")),
             began: number("began"),
             folder: job["folder"].as_str().expect("a path").into(),
@@ -114,7 +114,7 @@ impl Job {
         let worker = Worker {
             red: (clients.len() > 1)
                 .then(|| RedLock::new(&clients, Kind::Red.name_of(0)))
-                .map(|lock| lock.expect("a good name").keep_out_restarted(self.lease)),
+                .map(|lock| lock.expect("a good name").min_uptime(self.lease)),
             clients,
             journal,
             cancel: CancelToken::new(),
@@ -136,7 +136,7 @@ impl Job {
             }
         });
         for client in &worker.clients {
-            if let Err(err) = client.close(worker.job.response_timeout) {
+            if let Err(err) = client.close(worker.job.command_timeout) {
                 let err = Some(err.to_string());
                 worker
                     .journal
@@ -149,8 +149,8 @@ impl Job {
     fn client(&self, url: &str) -> Client {
         let mut config = Config::new(url)
             .lease(self.lease)
-            .response_timeout(self.response_timeout)
-            .connect_timeout(self.response_timeout)
+            .command_timeout(self.command_timeout)
+            .connect_timeout(self.command_timeout)
             .waiter_lease(self.waiter_lease)
             .label(format!("worker-{}", self.number));
         if !url.contains("+cluster") {
@@ -370,13 +370,13 @@ impl<'a> Thread<'a> {
             Kind::Red => locked!(self.worker.red.clone().expect("several clients")),
             Kind::RwLock if wish.write => {
                 by!(
-                    leased!(client.rwlock(name)),
+                    leased!(client.rw_lock(name)),
                     write,
                     try_write,
                     try_write_for
                 )
             }
-            Kind::RwLock => by!(leased!(client.rwlock(name)), read, try_read, try_read_for),
+            Kind::RwLock => by!(leased!(client.rw_lock(name)), read, try_read, try_read_for),
             Kind::ExpirableSemaphore => by!(
                 leased!(client.expirable_semaphore(name)),
                 acquire,
@@ -579,7 +579,7 @@ impl<'a> Thread<'a> {
             Kind::Fair | Kind::FairMutex => client.fair_lock(&name).force_unlock(),
             Kind::Fenced => client.fenced_lock(&name).force_unlock(),
             Kind::Spin => client.spin_lock(&name).force_unlock(),
-            Kind::RwLock => client.rwlock(&name).force_unlock(),
+            Kind::RwLock => client.rw_lock(&name).force_unlock(),
             Kind::Red => self
                 .worker
                 .red

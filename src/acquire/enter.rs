@@ -106,7 +106,7 @@ impl LockSpec {
         }
         match &self.quorum {
             Some(quorum) => {
-                let timeout = Instant::now() + session.response_timeout;
+                let timeout = Instant::now() + session.command_timeout;
                 let until = wait.deadline().or(timeout);
                 quorum.check_masters(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;
@@ -193,7 +193,7 @@ impl LockSpec {
         let counters = &self.session().counters;
         self.is_still_ours(&hold).then(|| {
             match self.mode {
-                Mode::Exclusive => counters.passed.add(1),
+                Mode::Exclusive => counters.local_handoffs.add(1),
                 Mode::Shared => counters.shared.add(1),
             }
             Pending::Held(GuardInner::handed_over(self, hold, thread))
@@ -257,7 +257,7 @@ impl LockSpec {
         wait: WaitMode,
     ) -> Result<Option<Pending<'_>>> {
         let session = self.session();
-        let budget = wait.budget(Instant::now(), session.response_timeout);
+        let budget = wait.budget(Instant::now(), session.command_timeout);
         let stop = || self.must_stop(wait);
         let again = Again {
             lease: params.lease,

@@ -79,7 +79,7 @@ impl Held for GuardInner {
     }
 
     fn unlock(self) -> Result<()> {
-        let until = Instant::now() + self.shared.session.response_timeout;
+        let until = Instant::now() + self.shared.session.command_timeout;
         self.begin_unlock()?.finish(until)
     }
 }

@@ -42,7 +42,7 @@ impl Session {
             return Err(hold.lost(reason));
         }
         let request = self.guarded_request(hold, work)?;
-        let until = Instant::now() + self.response_timeout;
+        let until = Instant::now() + self.command_timeout;
         let stop = || self.is_closed();
         let mut attempt = || Attempt {
             request: request.clone(),

@@ -39,7 +39,7 @@ impl<'a> LatchWait<'a> {
 
     /// How many are left to count.
     pub(crate) fn count(&self) -> Result<u64> {
-        let until = Instant::now() + self.spec.session().response_timeout;
+        let until = Instant::now() + self.spec.session().command_timeout;
         match self.state(until) {
             Ok(LatchState::Closed { left, .. }) => Ok(left),
             Ok(LatchState::Open) => Ok(0),

@@ -140,7 +140,7 @@ impl Listening {
         now: Instant,
         left: impl FnOnce() -> Option<Duration>,
     ) -> Option<Instant> {
-        let after = spec.session().warn_waiting;
+        let after = spec.session().log_long_waits;
         let first = || now.checked_add(after).filter(|_| !after.is_zero());
         let (began, due) = self.long_wait.get_or_insert_with(|| (now, first()));
         if due.is_some_and(|due| now >= due) {

@@ -292,7 +292,7 @@ impl<S: Strategy> Waiting<'_, S> {
             }
             let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
             let began = *began.get_or_insert(now);
-            let budget = wait.budget(began, spec.session().response_timeout);
+            let budget = wait.budget(began, spec.session().command_timeout);
             let asks_by = began + budget.until.saturating_duration_since(began) / 2;
             if !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)? {
                 return Ok(ControlFlow::Continue(budget));
@@ -352,7 +352,7 @@ impl<S: Strategy> Waiting<'_, S> {
             && !self.strategy.asks_last()
             && self.silent_since.is_some_and(is_silent);
         let counters = &self.spec.session().counters;
-        counters.poll_rescues.add(is_rescue.into());
+        counters.missed_messages.add(is_rescue.into());
     }
 
     /// There is no reply: that is an error unless it was the caller's time that was too short.

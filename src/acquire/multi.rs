@@ -224,7 +224,7 @@ impl Members {
     /// if one of them does not, there is time left to find out that the others do.
     fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
         let now = Instant::now();
-        let ends = round.deadline().or(now + self.response_timeout());
+        let ends = round.deadline().or(now + self.command_timeout());
         let until = now + ends.saturating_duration_since(now) / 2;
         let stop = || self.stopped(wait).is_some();
         for indices in &*self.same_key {
@@ -373,7 +373,7 @@ impl Members {
         let mut asking: Vec<_> = contenders.collect();
         for (index, contender) in &mut asking {
             let now = Instant::now();
-            let until = round.deadline().or(now + self.response_timeout());
+            let until = round.deadline().or(now + self.command_timeout());
             (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
         }
         asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
@@ -387,7 +387,7 @@ impl Members {
             WaitMode::Until(deadline) => (deadline, true),
             _ => (Deadline::NEVER, false),
         };
-        let budget = deadline.budget(Instant::now(), self.response_timeout());
+        let budget = deadline.budget(Instant::now(), self.command_timeout());
         WaitMode::Together {
             until: budget.until,
             callers: budget.callers,
@@ -396,11 +396,8 @@ impl Members {
     }
 
     /// The longest of all clients.
-    fn response_timeout(&self) -> Duration {
-        let timeouts = self
-            .parts
-            .iter()
-            .map(|part| part.session().response_timeout);
+    fn command_timeout(&self) -> Duration {
+        let timeouts = self.parts.iter().map(|part| part.session().command_timeout);
         timeouts.max().unwrap_or_default()
     }
 
@@ -423,7 +420,7 @@ impl Members {
             owner: owners.join(", "),
             held,
             lost: LossChannel::default(),
-            response_timeout: self.response_timeout(),
+            command_timeout: self.command_timeout(),
         }
     }
 }
@@ -504,13 +501,13 @@ pub struct MultiGuardInner {
     owner: String,
     held: Together,
     lost: LossChannel,
-    response_timeout: Duration,
+    command_timeout: Duration,
 }
 
 impl Held for MultiGuardInner {
     fn unlock(mut self) -> Result<()> {
         let mut failures = Vec::new();
-        let until = Instant::now() + self.response_timeout;
+        let until = Instant::now() + self.command_timeout;
         // All are on their way before one is waited for.
         for (name, unlocking) in self.held.unlock_from(0) {
             if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish(until)) {

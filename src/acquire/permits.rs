@@ -252,7 +252,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             Some(Wakeup::Given(since)) => {
                 self.ticket = None;
                 let session = self.spec.session();
-                session.counters.passed.add(1);
+                session.counters.local_handoffs.add(1);
                 if session.is_closed() {
                     // Unless closing has given them back already.
                     self.give_away(since);

@@ -124,7 +124,7 @@ impl LockSpec {
             false => config::check_lease(setting, span),
         };
         check("token_ttl", self.token_ttl)?;
-        check("keep_out_restarted", self.up_for)?;
+        check("min_uptime", self.up_for)?;
         if let Some(span) = self.at_least {
             config::check_lease("at_least", span)?;
         }
@@ -368,10 +368,10 @@ impl LockSpec {
         })
     }
 
-    /// Asks the servers of a quorum, for at most the response timeout.
+    /// Asks the servers of a quorum, for at most the command timeout.
     fn survey<T>(&self, ask: impl FnOnce(Instant) -> std::result::Result<T, Short>) -> Result<T> {
         self.session().check_open()?;
-        let until = Instant::now() + self.session().response_timeout;
+        let until = Instant::now() + self.session().command_timeout;
         ask(until).map_err(|short| short.into_error("asking a node", &self.name))
     }
 
@@ -386,7 +386,7 @@ impl LockSpec {
             .map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
-    /// Sends a request that may be repeated, and waits for its reply for at most the response timeout. Returns the reply,
+    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the reply,
     /// and what it was for.
     pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
         self.ask_counting(request)
@@ -429,7 +429,7 @@ impl LockSpec {
         let session = self.session();
         session.check_open()?;
         let doing = request.doing;
-        let until = Instant::now() + session.response_timeout;
+        let until = Instant::now() + session.command_timeout;
         let mut sendings = 0;
         let mut attempt = || {
             sendings += 1;

@@ -12,7 +12,7 @@ pub enum WaitMode {
     /// One attempt for each of several locks, all of which end together; `waits` if they are part of a wait.
     Together {
         until: Instant,
-        /// The caller's time ends it, not the response timeout.
+        /// The caller's time ends it, not the command timeout.
         callers: bool,
         waits: bool,
     },
@@ -58,12 +58,12 @@ impl WaitMode {
     }
 
     /// How long a request sent at `began` may take.
-    pub(crate) fn budget(self, began: Instant, response_timeout: Duration) -> Budget {
+    pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         match self {
             Self::Together { until, callers, .. } => {
-                Budget { until, callers }.within(began, response_timeout)
+                Budget { until, callers }.within(began, command_timeout)
             }
-            _ => self.deadline().budget(began, response_timeout),
+            _ => self.deadline().budget(began, command_timeout),
         }
     }
 }

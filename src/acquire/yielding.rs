@@ -68,7 +68,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     }
     let left = asks_by.saturating_duration_since(Instant::now());
     let most = if wait.asks_again() { left } else { PAUSE };
-    spec.session().counters.held_back.add(1);
+    spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
     // A message in the pause means that others take turns, so the thread pauses again, unless it has no time for that.
     *heard = Some(match pause <= most {

@@ -49,11 +49,11 @@ pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
 pub struct Config {
     source: Source,
     pub(crate) lease: Duration,
-    pub(crate) response_timeout: Duration,
+    pub(crate) command_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) tenure: Duration,
     pub(crate) waiter_lease: Duration,
-    pub(crate) warn_waiting: Duration,
+    pub(crate) log_long_waits: Duration,
     pub(crate) key_prefix: String,
     pub(crate) label: String,
     replica_ack: ReplicaAck,
@@ -132,11 +132,11 @@ impl Config {
         Self {
             source,
             lease: Duration::from_secs(30),
-            response_timeout: Duration::from_secs(3),
+            command_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(3),
             tenure: Duration::from_millis(5),
             waiter_lease: Duration::from_secs(3),
-            warn_waiting: Duration::from_secs(10),
+            log_long_waits: Duration::from_secs(10),
             key_prefix: String::new(),
             label: String::new(),
             replica_ack: ReplicaAck::None,
@@ -172,12 +172,12 @@ impl Config {
     /// one, under a new owner. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
-    /// let config = redlatch::Config::new("redis://127.0.0.1/").response_timeout(std::time::Duration::from_secs(1));
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
     /// # let _ = config;
     /// ```
     #[must_use]
-    pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.response_timeout = timeout;
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.command_timeout = timeout;
         self
     }
 
@@ -236,12 +236,12 @@ impl Config {
     /// Zero turns it off. Default: 10 s.
     ///
     /// ```
-    /// let config = redlatch::Config::new("redis://127.0.0.1/").warn_waiting(std::time::Duration::from_secs(60));
+    /// let config = redlatch::Config::new("redis://127.0.0.1/").log_long_waits(std::time::Duration::from_secs(60));
     /// # let _ = config;
     /// ```
     #[must_use]
-    pub fn warn_waiting(mut self, after: Duration) -> Self {
-        self.warn_waiting = after;
+    pub fn log_long_waits(mut self, after: Duration) -> Self {
+        self.log_long_waits = after;
         self
     }
 
@@ -276,7 +276,7 @@ impl Config {
 
     /// Sets how many replicas have to acknowledge an acquire, of a lock or of permits, before it succeeds.
     ///
-    /// With too few within a quarter of the response timeout, what was taken is given back and the error is
+    /// With too few within a quarter of the command timeout, what was taken is given back and the error is
     /// [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they share the connection, so of
     /// several acquires at the same time only one gets so long, the others an eighth of it, and 20 ms while the replicas
     /// are known to be away. [`Client::open`](crate::Client::open) refuses a server that does
@@ -428,7 +428,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<Server> {
         check_lease("lease", self.lease)?;
         for (setting, value) in [
-            ("response_timeout", self.response_timeout),
+            ("command_timeout", self.command_timeout),
             ("connect_timeout", self.connect_timeout),
         ] {
             if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&value) {
@@ -550,11 +550,11 @@ impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("lease", &self.lease)
-            .field("response_timeout", &self.response_timeout)
+            .field("command_timeout", &self.command_timeout)
             .field("connect_timeout", &self.connect_timeout)
             .field("tenure", &self.tenure)
             .field("waiter_lease", &self.waiter_lease)
-            .field("warn_waiting", &self.warn_waiting)
+            .field("log_long_waits", &self.log_long_waits)
             .field("key_prefix", &self.key_prefix)
             .field("label", &self.label)
             .field("replica_ack", &self.replica_ack)
@@ -600,12 +600,12 @@ mod tests {
             replicas in any::<u32>(),
         ) {
             const NAMES: [&str; 9] = [
-                "lease", "response_timeout", "connect_timeout", "tenure", "waiter_lease", "key_prefix", "label",
+                "lease", "command_timeout", "connect_timeout", "tenure", "waiter_lease", "key_prefix", "label",
                 "reauth_after", "replica_ack",
             ];
             let mut config = Config::new("redis://127.0.0.1/")
                 .lease(lease)
-                .response_timeout(response)
+                .command_timeout(response)
                 .connect_timeout(connect)
                 .tenure(tenure)
                 .waiter_lease(waiter)
@@ -632,7 +632,7 @@ mod tests {
             (ok().lease(zero), "lease"),
             (ok().lease(Duration::MAX), "lease"),
             (ok().lease(Duration::from_micros(9_999)), "lease"),
-            (ok().response_timeout(zero), "response_timeout"),
+            (ok().command_timeout(zero), "command_timeout"),
             (ok().connect_timeout(Duration::MAX), "connect_timeout"),
             (ok().tenure(Duration::from_secs(2)), "tenure"),
             (ok().waiter_lease(Duration::from_millis(99)), "waiter_lease"),

@@ -120,7 +120,7 @@ impl<H: Holding> Entry<H> {
         }
     }
 
-    /// Fails all threads in the queue: Redis was unreachable for the whole response timeout, and each of them would only
+    /// Fails all threads in the queue: Redis was unreachable for the whole command timeout, and each of them would only
     /// find that out again.
     pub(crate) fn dismiss(&self, error: &MakeError) {
         let mut state = self.lock();

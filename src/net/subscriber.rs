@@ -39,7 +39,7 @@ pub(crate) struct Subscriber {
     /// Which node it listens to: it has the channels of its slots.
     node: usize,
     connect_timeout: Duration,
-    response_timeout: Duration,
+    command_timeout: Duration,
     counters: Arc<Counters>,
     state: Mutex<State>,
     changed: Condvar,
@@ -88,7 +88,7 @@ impl Subscriber {
         map: Arc<Masters>,
         node: usize,
         connect_timeout: Duration,
-        response_timeout: Duration,
+        command_timeout: Duration,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         let state = State {
@@ -100,7 +100,7 @@ impl Subscriber {
             map,
             node,
             connect_timeout,
-            response_timeout,
+            command_timeout,
             counters,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -427,7 +427,7 @@ impl Subscriber {
         let why = match asked_at {
             _ if state.stopped => "the client is closed",
             _ if state.live.is_none() => "the connection is gone",
-            Some(at) if Instant::now() >= *at + self.response_timeout => {
+            Some(at) if Instant::now() >= *at + self.command_timeout => {
                 "redis was silent when asked for a sign of life"
             }
             // If nobody waits, it does not matter whether the connection works.

@@ -30,7 +30,7 @@ pub(crate) const THREAD: &str = "redlatch-subscriber";
 pub(crate) struct Subscribers {
     map: Arc<Masters>,
     connect_timeout: Duration,
-    response_timeout: Duration,
+    command_timeout: Duration,
     counters: Arc<Counters>,
     state: Mutex<State>,
     /// Hangs up when all threads have ended.
@@ -49,14 +49,14 @@ impl Subscribers {
     pub(crate) fn new(
         map: Arc<Masters>,
         connect_timeout: Duration,
-        response_timeout: Duration,
+        command_timeout: Duration,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         let (running, ended) = bounded(0);
         Arc::new_cyclic(|this| Self {
             map,
             connect_timeout,
-            response_timeout,
+            command_timeout,
             counters,
             state: Mutex::new(State {
                 known: HashMap::new(),
@@ -111,7 +111,7 @@ impl Subscribers {
             map,
             node,
             self.connect_timeout,
-            self.response_timeout,
+            self.command_timeout,
             counters,
         )
     }

@@ -172,7 +172,7 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
     session.check_open()?;
     let (mut findings, mut clocks) = (Vec::new(), Vec::new());
     let nodes = &session.connection;
-    let until = Instant::now() + session.response_timeout;
+    let until = Instant::now() + session.command_timeout;
     for node in nodes.masters() {
         let server = nodes.called(node);
         let mut one = Checked {

@@ -470,7 +470,7 @@ fn where_it_is(f: &mut fmt::Formatter<'_>, process: Option<&Process>) -> fmt::Re
 impl RedLock {
     /// Returns what each of the masters shows of this lock, by its address, in the order of the clients.
     ///
-    /// Asks all of them at the same time, over connections of their own; blocks at most for the response timeout of each
+    /// Asks all of them at the same time, over connections of their own; blocks at most for the command timeout of each
     /// client.
     ///
     /// ```no_run

@@ -22,7 +22,7 @@ const STEP: &str = "500";
 
 const DOING: &str = "listing locks";
 
-/// A line about a lock: see [`Client::list`](crate::Client::list).
+/// A line about a lock: see [`Client::locks`](crate::Client::locks).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -106,7 +106,7 @@ fn within_braces(text: &str) -> Option<&str> {
     (!bare.is_empty() && !bare.contains('{')).then_some(bare)
 }
 
-/// The locks that match a pattern: an iterator that asks Redis in steps. See [`Client::list`](crate::Client::list).
+/// The locks that match a pattern: an iterator that asks Redis in steps. See [`Client::locks`](crate::Client::locks).
 ///
 /// After an error it ends.
 pub struct Locks {
@@ -152,7 +152,7 @@ impl Locks {
             return Ok(false);
         };
         let session = &self.shared.session;
-        let until = Instant::now() + session.response_timeout;
+        let until = Instant::now() + session.command_timeout;
         let mut connection = match self.at.take() {
             Some((at, connection)) if at == node => connection,
             _ => apart(session, DOING, node, until)?,

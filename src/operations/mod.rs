@@ -21,7 +21,7 @@ use crate::net::request::Request;
 use crate::session::Session;
 use crate::verdict::{Asked, Verdict, verdict};
 
-/// Asks the master of a key, wherever that is by now, within the response timeout. Whatever a question is refused with is
+/// Asks the master of a key, wherever that is by now, within the command timeout. Whatever a question is refused with is
 /// its answer.
 fn ask_master_of(
     session: &Session,
@@ -30,7 +30,7 @@ fn ask_master_of(
     questions: &[Request],
 ) -> Result<Vec<Value>> {
     session.check_open()?;
-    let until = Instant::now() + session.response_timeout;
+    let until = Instant::now() + session.command_timeout;
     let (nodes, doing) = (&session.connection, questions[0].doing);
     let failed = |err: RedisError| session.error(doing, name, err);
     loop {

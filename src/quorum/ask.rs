@@ -128,7 +128,7 @@ impl Quorum {
             session.check_open()?;
         }
         let nodes = Arc::new(Nodes::new(list));
-        let until = Instant::now() + nodes.home().response_timeout;
+        let until = Instant::now() + nodes.home().command_timeout;
         let masters = Masters::of(&nodes, until)?;
         let quorum = Self {
             nodes,

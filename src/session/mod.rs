@@ -44,7 +44,7 @@ use crate::session::replicas::Replicas;
 use crate::session::server::Server;
 use crate::stats::Counters;
 
-/// See [`Session::replay`]; twice the response timeout if that is longer.
+/// See [`Session::replay`]; twice the command timeout if that is longer.
 const REPLAY: Duration = Duration::from_secs(60);
 
 /// The name of the watchdog's thread.
@@ -55,9 +55,9 @@ const WATCHDOG: &str = "redlatch-watchdog";
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
-    pub(crate) response_timeout: Duration,
+    pub(crate) command_timeout: Duration,
     pub(crate) waiter_lease: Duration,
-    pub(crate) warn_waiting: Duration,
+    pub(crate) log_long_waits: Duration,
     pub(crate) owners: Arc<Owners>,
     pub(crate) server: Server,
     replicas: Replicas,
@@ -114,11 +114,11 @@ impl Session {
         let endpoint = Self::endpoint_of(&config, owners.client())?;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
-        let (connect, response) = (config.connect_timeout, config.response_timeout);
+        let (connect, response) = (config.connect_timeout, config.command_timeout);
         let masters = Arc::new(Masters::new(endpoint.clone(), connect));
         let settings = nodes::Settings {
             connect_timeout: connect,
-            response_timeout: response,
+            command_timeout: response,
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
         };
@@ -144,9 +144,9 @@ impl Session {
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,
-            response_timeout: config.response_timeout,
+            command_timeout: config.command_timeout,
             waiter_lease: config.waiter_lease,
-            warn_waiting: config.warn_waiting,
+            log_long_waits: config.log_long_waits,
             server: Server::default(),
             replicas: Replicas::default(),
             requests: IdempotencyKeys::default(),
@@ -173,7 +173,7 @@ impl Session {
             close_ended: Condvar::new(),
             process: Process::this(),
             closing: CancelToken::new(),
-            reminders: Reminders::new(config.warn_waiting),
+            reminders: Reminders::new(config.log_long_waits),
             contenders: AtomicUsize::new(0),
             watchdog_ended: OnceLock::new(),
             watchdog_thread: Mutex::default(),
@@ -246,7 +246,7 @@ impl Session {
                 client: session,
             });
         });
-        *started = Some(spawned.map_err(|source| Error::Thread { name, source })?);
+        *started = Some(spawned.map_err(|source| Error::Spawn { name, source })?);
         self.watchdog_ended.get_or_init(|| ended);
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Session {
     /// Starts the thread that hears of `channel`, unless it runs.
     pub(crate) fn start_subscriber(&self, channel: &str) -> Result<()> {
         let started = self.subscriber.start(channel);
-        started.map_err(|source| Error::Thread {
+        started.map_err(|source| Error::Spawn {
             name: subscribers::THREAD,
             source,
         })
@@ -356,7 +356,7 @@ impl Session {
         }
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
-            let full = self.response_timeout / 4;
+            let full = self.command_timeout / 4;
             let timeout = self.replicas.timeout(full, Instant::now());
             request.acknowledgements = Some(Acknowledgements {
                 needed,
@@ -383,7 +383,7 @@ impl Session {
 
     /// For how long a request that counts once may be sent again after the first time.
     pub(crate) fn replay(&self) -> Duration {
-        REPLAY.max(2 * self.response_timeout)
+        REPLAY.max(2 * self.command_timeout)
     }
 
     /// How long Redis remembers such a request, in milliseconds: twice as long, since a frozen server may execute the last

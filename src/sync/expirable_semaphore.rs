@@ -174,7 +174,7 @@ impl ExpirableSemaphore {
     /// Waits for a permit.
     ///
     /// Blocks for one round trip if one is available, otherwise without limit until one is released or expires, and at
-    /// most for the client's response timeout (3 s unless set) while Redis does not answer.
+    /// most for the client's command timeout (3 s unless set) while Redis does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -184,7 +184,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer within the response timeout, at first or while waiting;
+    /// [`Error::Redis`] if Redis did not answer within the command timeout, at first or while waiting;
     /// [`Error::Cancelled`], [`Error::Closed`]; [`Error::WrongType`] for keys that hold something else;
     /// [`Error::InvalidName`], [`Error::Config`].
     pub fn acquire(&self) -> Result<ExpirablePermit> {
@@ -193,7 +193,7 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout.
+    /// Blocks for one round trip or none, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -273,7 +273,7 @@ impl ExpirableSemaphore {
     /// Tries once to take `n` permits, all or none; `Ok(None)` if there are fewer, or a thread of this process is
     /// waiting.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout.
+    /// Blocks for one round trip or none, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -337,7 +337,7 @@ impl ExpirableSemaphore {
     /// Sets how many permits there are; `false` if that was set before, and then nothing changes.
     ///
     /// To change the number afterwards, call [`set_permits`](Self::set_permits): a program that starts with another number
-    /// here keeps the old one. Blocks for one round trip, at most the response timeout. Permits that are out although the number was deleted
+    /// here keeps the old one. Blocks for one round trip, at most the command timeout. Permits that are out although the number was deleted
     /// are among the `n`. Sent again after a lost answer it counts once and returns the first answer.
     ///
     /// ```no_run
@@ -350,7 +350,7 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// [`Error::Config`] if `n` is more than [`i32::MAX`], which is all that Java clients can read; [`Error::Redis`] if
-    /// Redis did not answer within the response timeout: then it may have been done, or may yet be;
+    /// Redis did not answer within the command timeout: then it may have been done, or may yet be;
     /// [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
@@ -360,7 +360,7 @@ impl ExpirableSemaphore {
 
     /// Sets how many permits there are, whatever was set before.
     ///
-    /// Blocks for one round trip, at most the response timeout. Nobody loses a permit: if more are out than `n`, the
+    /// Blocks for one round trip, at most the command timeout. Nobody loses a permit: if more are out than `n`, the
     /// available number is negative until enough have come back.
     ///
     /// ```no_run
@@ -380,7 +380,7 @@ impl ExpirableSemaphore {
 
     /// Adds `more` permits, or removes some if it is negative.
     ///
-    /// Blocks for one round trip, at most the response timeout. Sent again after a lost answer it counts once.
+    /// Blocks for one round trip, at most the command timeout. Sent again after a lost answer it counts once.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -415,7 +415,7 @@ impl ExpirableSemaphore {
         Ok(self.state()?[0])
     }
 
-    /// Returns how many permits are taken, in all processes. One round trip, at most the response timeout.
+    /// Returns how many permits are taken, in all processes. One round trip, at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -431,7 +431,7 @@ impl ExpirableSemaphore {
     }
 
     /// Returns how many permits there are in all, available or taken; zero if that was never set. One round trip, at
-    /// most the response timeout.
+    /// most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -448,7 +448,7 @@ impl ExpirableSemaphore {
 
     /// Releases the permit with this id, whoever took it; `false` if it was no longer taken.
     ///
-    /// Blocks for one round trip, at most the response timeout. A holder in this client is notified of its loss at once
+    /// Blocks for one round trip, at most the command timeout. A holder in this client is notified of its loss at once
     /// ([`LossReason::Forced`]), one elsewhere at its next renewal. Sent again after a lost answer it returns the first
     /// answer.
     ///
@@ -472,7 +472,7 @@ impl ExpirableSemaphore {
     /// Releases the permits with these ids, whoever took them, and returns of each whether it was taken.
     ///
     /// Those that were no longer taken do not keep the others from being released. At most 10,000; blocks for one round
-    /// trip per 1,000, each at most for the response timeout.
+    /// trip per 1,000, each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -535,7 +535,7 @@ impl ExpirableSemaphore {
 
     /// Returns how long Redis keeps the permit with this id if nobody renews it; `None` if it is not taken.
     ///
-    /// Blocks for one round trip, at most the response timeout. [`Duration::MAX`] for one without an end, which only
+    /// Blocks for one round trip, at most the command timeout. [`Duration::MAX`] for one without an end, which only
     /// Java clients take.
     ///
     /// ```no_run
@@ -744,7 +744,7 @@ impl ExpirablePermit {
 
     /// Lets the permit end `lease` from now, sooner or later than it would have. It is no longer renewed.
     ///
-    /// From 10 ms to a hundred years. Blocks for one round trip, at most for the response timeout; longer by as much if
+    /// From 10 ms to a hundred years. Blocks for one round trip, at most for the command timeout; longer by as much if
     /// another thread is doing the same.
     ///
     /// ```no_run
@@ -766,7 +766,7 @@ impl ExpirablePermit {
         if session.is_copy() {
             return Err(Error::Closed);
         }
-        let until = Instant::now() + session.response_timeout;
+        let until = Instant::now() + session.command_timeout;
         let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
             return Err(self.session().error(doing, &self.semaphore.name, err));
@@ -787,7 +787,7 @@ impl ExpirablePermit {
             undo: None,
         };
         let stop = || session.is_closed();
-        let until = now + session.response_timeout;
+        let until = now + session.command_timeout;
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
             // Redis may still execute it, even after later updates with longer leases.
@@ -877,7 +877,7 @@ impl ExpirablePermit {
 
     /// Releases the permit and waits for Redis to confirm it.
     ///
-    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the response timeout.
+    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -895,7 +895,7 @@ impl ExpirablePermit {
         if self.session().is_copy() {
             return Err(Error::Closed);
         }
-        let until = Instant::now() + self.session().response_timeout;
+        let until = Instant::now() + self.session().command_timeout;
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
         let (value, replayed) = match self.session().connection.settled(&call, until) {

@@ -100,7 +100,7 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// may have up to 1 MiB, and arrays in it may be nested 8 levels deep; a longer or deeper one is an error. A reply of
     /// more than 64 MiB also ends the connection, and other guarded commands that were on their way may have run.
     ///
-    /// Blocks for one round trip, at most for the response timeout. A lost reply is not asked for again: it is
+    /// Blocks for one round trip, at most for the command timeout. A lost reply is not asked for again: it is
     /// [`Error::Redis`](crate::Error::Redis), and [`may_have_run`](crate::Error::may_have_run) says so.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ impl<K: AnyKind> Handle<K> {
 
     /// Waits until the calling thread holds the lock.
     ///
-    /// Blocks without limit while others hold it, and at most for the client's response timeout (3 s unless set) while
+    /// Blocks without limit while others hold it, and at most for the client's command timeout (3 s unless set) while
     /// Redis does not answer.
     ///
     /// ```no_run
@@ -73,14 +73,14 @@ impl<K: AnyKind> Handle<K> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Redis`]: Redis did not answer within the response timeout, or rejected the command, or the grant arrived
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command, or the grant arrived
     ///   when its lease was over. With several servers [`Error::NoQuorum`], with several members [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a lock of another kind or of a program that locks
     ///   by `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and it is not reentrant, or holds it as another
     ///   kind.
     /// - [`Error::Cancelled`] by the handle's token, [`Error::Closed`] once the client is closed.
-    /// - [`Error::Thread`]: the system did not start a thread of the client.
+    /// - [`Error::Spawn`]: the system did not start a thread of the client.
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
     pub fn lock(&self) -> Result<Guard<K>> {
         self.take(WaitMode::Until(Deadline::NEVER))?
@@ -89,7 +89,7 @@ impl<K: AnyKind> Handle<K> {
 
     /// Tries once; `Ok(None)` if somebody has the lock, or a thread of this process is waiting for it.
     ///
-    /// Blocks for one round trip, or none if this process has the lock; at most for the response timeout. If this
+    /// Blocks for one round trip, or none if this process has the lock; at most for the command timeout. If this
     /// process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call first
     /// waits for the reply to the last release, which says whether other processes were notified. If so, the call lets
     /// them ask first, for 1 ms. A [`SpinLock`](crate::SpinLock), which
@@ -129,7 +129,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`lock`](Self::lock). [`Error::Redis`] also as soon as the time is over, if Redis is known to be unreachable
-    /// then: there is no connection to it, or nothing has arrived for half the response timeout although an answer was
+    /// then: there is no connection to it, or nothing has arrived for half the command timeout although an answer was
     /// due. Anything that the attempt may have acquired is released.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
         self.take(WaitMode::span(wait))
@@ -352,7 +352,7 @@ impl<K: AnyKind> Handle<K> {
         self.each(|part| part.late_is_error = true)
     }
 
-    /// Returns whether anybody holds the lock, in any process. Blocks for one round trip, at most the response timeout.
+    /// Returns whether anybody holds the lock, in any process. Blocks for one round trip, at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -403,13 +403,13 @@ impl<K: AnyKind> Handle<K> {
     }
 
     /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. Blocks for one round trip, at
-    /// most the response timeout.
+    /// most the command timeout.
     ///
     /// `Duration::MAX` for a key without a time to live, which this crate never leaves behind.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if let Some(left) = client.mutex("report").remaining()? {
+    /// if let Some(left) = client.mutex("report").remaining_lease()? {
     ///     println!("free in {left:?}, unless it is renewed");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -418,7 +418,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`].
-    pub fn remaining(&self) -> Result<Option<Duration>> {
+    pub fn remaining_lease(&self) -> Result<Option<Duration>> {
         let mut longest = None;
         for part in self.target.checked()? {
             longest = longest.max(part.remaining()?);

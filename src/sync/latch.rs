@@ -36,7 +36,7 @@ const FORGET: usize = 1;
 /// waiter waits for the end of that next round, as it does with Redisson.
 ///
 /// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once: Redis keeps
-/// its result at `{name}:request:<id>` for two minutes (four response timeouts if that is longer), or until the next
+/// its result at `{name}:request:<id>` for two minutes (four command timeouts if that is longer), or until the next
 /// request of the same client about this latch.
 ///
 /// ```no_run
@@ -77,7 +77,7 @@ impl Latch {
 
     /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count is set.
     ///
-    /// Blocks for one round trip, at most for the client's response timeout (3 s unless set). A count of 0 set by a
+    /// Blocks for one round trip, at most for the client's command timeout (3 s unless set). A count of 0 set by a
     /// Redisson client counts as set, although the latch is open; counting down or deleting removes it.
     ///
     /// ```no_run
@@ -107,7 +107,7 @@ impl Latch {
     /// Lowers the count by one. The last one opens the latch and notifies everybody who waits.
     ///
     /// Does nothing if the latch is open already, as in Redisson. Blocks for one round trip, at most for the client's
-    /// response timeout (3 s unless set).
+    /// command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -127,7 +127,7 @@ impl Latch {
 
     /// Returns how many are left to count; 0 if the latch is open.
     ///
-    /// Blocks for one round trip, at most for the response timeout. Others may have counted since.
+    /// Blocks for one round trip, at most for the command timeout. Others may have counted since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -146,7 +146,7 @@ impl Latch {
     /// Waits until the latch is open.
     ///
     /// One round trip if it is open. Otherwise it blocks without limit while there is something left to count, and at
-    /// most for the client's response timeout (3 s unless set) while Redis does not answer.
+    /// most for the client's command timeout (3 s unless set) while Redis does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -183,7 +183,7 @@ impl Latch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait), if Redis is known to be unreachable once the time is over, or has not answered for the
-    /// response timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
+    /// command timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }
@@ -209,7 +209,7 @@ impl Latch {
     /// Opens the latch, whatever is left to count, and returns whether there was a count.
     ///
     /// Waiting threads continue, except those of Redisson's clients, which this does not wake. Blocks for one round
-    /// trip, at most for the client's response timeout (3 s unless set).
+    /// trip, at most for the client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

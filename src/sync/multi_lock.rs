@@ -35,7 +35,7 @@ use crate::sync::traits::Lock;
 /// **Order.** However they were given, members are ordered by key and then by the server's address. A thread that is
 /// refused the first member releases all that it was granted. If another member was taken a moment ago, its holder may
 /// have to release it: a thread that has all members before it keeps those and asks again. A single attempt does so for
-/// up to a quarter of a second, or four round trips if that is longer, and not beyond the response timeout; a wait does
+/// up to a quarter of a second, or four round trips if that is longer, and not beyond the command timeout; a wait does
 /// so for two round trips. So of those who try free locks at the same time one gets its whole set, if all have the same
 /// lease, name the servers by the same addresses and are not stopped for longer than that.
 ///

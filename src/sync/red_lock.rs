@@ -52,7 +52,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// time: a process that was stopped, or a write that is under way, can outlive the lease as with any other lock. A
 /// master that restarts without its data has forgotten what it granted, and if the majority was a bare one another
 /// client may be granted the lock some milliseconds before the holder is notified;
-/// [`keep_out_restarted`](RedLock::keep_out_restarted) prevents that. Where a late write does harm, let the resource
+/// [`min_uptime`](RedLock::min_uptime) prevents that. Where a late write does harm, let the resource
 /// check a number that rises with each holder: that is a [`FencedLock`](crate::FencedLock), whose counter lives in
 /// one Redis; this lock has none.
 ///
@@ -115,12 +115,12 @@ impl Handle<Red> {
     /// # let b = redlatch::Client::open("redis://127.0.0.1:7002/")?;
     /// # let c = redlatch::Client::open("redis://127.0.0.1:7003/")?;
     /// let longest_lease = std::time::Duration::from_secs(30);
-    /// let lock = redlatch::RedLock::new([&a, &b, &c], "billing")?.keep_out_restarted(longest_lease);
+    /// let lock = redlatch::RedLock::new([&a, &b, &c], "billing")?.min_uptime(longest_lease);
     /// let _guard = lock.lock()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn keep_out_restarted(mut self, longest_lease: Duration) -> Self {
+    pub fn min_uptime(mut self, longest_lease: Duration) -> Self {
         self.target.up_for = longest_lease;
         self
     }

@@ -16,7 +16,7 @@ use crate::time;
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
-/// let prices = client.rwlock("prices");
+/// let prices = client.rw_lock("prices");
 /// {
 ///     let _guard = prices.read()?; // together with other readers
 /// }
@@ -107,7 +107,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices").lease(std::time::Duration::from_secs(5));
+    /// let prices = client.rw_lock("prices").lease(std::time::Duration::from_secs(5));
     /// let _guard = prices.read()?; // for five seconds at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -123,7 +123,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices").max_hold(std::time::Duration::from_secs(3600));
+    /// let prices = client.rw_lock("prices").max_hold(std::time::Duration::from_secs(3600));
     /// let _guard = prices.write()?; // renewed for an hour at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -137,7 +137,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices").at_least(std::time::Duration::from_secs(55));
+    /// let prices = client.rw_lock("prices").at_least(std::time::Duration::from_secs(55));
     /// let _guard = prices.write()?; // nobody reads or writes within 55 s
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -151,7 +151,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let token = redlatch::CancelToken::new();
-    /// let prices = client.rwlock("prices").cancel_on(&token);
+    /// let prices = client.rw_lock("prices").cancel_on(&token);
     /// token.cancel(); // normally by another thread, while this one waits
     /// assert!(matches!(prices.read(), Err(redlatch::Error::Cancelled)));
     /// # Ok::<(), redlatch::Error>(())
@@ -166,7 +166,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices").late_is_error();
+    /// let prices = client.rw_lock("prices").late_is_error();
     /// match prices.try_read_for(std::time::Duration::from_millis(50)) {
     ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
     ///     other => println!("reading: {}", other?.is_some()),
@@ -184,7 +184,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices").readers_first();
+    /// let prices = client.rw_lock("prices").readers_first();
     /// let _guard = prices.read()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -201,7 +201,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.read()?; // together with other readers
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -218,11 +218,11 @@ impl RwLock {
 
     /// Tries once to read; `Ok(None)` if somebody writes, or waits to and goes first.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout.
+    /// Blocks for one round trip or none, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if client.rwlock("prices").try_read()?.is_none() {
+    /// if client.rw_lock("prices").try_read()?.is_none() {
     ///     println!("somebody writes");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -242,7 +242,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let wait = std::time::Duration::from_millis(500);
-    /// if let Some(_guard) = client.rwlock("prices").try_read_for(wait)? {
+    /// if let Some(_guard) = client.rw_lock("prices").try_read_for(wait)? {
     ///     println!("reading");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -261,7 +261,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let guard = client.rwlock("prices").try_read_until(deadline)?;
+    /// let guard = client.rw_lock("prices").try_read_until(deadline)?;
     /// println!("in time: {}", guard.is_some());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -277,7 +277,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let sum = client.rwlock("prices").with_read(|_guard| 20 + 22)?;
+    /// let sum = client.rw_lock("prices").with_read(|_guard| 20 + 22)?;
     /// assert_eq!(sum, 42);
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -297,7 +297,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let guard = client.rwlock("prices").read_owned()?;
+    /// let guard = client.rw_lock("prices").read_owned()?;
     /// std::thread::spawn(move || drop(guard));
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -314,7 +314,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if let Some(guard) = client.rwlock("prices").try_read_owned()? {
+    /// if let Some(guard) = client.rw_lock("prices").try_read_owned()? {
     ///     std::thread::spawn(move || drop(guard));
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -333,7 +333,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let wait = std::time::Duration::from_millis(500);
-    /// if let Some(guard) = client.rwlock("prices").try_read_owned_for(wait)? {
+    /// if let Some(guard) = client.rw_lock("prices").try_read_owned_for(wait)? {
     ///     std::thread::spawn(move || drop(guard));
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -351,7 +351,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let guard = client.rwlock("prices").try_read_owned_until(deadline)?;
+    /// let guard = client.rw_lock("prices").try_read_owned_until(deadline)?;
     /// println!("in time: {}", guard.is_some());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -365,12 +365,12 @@ impl RwLock {
 
     /// Waits until the calling thread holds the lock for writing.
     ///
-    /// Blocks without limit while others read or write, and at most for the client's response timeout (3 s unless set)
+    /// Blocks without limit while others read or write, and at most for the client's command timeout (3 s unless set)
     /// while Redis does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.write()?; // alone
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -385,12 +385,12 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if somebody else reads or writes, or a thread of this process waits for either.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout. After a tenure others go first, as
+    /// Blocks for one round trip or none, at most for the command timeout. After a tenure others go first, as
     /// [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if client.rwlock("prices").try_write()?.is_none() {
+    /// if client.rw_lock("prices").try_write()?.is_none() {
     ///     println!("somebody reads or writes");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -410,7 +410,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let wait = std::time::Duration::from_millis(500);
-    /// if let Some(_guard) = client.rwlock("prices").try_write_for(wait)? {
+    /// if let Some(_guard) = client.rw_lock("prices").try_write_for(wait)? {
     ///     println!("writing");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -429,7 +429,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let guard = client.rwlock("prices").try_write_until(deadline)?;
+    /// let guard = client.rw_lock("prices").try_write_until(deadline)?;
     /// println!("in time: {}", guard.is_some());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -445,7 +445,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// client.rwlock("prices").with_write(|_guard| println!("alone"))?;
+    /// client.rw_lock("prices").with_write(|_guard| println!("alone"))?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
@@ -465,7 +465,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let guard = client.rwlock("prices").write_owned()?;
+    /// let guard = client.rw_lock("prices").write_owned()?;
     /// std::thread::spawn(move || drop(guard));
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -482,7 +482,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if let Some(guard) = client.rwlock("prices").try_write_owned()? {
+    /// if let Some(guard) = client.rw_lock("prices").try_write_owned()? {
     ///     std::thread::spawn(move || drop(guard));
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -501,7 +501,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let wait = std::time::Duration::from_millis(500);
-    /// if let Some(guard) = client.rwlock("prices").try_write_owned_for(wait)? {
+    /// if let Some(guard) = client.rw_lock("prices").try_write_owned_for(wait)? {
     ///     std::thread::spawn(move || drop(guard));
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -519,7 +519,7 @@ impl RwLock {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let guard = client.rwlock("prices").try_write_owned_until(deadline)?;
+    /// let guard = client.rw_lock("prices").try_write_owned_until(deadline)?;
     /// println!("in time: {}", guard.is_some());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -531,13 +531,13 @@ impl RwLock {
         self.writing.try_lock_owned_until(instant)
     }
 
-    /// Returns whether anybody reads, in any process. Blocks for one round trip, at most the response timeout.
+    /// Returns whether anybody reads, in any process. Blocks for one round trip, at most the command timeout.
     ///
     /// A reader that died is counted until its lease is over and another reader releases, or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// println!("read: {}", client.rwlock("prices").is_read_locked()?); // a moment ago
+    /// println!("read: {}", client.rw_lock("prices").is_read_locked()?); // a moment ago
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
@@ -549,11 +549,11 @@ impl RwLock {
         self.reading.is_locked()
     }
 
-    /// Returns whether anybody writes, in any process. Blocks for one round trip, at most the response timeout.
+    /// Returns whether anybody writes, in any process. Blocks for one round trip, at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// println!("written: {}", client.rwlock("prices").is_write_locked()?); // a moment ago
+    /// println!("written: {}", client.rw_lock("prices").is_write_locked()?); // a moment ago
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
@@ -568,7 +568,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.read()?;
     /// assert_eq!(prices.read_hold_count(), 1);
     /// # Ok::<(), redlatch::Error>(())
@@ -582,7 +582,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.write()?;
     /// assert_eq!(prices.write_hold_count(), 1);
     /// # Ok::<(), redlatch::Error>(())
@@ -596,7 +596,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rwlock("prices");
+    /// let prices = client.rw_lock("prices");
     /// let _guard = prices.read()?;
     /// assert!(prices.is_owned_by_current_thread());
     /// # Ok::<(), redlatch::Error>(())
@@ -607,13 +607,13 @@ impl RwLock {
     }
 
     /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. Blocks for one round trip,
-    /// at most the response timeout.
+    /// at most the command timeout.
     ///
     /// With several readers it is the longest of their leases.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if let Some(left) = client.rwlock("prices").remaining()? {
+    /// if let Some(left) = client.rw_lock("prices").remaining_lease()? {
     ///     println!("free in {left:?}, unless it is renewed");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -623,12 +623,12 @@ impl RwLock {
     ///
     /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
     /// [`Error::InvalidName`](crate::Error::InvalidName).
-    pub fn remaining(&self) -> Result<Option<Duration>> {
-        self.writing.remaining()
+    pub fn remaining_lease(&self) -> Result<Option<Duration>> {
+        self.writing.remaining_lease()
     }
 
     /// Takes the lock away from all who read or write; `false` if nobody did. Blocks for one round trip, at most the
-    /// response timeout.
+    /// command timeout.
     ///
     /// Holders in this process are notified of their loss at once ([`LossReason::Forced`](crate::LossReason::Forced)),
     /// others at their next renewal. A request that is sent again after a lost reply counts once, and takes nothing
@@ -636,7 +636,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if client.rwlock("prices").force_unlock()? {
+    /// if client.rw_lock("prices").force_unlock()? {
     ///     println!("somebody held it, and no longer does");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -655,7 +655,7 @@ impl RwLock {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// assert_eq!(client.rwlock("prices").name(), "prices");
+    /// assert_eq!(client.rw_lock("prices").name(), "prices");
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
@@ -669,11 +669,11 @@ impl<S: Scope> Guard<Write, S> {
     ///
     /// The read hold has the lease settings of the write hold, and what is left of its [`at_least`](RwLock::at_least).
     /// If the thread has further write holds, it goes on writing until they are released. Blocks for two round trips,
-    /// at most for twice the response timeout.
+    /// at most for twice the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let writing = client.rwlock("prices").write()?;
+    /// let writing = client.rw_lock("prices").write()?;
     /// let _reading = writing.downgrade()?; // nobody wrote in between
     /// # Ok::<(), redlatch::Error>(())
     /// ```

@@ -40,10 +40,10 @@ use crate::time::Deadline;
 ///
 /// **Faults.** A request without an answer is sent again and counts once: Redis remembers its number, in a key
 /// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that expires after two
-/// minutes (four response timeouts if that is longer). So a client leaves a handful of such keys, some 150 bytes each,
+/// minutes (four command timeouts if that is longer). So a client leaves a handful of such keys, some 150 bytes each,
 /// however often it asks. Remembering costs a request 4 to 5 µs of the server's time, about as much as the
 /// rest of it. A permit dropped while Redis is unreachable, or accepts no writes, is offered to it again for up to a
-/// minute (two response timeouts if that is longer); after that it stays taken, and
+/// minute (two command timeouts if that is longer); after that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
 /// **TTL.** No method changes a time to live that somebody has given the key. A permit that is returned does not create
@@ -141,7 +141,7 @@ impl Semaphore {
     /// nothing changes.
     ///
     /// To change the number afterwards, add the difference with [`add_permits`](Self::add_permits): a program that starts
-    /// with another number here keeps the old one. Blocks for one round trip, at most the response timeout. Zero is
+    /// with another number here keeps the old one. Blocks for one round trip, at most the command timeout. Zero is
     /// allowed: permits may be added later.
     ///
     /// ```no_run
@@ -169,7 +169,7 @@ impl Semaphore {
 
     /// Adds permits, or removes some if `permits` is negative; creates the semaphore if there is none.
     ///
-    /// Blocks for one round trip, at most the response timeout. Removed permits may be in use:
+    /// Blocks for one round trip, at most the command timeout. Removed permits may be in use:
     /// [`available_permits`](Self::available_permits) is negative then, and permits that are returned fill the gap
     /// first. A time to live is kept, which Redisson's `addPermits` drops.
     ///
@@ -195,7 +195,7 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most the response timeout. As in Redisson, a semaphore with a negative number has
+    /// Blocks for one round trip, at most the command timeout. As in Redisson, a semaphore with a negative number has
     /// zero afterwards, and the negative number is returned: permits removed while in use become available when they
     /// are returned. A time to live is kept, which Redisson's `drainPermits` drops.
     ///
@@ -215,7 +215,7 @@ impl Semaphore {
 
     /// Returns how many permits are available, zero if there is no semaphore.
     ///
-    /// Blocks for one round trip, at most the response timeout. Negative if some were removed while in use.
+    /// Blocks for one round trip, at most the command timeout. Negative if some were removed while in use.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -254,7 +254,7 @@ impl Semaphore {
     /// Returns permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
     ///
     /// Creates the semaphore if there is none; nobody checks that they had been taken. Blocks for one round trip, at
-    /// most the response timeout.
+    /// most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -275,7 +275,7 @@ impl Semaphore {
 
     /// Waits for a permit.
     ///
-    /// Blocks without limit while others have all of them, and at most for the client's response timeout (3 s unless
+    /// Blocks without limit while others have all of them, and at most for the client's command timeout (3 s unless
     /// set) while Redis does not answer.
     ///
     /// ```no_run
@@ -313,7 +313,7 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
     ///
-    /// Blocks for one round trip or none, at most for the response timeout. After a whole tenure other processes go first,
+    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure other processes go first,
     /// as [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
     ///
     /// ```no_run
@@ -506,7 +506,7 @@ impl SemaphorePermit {
 
     /// Returns the permits and waits for Redis to confirm it.
     ///
-    /// Dropping returns them too, but does not wait. Blocks for one round trip, at most for the response timeout; not
+    /// Dropping returns them too, but does not wait. Blocks for one round trip, at most for the command timeout; not
     /// at all if they are handed to another thread of this process.
     ///
     /// ```no_run
@@ -529,7 +529,7 @@ impl SemaphorePermit {
         let Some(release) = give(session, &self.entry, self.permits, self.since) else {
             return Ok(());
         };
-        let until = Instant::now() + session.response_timeout;
+        let until = Instant::now() + session.command_timeout;
         let (value, replayed) = match session.connection.settled(&release, until) {
             Ok(settled) => settled,
             Err(fault) => {

@@ -34,7 +34,7 @@ use crate::sync::kind::sealed;
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
-/// redlatch::MultiLock::new(vec![Box::new(client.rwlock("a"))]);
+/// redlatch::MultiLock::new(vec![Box::new(client.rw_lock("a"))]);
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an exclusive lock")]
 pub trait Lock: sealed::Member + Send + Sync {

@@ -158,7 +158,7 @@ fn with_a_limit_a_server_that_starts_later_is_waited_for() {
     assert!(line.contains("waiting"), "{line}");
     server.restart();
     assert_eq!(running.status(), Some(0));
-    // The limit holds as well, whatever the response timeout.
+    // The limit holds as well, whatever the command timeout.
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.env(
         "REDLATCH_URL",

@@ -486,8 +486,8 @@ fn a_name_is_taken_from_one_owner_only() {
         mutex lock;
         fair_lock lock;
         fenced_lock lock;
-        rwlock write;
-        rwlock read;
+        rw_lock write;
+        rw_lock read;
     }
     let slots = unique("slots");
     let semaphore = client.expirable_semaphore(&slots);

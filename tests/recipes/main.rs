@@ -264,7 +264,7 @@ fn part_that_writes_late() {
 timed!(a_handler_answers_what_it_is);
 fn a_handler_answers_what_it_is() {
     let mut server = Server::start();
-    let client = Client::open(settings(&server).response_timeout(ms(300))).unwrap();
+    let client = Client::open(settings(&server).command_timeout(ms(300))).unwrap();
     let (held, ran) = (open(&server), AtomicU32::new(0));
     let handle = || {
         web::change_order(&client, 4711, || {

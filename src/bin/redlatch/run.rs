@@ -233,9 +233,9 @@ fn attempt(
         }};
     }
     let taken = if options.shared {
-        take!(rwlock, try_read_for)
+        take!(rw_lock, try_read_for)
     } else if options.exclusive {
-        take!(rwlock, try_write_for)
+        take!(rw_lock, try_write_for)
     } else if options.fair {
         take!(fair_mutex, try_lock_for)
     } else if options.fenced {

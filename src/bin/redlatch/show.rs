@@ -46,7 +46,7 @@ pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure
 
 pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failure> {
     let mut all = Vec::new();
-    for lock in client.list(pattern) {
+    for lock in client.locks(pattern) {
         let lock = lock?;
         match form.json {
             false => print(&lock)?,
@@ -120,7 +120,7 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
     }
     Ok(match its.kind {
         LockKind::FairLock => client.fair_lock(name).force_unlock()?,
-        LockKind::RwLock => client.rwlock(name).force_unlock()?,
+        LockKind::RwLock => client.rw_lock(name).force_unlock()?,
         LockKind::ExpirableSemaphore => {
             let ids: Vec<_> = its.holders.iter().map(|permit| &permit.owner).collect();
             client

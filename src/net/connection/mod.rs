@@ -176,7 +176,7 @@ impl Connection {
     pub(crate) fn new(
         masters: Arc<Masters>,
         connect_timeout: Duration,
-        response_timeout: Duration,
+        command_timeout: Duration,
         counters: Arc<Counters>,
         housekeeper: Arc<dyn Housekeeper>,
         on_reply: Arc<dyn OnReply>,
@@ -187,7 +187,7 @@ impl Connection {
             role: socket::COMMANDS,
             node: 0,
             connect_timeout,
-            max_silence: response_timeout / 2,
+            max_silence: command_timeout / 2,
             state: Mutex::new(State {
                 phase: Phase::Down(Down::new(None)),
                 generation: 0,

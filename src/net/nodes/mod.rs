@@ -51,7 +51,7 @@ use crate::verdict::{self, Kind, Reach, Redirection, Verdict, verdict};
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
-    pub(crate) response_timeout: Duration,
+    pub(crate) command_timeout: Duration,
     pub(crate) counters: Arc<Counters>,
     pub(crate) housekeeper: Arc<dyn Housekeeper>,
 }
@@ -168,7 +168,7 @@ impl Nodes {
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
-            response_timeout: self.settings.response_timeout.min(2 * most),
+            command_timeout: self.settings.command_timeout.min(2 * most),
             // Only commands of locks are counted.
             counters: Arc::default(),
             ..self.settings.clone()
@@ -210,7 +210,7 @@ impl Nodes {
         let connection = Connection::new(
             Arc::clone(&self.map),
             self.settings.connect_timeout,
-            self.settings.response_timeout,
+            self.settings.command_timeout,
             Arc::clone(&self.settings.counters),
             Arc::clone(&self.settings.housekeeper),
             Arc::clone(&self.on_reply),
@@ -558,7 +558,7 @@ mod tests {
         let map = Masters::new(endpoint, timeout);
         let settings = Settings {
             connect_timeout: timeout,
-            response_timeout: timeout,
+            command_timeout: timeout,
             counters: Arc::default(),
             housekeeper: Arc::new(Nobody),
         };

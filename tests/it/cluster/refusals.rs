@@ -19,7 +19,7 @@ fn names_whose_channels_leave_the_slot_are_refused() {
         assert!(is_invalid(client.fair_lock(&name).try_lock()), "{name}");
         assert!(is_invalid(client.fenced_lock(&name).is_locked()), "{name}");
         assert!(is_invalid(client.spin_lock(&name).lock()), "{name}");
-        assert!(is_invalid(client.rwlock(&name).read()), "{name}");
+        assert!(is_invalid(client.rw_lock(&name).read()), "{name}");
         assert!(is_invalid(client.semaphore(&name).acquire()), "{name}");
         assert!(
             is_invalid(client.expirable_semaphore(&name).acquire()),

@@ -230,7 +230,7 @@ fn connections_with_an_old_login_are_replaced_and_what_is_held_is_kept() {
     for its in [&client, &other] {
         let stats = its.stats();
         assert_eq!(
-            (stats.reconnects, stats.lost, stats.poll_rescues),
+            (stats.reconnects, stats.lost, stats.missed_messages),
             (0, 0, 0)
         );
     }

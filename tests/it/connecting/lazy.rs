@@ -26,7 +26,7 @@ fn a_client_may_be_opened_before_its_server_is_there() {
     fails("locking", RESPONSE, || client.mutex(&name).lock());
     let err = client.mutex(&name).is_locked().unwrap_err();
     assert!(err.is_retryable() && err.to_string().contains(&server.addr().to_string()));
-    let patient = Client::open(Config::new(&url).response_timeout(LONG).lazy()).unwrap();
+    let patient = Client::open(Config::new(&url).command_timeout(LONG).lazy()).unwrap();
     let mut crew = Crew::new();
     let lock = patient.mutex(&name);
     crew.spawn(move || lock.lock().unwrap().unlock().unwrap());

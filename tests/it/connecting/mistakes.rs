@@ -198,7 +198,7 @@ fn what_a_key_holds_instead_is_said() {
         orders.try_lock_for(ms(1_000)).map(drop),
         orders.force_unlock().map(drop),
         client.fair_lock("orders").lock().map(drop),
-        client.rwlock("orders").read().map(drop),
+        client.rw_lock("orders").read().map(drop),
         client.semaphore("orders").try_acquire().map(drop),
         client.expirable_semaphore("orders").try_acquire().map(drop),
         client.latch("orders").count().map(drop),
@@ -220,7 +220,7 @@ fn what_a_key_holds_instead_is_said() {
         &["`redisson_lock_queue:{app:fair}` holds a string"],
     );
     // What the script says itself.
-    let _reader = client.rwlock("rw").read().unwrap();
+    let _reader = client.rw_lock("rw").read().unwrap();
     explained(
         "another lock",
         client.mutex("rw").try_lock(),
@@ -288,7 +288,7 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
         "another kind",
     );
     guard.unlock().unwrap();
-    let rw = client.rwlock(&name);
+    let rw = client.rw_lock(&name);
     let reader = rw.read().unwrap();
     deadlock(
         "writing while reading",

@@ -54,7 +54,7 @@ fn is_let_in_later(deployment: Deployment) {
     };
     password(">right");
     // No call runs out of time here.
-    let settings = settings_as(&server, "locker:right@", "").response_timeout(LONG);
+    let settings = settings_as(&server, "locker:right@", "").command_timeout(LONG);
     let client = Client::open(settings.connect_timeout(LONG)).unwrap();
     let lock = client.mutex(unique("refused"));
     lock.lock().unwrap().unlock().unwrap();
@@ -115,9 +115,7 @@ fn keeps_its_reason(server: &Server, reason: &str, login: &str, db: &str) {
         proxy.rewrite_replies(Target::All, |_| text.to_vec());
     }
     proxy.set(Target::All, Mode::Delay(ms(300)));
-    let settings = Config::new(url)
-        .response_timeout(LONG)
-        .connect_timeout(LONG);
+    let settings = Config::new(url).command_timeout(LONG).connect_timeout(LONG);
     let client = Client::open(settings.lazy()).unwrap();
     let lock = client.mutex(unique("short"));
     is_refused(lock.lock(), reason);
@@ -168,9 +166,7 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
     let server = Server::start();
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("redis://{}/", listener.local_addr().unwrap());
-    let settings = Config::new(url)
-        .response_timeout(LONG)
-        .connect_timeout(LONG);
+    let settings = Config::new(url).command_timeout(LONG).connect_timeout(LONG);
     let client = Client::open(settings.lazy()).unwrap();
     let name = unique("slow");
     let (told, tells) = unbounded();

@@ -113,7 +113,7 @@ fn every_name_is_its_key_to_the_byte() {
                 server.hgetall(&key),
                 [(guard.owner().to_owned(), "1".to_owned())]
             );
-            assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
+            assert!(lock.is_locked().unwrap() && lock.remaining_lease().unwrap().is_some());
             guard.unlock().unwrap();
             assert!(server.keys_but_requests().is_empty(), "{key:?}");
             assert!(!lock.force_unlock().unwrap());
@@ -143,7 +143,7 @@ fn has_its_keys_whatever_the_name(kind: Kind) {
         assert_eq!(lock.name(), name);
         assert_eq!(server.keys(), kind.keys(&key, guard.owner()));
         assert_eq!(server.hgetall(&key), kind.fields(guard.owner(), 1));
-        assert!(lock.is_locked().unwrap() && lock.remaining().unwrap().is_some());
+        assert!(lock.is_locked().unwrap() && lock.remaining_lease().unwrap().is_some());
         guard.unlock().unwrap();
         assert!(nothing_is_left_of(kind, &server), "{key:?}");
         assert!(!lock.force_unlock().unwrap());
@@ -270,7 +270,7 @@ fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
         let dump: Vec<u8> = server.ask(&["DUMP", &key]);
         for (verb, verdict) in verdicts(&lock) {
             // Questions are about the lock alone, and forcing it open is no business of a counter.
-            let asks = ["is_locked", "remaining"].contains(&verb);
+            let asks = ["is_locked", "remaining_lease"].contains(&verb);
             if asks || kind.tokens && verb == "force_unlock" {
                 verdict.unwrap();
                 continue;
@@ -477,7 +477,7 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
         (ok().lease(ms(9)), "lease"),
         (ok().lease(MAX_LEASE + ms(1)), "lease"),
         (ok().lease(Duration::MAX), "lease"),
-        (ok().response_timeout(Duration::ZERO), "response_timeout"),
+        (ok().command_timeout(Duration::ZERO), "command_timeout"),
         (ok().connect_timeout(Duration::MAX), "connect_timeout"),
         (ok().tenure(Duration::from_secs(2)), "tenure"),
         (ok().waiter_lease(Duration::ZERO), "waiter_lease"),
@@ -534,7 +534,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         assert!(is_got(spin.map(|got| got.is_some())));
         let multi = client.multi_lock([name("a"), name("b")]).try_lock_for(span);
         assert!(is_got(multi.map(|got| got.is_some())));
-        let written = client.rwlock(name("rw")).try_write_for(span);
+        let written = client.rw_lock(name("rw")).try_write_for(span);
         assert!(is_got(written.map(|got| got.is_some())));
         assert!(is_got(client.latch(name("latch")).wait_for(span)));
         let lease = client.reentrant_lock(name("lease")).lease(span);

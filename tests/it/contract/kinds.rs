@@ -67,7 +67,7 @@ fn one_keeps_the_other_out(a: Kind, b: Kind) {
             Err(Error::WouldDeadlock { .. }) => true,
             Err(err) => !err.is_retryable(), // a busy machine may need longer for a round trip
         });
-        assert!(other.is_locked().unwrap() && other.remaining().unwrap().is_some());
+        assert!(other.is_locked().unwrap() && other.remaining_lease().unwrap().is_some());
         assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
     }
     assert_eq!(server.hgetall(&name), fields);
@@ -408,7 +408,7 @@ fn a_read_write_lock_says_so_when_asked_about_another() {
     let client = open(&server);
     let name = unique("ask");
     let guard = client.reentrant_lock(&name).lock().unwrap();
-    let lock: RwLock = client.rwlock(&name);
+    let lock: RwLock = client.rw_lock(&name);
     for asked in [lock.is_read_locked(), lock.is_write_locked()] {
         assert!(matches!(asked, Err(Error::WrongType { .. })), "{asked:?}");
     }

@@ -70,7 +70,7 @@ fn readers_share_and_a_writer_is_alone() {
     scoped(|scope| {
         for client in &clients {
             for thread in 0..4 {
-                let (lock, counter) = (client.rwlock(&name), &counter);
+                let (lock, counter) = (client.rw_lock(&name), &counter);
                 let (reading, writing, most) = (&reading, &writing, &most);
                 let mut con = server.connection();
                 scope.spawn(move || {
@@ -112,7 +112,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     let server = Server::start();
     let name = unique("bench");
     let client = Client::open(settings(&server).tenure(ms(1_000))).unwrap();
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     lock.read().unwrap().unlock().unwrap();
     let first = lock.read().unwrap();
     let (before, scripts) = (client.stats(), server.calls("evalsha"));
@@ -167,13 +167,13 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     let server = Server::start();
     let name = unique("crowd");
     let clients = [(); 3].map(|()| Client::open(settings(&server).tenure(ms(1_000))).unwrap());
-    let writer = clients[0].rwlock(&name).write().unwrap();
+    let writer = clients[0].rw_lock(&name).write().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     for client in &clients {
         for _ in 0..THREADS {
-            let (lock, sender, gone) = (client.rwlock(&name), sender.clone(), gone.clone());
+            let (lock, sender, gone) = (client.rw_lock(&name), sender.clone(), gone.clone());
             crew.spawn(move || {
                 let _guard = lock.read().unwrap();
                 sender.send(Instant::now()).unwrap();
@@ -212,7 +212,7 @@ fn leases_of_readers_do_not_interfere() {
     let server = Server::start();
     let name = unique("leases");
     let client = open_with_lease(&server, lease);
-    let renewed = client.rwlock(&name);
+    let renewed = client.rw_lock(&name);
     let fixed = renewed.clone().lease(loosely(ms(400)));
     let long = renewed.clone().lease(Duration::from_secs(60));
     let guard = renewed.read().unwrap();
@@ -251,7 +251,7 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     let server = Server::start();
     let name = unique("refix");
     let client = open(&server);
-    let renewed = client.rwlock(&name);
+    let renewed = client.rw_lock(&name);
     let fixed = renewed.clone().lease(loosely(ms(600)));
     let mine = fixed.read().unwrap();
     let (sender, received) = unbounded();
@@ -283,9 +283,9 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
     let server = Server::start();
     let name = unique("upgrade");
     let (client, other) = (open(&server), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let read = lock.read().unwrap();
-    let again = client.rwlock(&name).lease(LONG);
+    let again = client.rw_lock(&name).lease(LONG);
     let commands = server.command_total();
     let begun = Instant::now();
     for verdict in [
@@ -314,7 +314,7 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
         assert!(matches!(verdict, Err(Error::WouldDeadlock { .. })));
         drop(shared);
     });
-    assert!(other.rwlock(&name).try_write().unwrap().is_none());
+    assert!(other.rw_lock(&name).try_write().unwrap().is_none());
     read.unlock().unwrap();
     lock.write().unwrap().unlock().unwrap();
     assert_eq!(server.dbsize(), 0);
@@ -327,7 +327,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
     let name = unique("below");
     let lease = loosely(ms(600));
     let (client, other) = (open_with_lease(&server, lease), open(&server));
-    let (lock, theirs) = (client.rwlock(&name), other.rwlock(&name));
+    let (lock, theirs) = (client.rw_lock(&name), other.rw_lock(&name));
     let counts = || (lock.read_hold_count(), lock.write_hold_count());
     let state = || {
         (
@@ -389,7 +389,7 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
     let name = unique("over");
     let (lease, limit) = (loosely(ms(900)), loosely(ms(500)));
     let (client, other) = (open_with_lease(&server, lease), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     for (limited, reason) in [
         (lock.clone().lease(limit), LossReason::Expired),
         (lock.clone().max_hold(limit), LossReason::MaxHold),
@@ -397,14 +397,14 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
         let write = limited.write().unwrap();
         let read = lock.read().unwrap();
         let begun = Instant::now();
-        assert!(other.rwlock(&name).try_read().unwrap().is_none());
+        assert!(other.rw_lock(&name).try_read().unwrap().is_none());
         assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
         // Though the guard stays, as that of a wedged thread would.
-        let theirs = other.rwlock(&name).try_read_for(LONG).unwrap().unwrap();
+        let theirs = other.rw_lock(&name).try_read_for(LONG).unwrap().unwrap();
         assert!(begun.elapsed() < limit + lease + loosely(SLACK));
         assert!(read.is_valid() && lock.write_hold_count() == 0);
         theirs.unlock().unwrap();
-        assert!(other.rwlock(&name).try_write().unwrap().is_none());
+        assert!(other.rw_lock(&name).try_write().unwrap().is_none());
         drop(write);
         eventually("only the read hold is there", || {
             server.hgetall(&name) == READING.fields(read.owner(), 1)
@@ -433,7 +433,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
         .on_lost(received.listener());
     let client = Client::open(config).unwrap();
     let name = unique("robbed");
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let guard = lock.read().unwrap();
     let owner = guard.owner().to_owned();
     elsewhere(|| {
@@ -505,7 +505,7 @@ timed!(a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once);
 fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
     both_are_told(LossReason::Forced, |server, name, owner| {
         let other = open(server);
-        assert!(other.rwlock(name).force_unlock().unwrap());
+        assert!(other.rw_lock(name).force_unlock().unwrap());
         // What is left of it ends by itself.
         assert!(!server.exists(name) && server.pttl(&hold_key(name, owner)) > 0);
     });
@@ -524,7 +524,7 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
                 let client =
                     Client::open(in_haste(settings_by(server, proxy.addr())).lease(span)).unwrap();
                 let name = unique("half");
-                let guard = client.rwlock(&name).read().unwrap();
+                let guard = client.rw_lock(&name).read().unwrap();
                 let renewals = client.stats().renewals;
                 eventually("it is renewed", || client.stats().renewals > renewals);
                 proxy.set(Target::Watchdog, mode);
@@ -554,13 +554,13 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
         .on_lost(received.listener());
     let client = Client::open(config).unwrap();
     let (name, other) = (unique("gone"), open(&server));
-    let guard = client.rwlock(&name).read().unwrap();
+    let guard = client.rw_lock(&name).read().unwrap();
     let renewals = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewals);
     let begun = Instant::now();
     proxy.set(Target::All, Mode::BlackHole);
     // It finds the reader dead, though nobody gave anything back.
-    let write = other.rwlock(&name).try_write_for(LONG).unwrap().unwrap();
+    let write = other.rw_lock(&name).try_write_for(LONG).unwrap().unwrap();
     let took = begun.elapsed();
     assert!(!guard.is_valid(), "valid next to a writer");
     assert!(took >= span / 2 && took < span + loosely(SLACK), "{took:?}");
@@ -583,14 +583,14 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
     let (busy, held) = (unique("busy"), unique("held"));
-    let theirs = other.rwlock(&busy).write().unwrap();
-    let guard = client.rwlock(&held).read().unwrap();
+    let theirs = other.rw_lock(&busy).write().unwrap();
+    let guard = client.rw_lock(&held).read().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
     // One asks, others queue behind it, and one shares what is read.
     for n in 0..4 {
-        let (lock, sender) = (client.rwlock(&busy), sender.clone());
+        let (lock, sender) = (client.rw_lock(&busy), sender.clone());
         crew.spawn(move || {
             let outcome = match n % 2 {
                 0 => lock.read().map(drop),
@@ -599,7 +599,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
             sender.send(outcome).unwrap();
         });
     }
-    let lock = client.rwlock(&held);
+    let lock = client.rw_lock(&held);
     crew.spawn(move || {
         let shared = lock.read().unwrap();
         let loss = shared.lost().recv_timeout(LONG).unwrap();
@@ -626,14 +626,14 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     assert_eq!(loss.reason, LossReason::Closed);
     go.send(()).unwrap();
     crew.join();
-    let lock = client.rwlock(&held);
+    let lock = client.rw_lock(&held);
     assert!(matches!(lock.read(), Err(Error::Closed)));
     assert!(matches!(lock.try_read(), Err(Error::Closed)));
     assert!(matches!(lock.try_write(), Err(Error::Closed)));
     assert!(matches!(lock.is_read_locked(), Err(Error::Closed)));
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
     // D3
-    let again = other.rwlock(&held).write().unwrap();
+    let again = other.rw_lock(&held).write().unwrap();
     drop(guard);
     assert_eq!(server.hgetall(&held), WRITING.fields(again.owner(), 1));
     again.unlock().unwrap();

@@ -246,7 +246,7 @@ fn passing_it_on_inside_the_process_asks_nobody() {
     crew.join();
     let after = client.stats();
     assert_eq!(after.acquired, before.acquired);
-    assert_eq!(after.passed - before.passed, THREADS);
+    assert_eq!(after.local_handoffs - before.local_handoffs, THREADS);
     assert_eq!(server.calls("hexists"), asked);
     assert_eq!(owners.lock().unwrap().len(), 1, "one tenure, one owner");
     eventually("the last has released", || is_gone(RED, &server, &name));

@@ -340,7 +340,7 @@ fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
             }
             let busy = ms(20);
             if fields[0] == "mode" {
-                let lock = client.rwlock(&name);
+                let lock = client.rw_lock(&name);
                 assert!(lock.try_write_for(busy).unwrap().is_none(), "{fields:?}");
                 assert!(lock.is_read_locked().unwrap() || lock.is_write_locked().unwrap());
             } else {
@@ -354,7 +354,7 @@ fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
                 );
                 assert!(client.fenced_lock(&name).try_lock().unwrap().is_none());
                 assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
-                let left = client.mutex(&name).remaining().unwrap().unwrap();
+                let left = client.mutex(&name).remaining_lease().unwrap().unwrap();
                 assert_eq!(left == Duration::MAX, !limited);
             }
             assert!(client.inspect(&name).unwrap().held > 0);

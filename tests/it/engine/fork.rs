@@ -70,7 +70,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     let named = |kind: &str| format!("{name}:{kind}");
     let (lock, rwlock) = (
         client.reentrant_lock(named("lock")),
-        client.rwlock(named("rw")),
+        client.rw_lock(named("rw")),
     );
     let semaphore = client.semaphore(named("semaphore"));
     let leased = client.expirable_semaphore(named("leased"));

@@ -13,7 +13,7 @@ use crate::support::{
 const RESPONSE: Duration = ms(800);
 
 fn quick(url: &str) -> Client {
-    let config = Config::new(url).lease(LONG).response_timeout(RESPONSE);
+    let config = Config::new(url).lease(LONG).command_timeout(RESPONSE);
     Client::open(config.connect_timeout(RESPONSE)).unwrap()
 }
 

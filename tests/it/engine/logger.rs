@@ -229,7 +229,7 @@ fn a_logger_that_blocks_over_one_master_delays_no_renewal_on_the_others() {
 fn a_logger_that_causes_what_it_logs_is_not_called_for_ever() {
     let logs = logs();
     let server = Server::start();
-    let client = Client::open(config(&server.url()).warn_waiting(ms(50))).unwrap();
+    let client = Client::open(config(&server.url()).log_long_waits(ms(50))).unwrap();
     let name = unique("again");
     let _hooked = Hooked(logs, vec![name.clone()]);
     server.cli(&["HSET", &name, STRANGER, "1"]);

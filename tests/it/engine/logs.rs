@@ -90,7 +90,7 @@ fn a_wait_that_takes_long_is_logged_after_pauses_that_double() {
     let server = Server::start();
     let name = held_by_a_stranger(&server);
     let said = format!("waiting for `{name}`");
-    let with = |after| Client::open(config(&server.url()).warn_waiting(after)).unwrap();
+    let with = |after| Client::open(config(&server.url()).log_long_waits(after)).unwrap();
     let (says, silent) = (with(ms(200)), with(Duration::ZERO));
     let (sender, at) = crossbeam_channel::unbounded();
     logs.hook(&said, move |_, _| {
@@ -118,11 +118,11 @@ fn a_wait_that_takes_long_is_logged_after_pauses_that_double() {
 fn whatever_a_thread_waits_for_is_logged() {
     let logs = logs();
     let server = Server::start();
-    let client = Client::open(config(&server.url()).warn_waiting(ms(200))).unwrap();
+    let client = Client::open(config(&server.url()).log_long_waits(ms(200))).unwrap();
     let client = &client;
     let (span, name) = (ms(600), unique("all"));
     let named = |kind: &str| format!("{name}:{kind}");
-    let (here, writing) = (client.mutex(named("here")), client.rwlock(named("rw")));
+    let (here, writing) = (client.mutex(named("here")), client.rw_lock(named("rw")));
     let (latch, semaphore) = (client.latch(named("latch")), client.semaphore(named("sem")));
     let (fair, there) = (
         client.fair_lock(named("fair")),

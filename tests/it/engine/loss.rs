@@ -134,7 +134,7 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
     let client = Client::open(
         config(&server.url())
             .lease(span)
-            .response_timeout(ms(3_000))
+            .command_timeout(ms(3_000))
             .on_lost(received.listener()),
     )
     .unwrap();
@@ -337,7 +337,7 @@ fn validity_counts_from_before_the_request_was_sent() {
     // W11
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).response_timeout(ms(3_000))).unwrap();
+    let client = Client::open(config(&proxy.url()).command_timeout(ms(3_000))).unwrap();
     let span = loosely(ms(1_500));
     let lock = client.mutex(unique("rtt")).lease(span);
     lock.lock().unwrap().unlock().unwrap();
@@ -361,10 +361,10 @@ fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
     // W11
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let client = Client::open(config(&proxy.url()).response_timeout(ms(1_200))).unwrap();
+    let client = Client::open(config(&proxy.url()).command_timeout(ms(1_200))).unwrap();
     let span = loosely(ms(1_000));
     let lock = client.mutex(unique("attempts")).lease(span);
-    let trap = proxy.swallow_reply_to(acquire_sha()); // costs half a response timeout
+    let trap = proxy.swallow_reply_to(acquire_sha()); // costs half a command timeout
     let begun = Instant::now();
     let guard = lock.lock().unwrap();
     assert!(trap.fired() && begun.elapsed() >= ms(590));
@@ -383,7 +383,7 @@ fn a_hold_whose_grant_came_late_is_renewed_in_time() {
     let delay = span * 3 / 4;
     let client = Client::open(
         config(&proxy.url())
-            .response_timeout(4 * delay)
+            .command_timeout(4 * delay)
             .lease(span)
             .on_lost(received.listener()),
     )
@@ -478,7 +478,7 @@ fn a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     // A late reply is no reason to give the connection up, however late the machine makes it.
-    let config = Config::new(proxy.url()).response_timeout(2 * LONG);
+    let config = Config::new(proxy.url()).command_timeout(2 * LONG);
     let client = Client::open(config).unwrap();
     let name = unique("late");
     let span = loosely(ms(300));

@@ -106,7 +106,7 @@ timed!(the_library_says_what_the_page_quotes);
 fn the_library_says_what_the_page_quotes() {
     let logs = logs();
     let server = Server::start();
-    let client = Client::open(settings(&server).warn_waiting(ms(20))).unwrap();
+    let client = Client::open(settings(&server).log_long_waits(ms(20))).unwrap();
     let said = |err: Error| err.to_string();
     let report = client.mutex("report");
 

@@ -117,7 +117,7 @@ fn keeps_all(deployment: Deployment, fault: Fault) {
     let name = unique("linked");
     let named = |kind: &str| format!("{{{name}}}:{kind}");
     let mutex = client.mutex(named("mutex")).lock().unwrap();
-    let read = client.rwlock(named("rw")).read().unwrap();
+    let read = client.rw_lock(named("rw")).read().unwrap();
     let fair = client.fair_mutex(named("fair")).lock().unwrap();
     let slots = client.expirable_semaphore(named("slots"));
     slots.set_permits(1).unwrap();

@@ -56,7 +56,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
             move |c| RedLock::new([c, &two, &three], &n)?.lock(),
         );
         eventually("all have been up for a second", || {
-            let grown = red.clone().keep_out_restarted(ms(10));
+            let grown = red.clone().min_uptime(ms(10));
             grown
                 .try_lock()
                 .is_ok_and(|guard| guard.is_some_and(|guard| guard.is_valid()))
@@ -64,7 +64,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         let guard = red.lock().unwrap();
         let renewed = client.stats().renewals + 1;
         eventually("it is renewed", || client.stats().renewals > renewed);
-        assert!(red.is_locked().unwrap() && red.remaining().unwrap().is_some());
+        assert!(red.is_locked().unwrap() && red.remaining_lease().unwrap().is_some());
         assert!(red.force_unlock().unwrap());
         assert!(guard.unlock().is_err());
     }
@@ -75,7 +75,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
     let guard = client.mutex("seen").lock().unwrap();
     let info = client.inspect("seen").unwrap();
     assert_eq!((info.held, &*info.unknown), (1, &[] as &[String]));
-    assert_eq!(client.list("*").filter(Result::is_ok).count(), 1);
+    assert_eq!(client.locks("*").filter(Result::is_ok).count(), 1);
     assert!(client.force_unlock_owner("seen", guard.owner()).unwrap());
     servers[0].cli(&["SET", "shop:text", "x"]);
     let wrong = client.mutex("text").lock().unwrap_err().to_string();

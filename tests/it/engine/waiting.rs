@@ -528,14 +528,14 @@ fn lets_go_first<T>(
     while begun.elapsed() < 2 * TENURE {
         assert!(attempt().is_some());
     }
-    assert_eq!(ours.stats().held_back, 0, "nobody heard of it");
+    assert_eq!(ours.stats().yields, 0, "nobody heard of it");
     let lets_go_first = (0..5).any(|_| {
         let mut held = None;
         eventually("it is free", || {
             held = attempt();
             held.is_some()
         });
-        let before = ours.stats().held_back;
+        let before = ours.stats().yields;
         scoped(|scope| {
             scope.spawn(|| wait(&theirs, &name));
             eventually("the other waits", || channels(&server) > 0);
@@ -544,7 +544,7 @@ fn lets_go_first<T>(
             // Unless this thread was kept from it for a whole tenure.
             drop(attempt());
         });
-        ours.stats().held_back > before
+        ours.stats().yields > before
     });
     assert!(lets_go_first, "{what}");
 }
@@ -558,8 +558,8 @@ fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
     );
     lets_go_first(
         "write",
-        |client, name| client.rwlock(name).try_write(),
-        |client, name| drop(client.rwlock(name).write().unwrap()),
+        |client, name| client.rw_lock(name).try_write(),
+        |client, name| drop(client.rw_lock(name).write().unwrap()),
     );
     lets_go_first(
         "permit",
@@ -604,8 +604,8 @@ fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Wanted> {
     assert!(leased.0.try_set_permits(2).unwrap());
     assert!(there[0].latch("latch").try_set_count(1).unwrap());
     let latch = clients[0].latch("latch");
-    let (reads, writes) = (clients[0].rwlock("reads"), clients[0].rwlock("writes"));
-    let (read, written) = (there[0].rwlock("reads"), there[0].rwlock("writes"));
+    let (reads, writes) = (clients[0].rw_lock("reads"), clients[0].rw_lock("writes"));
+    let (read, written) = (there[0].rw_lock("reads"), there[0].rw_lock("writes"));
     vec![
         lock!("reentrant", |of: &[Client; 3]| of[0].reentrant_lock("a")),
         lock!("mutex", |of: &[Client; 3]| of[0].mutex("b")),
@@ -654,7 +654,7 @@ fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() 
     let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
     let direct = [0, 1, 2].map(|n: usize| open(&servers[n]));
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        let config = Config::new(proxies[n].url()).command_timeout(LONG);
         Client::open(config).unwrap()
     });
     let kinds = kinds(&direct, &clients);
@@ -689,7 +689,7 @@ fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
     let servers = [(); 3].map(|()| Server::start());
     let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        let config = Config::new(proxies[n].url()).command_timeout(LONG);
         Client::open(config).unwrap()
     });
     // A renewed lease would cover it without a question.
@@ -720,7 +720,7 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
     let servers = [(); 3].map(|()| Server::start());
     let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(proxies[n].url()).response_timeout(response);
+        let config = Config::new(proxies[n].url()).command_timeout(response);
         Client::open(config).unwrap()
     });
     let one = |lease| clients[0].reentrant_lock("one").lease(lease);
@@ -790,7 +790,7 @@ fn a_minority_that_is_away_is_no_error_while_the_others_are_slow() {
     let mut servers = [(); 3].map(|()| Server::start());
     let proxies = [0, 1, 2].map(|n: usize| Proxy::start(servers[n].addr()));
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(proxies[n].url()).response_timeout(LONG);
+        let config = Config::new(proxies[n].url()).command_timeout(LONG);
         Client::open(config).unwrap()
     });
     let lock = RedLock::new(&clients, "slow").unwrap();
@@ -819,7 +819,7 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
     const RESPONSE: Duration = ms(1000);
     let servers = [(); 3].map(|()| Server::start());
     let clients = [0, 1, 2].map(|n: usize| {
-        let config = Config::new(servers[n].url()).response_timeout(RESPONSE);
+        let config = Config::new(servers[n].url()).command_timeout(RESPONSE);
         Client::open(config).unwrap()
     });
     let kinds = kinds(&clients, &clients);
@@ -835,7 +835,7 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
                 patient += 1;
                 false
             }
-            // Nobody has heard of it for half the response timeout.
+            // Nobody has heard of it for half the command timeout.
             Err(err) => {
                 assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.what);
                 assert!(err.is_retryable(), "{}: {err}", kind.what);
@@ -855,7 +855,7 @@ fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
     alone_with(this, &stacks, || {
         let server = Server::start();
         let err = Client::open(server.client_url()).unwrap_err();
-        let Error::Thread { name, source, .. } = &err else {
+        let Error::Spawn { name, source, .. } = &err else {
             panic!("{err:?}");
         };
         assert_eq!(*name, "redlatch-connect");
@@ -904,10 +904,10 @@ fn a_wait_leaves_its_subscription_to_the_next() {
     scoped(|scope| {
         let waiting = scope.spawn(|| latch.wait().unwrap());
         eventually("it listens", || client.stats().subscriptions == 1);
-        let rescues = client.stats().poll_rescues;
+        let rescues = client.stats().missed_messages;
         open(&server).latch("latch").count_down().unwrap();
         waiting.join().unwrap();
-        assert_eq!(client.stats().poll_rescues, rescues);
+        assert_eq!(client.stats().missed_messages, rescues);
     });
     assert!(server.calls("subscribe") <= before + 1);
 }

@@ -25,9 +25,9 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
     let mut listening = Vec::new();
     let takes_it = || {
         lock.lock().unwrap().unlock().unwrap();
-        let (begun, before) = (Instant::now(), client.stats().held_back);
+        let (begun, before) = (Instant::now(), client.stats().yields);
         lock.lock().unwrap().unlock().unwrap();
-        (client.stats().held_back - before, begun.elapsed())
+        (client.stats().yields - before, begun.elapsed())
     };
     assert_eq!(takes_it().0, 0, "nobody else is there");
     for other in &mut others {
@@ -60,7 +60,7 @@ fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it(
     let held = theirs.mutex(&name).lock().unwrap();
     for calls in 1..=4 {
         assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
-        let held_back = ours.stats().held_back;
+        let held_back = ours.stats().yields;
         assert!(held_back >= calls, "{held_back} times in {calls} calls");
     }
     drop((held, listening));
@@ -117,7 +117,7 @@ fn all_pauses_of_a_question_take_half_of_its_time() {
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let config = settings_by(&server, proxy.addr()).tenure(TENURE);
-    let client = Client::open(config.response_timeout(4 * TENURE)).unwrap();
+    let client = Client::open(config.command_timeout(4 * TENURE)).unwrap();
     let name = unique("half");
     let lock = client.mutex(&name);
     let mut others = [(); 50].map(|()| server.connection());
@@ -140,7 +140,7 @@ fn all_pauses_of_a_question_take_half_of_its_time() {
             }
         });
         let waits = scope.spawn(|| lock.try_lock_for(10 * TENURE).map(|guard| guard.is_some()));
-        eventually("it waits", || client.stats().held_back > 1);
+        eventually("it waits", || client.stats().yields > 1);
         proxy.set(Target::Link, Mode::Delay(3 * TENURE / 2));
         let waited = waits.join();
         done.store(true, Ordering::SeqCst);
@@ -161,9 +161,9 @@ fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
     thread::sleep(TENURE);
     proxy.set(Target::Link, Mode::Delay(ms(2_000)));
     drop(guard);
-    let before = client.stats().held_back;
+    let before = client.stats().yields;
     assert!(lock.try_lock_for(ms(100)).unwrap().is_none());
-    assert_eq!(client.stats().held_back - before, 1);
+    assert_eq!(client.stats().yields - before, 1);
     proxy.pass();
 }
 
@@ -184,7 +184,7 @@ fn who_has_waited_is_not_taken_for_another_that_waits() {
             while begun.elapsed() < ms(30) {
                 lock.lock().unwrap().unlock().unwrap();
             }
-            ours.stats().held_back
+            ours.stats().yields
         });
         eventually("it listens", || {
             let (_, listeners): (String, u64) = server.ask(&["PUBSUB", "NUMSUB", &channel(&name)]);

@@ -377,5 +377,5 @@ fn the_last_question_of_a_wait_is_no_rescue() {
         server.cli(&["DEL", &name]);
         waiting.join().unwrap()
     });
-    assert_eq!(client.stats().poll_rescues, 0, "{:?}", client.stats());
+    assert_eq!(client.stats().missed_messages, 0, "{:?}", client.stats());
 }

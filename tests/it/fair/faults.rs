@@ -38,7 +38,7 @@ fn warm(response: Duration, waiter_lease: Duration) -> Net {
 
 fn warm_with(response: Duration, waiter_lease: Duration, more: fn(Config) -> Config) -> Net {
     let config = |config: Config| {
-        let config = config.response_timeout(response);
+        let config = config.command_timeout(response);
         more(config.waiter_lease(waiter_lease))
     };
     let net = Net::of(Server::start(), config, config);
@@ -444,7 +444,7 @@ fn a_lost_message_is_made_good() {
     assert!(net.client.stats().resubscriptions >= 1);
 
     // Nobody can tell that it does not come: three hand-overs, each within a poll cap.
-    let rescues = net.client.stats().poll_rescues;
+    let rescues = net.client.stats().missed_messages;
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);
     for _ in 0..3 {
@@ -458,7 +458,7 @@ fn a_lost_message_is_made_good() {
     // Each asks a second after it has last asked, and signs of life notify nobody who does not listen.
     let took = begun.elapsed();
     assert!(took < 3 * ms(1_000) + loosely(SLACK), "{took:?}");
-    assert!(net.client.stats().poll_rescues > rescues);
+    assert!(net.client.stats().missed_messages > rescues);
     nothing_left(&net.server);
 }
 
@@ -662,7 +662,7 @@ fn a_server_that_was_frozen_for_longer_than_a_waiter_lease_has_kept_the_queue() 
     let server = Server::start();
     let name = unique("frozen");
     let clients = [(); 2].map(|()| {
-        let config = Config::new(server.url()).response_timeout(ms(6_000));
+        let config = Config::new(server.url()).command_timeout(ms(6_000));
         Client::open(config.waiter_lease(WAITER_LEASE)).unwrap()
     });
     let guard = clients[0].fair_lock(&name).lock().unwrap();

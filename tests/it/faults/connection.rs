@@ -20,7 +20,7 @@ const PATIENT: Duration = ms(8_000);
 
 fn patient(url: &str) -> Config {
     config(url)
-        .response_timeout(PATIENT)
+        .command_timeout(PATIENT)
         .connect_timeout(PATIENT)
 }
 
@@ -530,7 +530,7 @@ fn a_link_that_has_gone_silent_is_found_out_while_it_is_idle() {
     let proxy = Proxy::start(server.addr());
     let client = Client::open(
         patient(&proxy.url())
-            .response_timeout(ms(600))
+            .command_timeout(ms(600))
             .lease(ms(1_500)),
     )
     .unwrap();
@@ -789,7 +789,7 @@ fn part_that_waits_for_a_reply() {
         return;
     };
     let [response, wait] = [response, wait].map(|span| ms(span.parse().unwrap()));
-    let config = config(url).response_timeout(response).lease(wait + PATIENT);
+    let config = config(url).command_timeout(response).lease(wait + PATIENT);
     let client = Client::open(config).unwrap();
     let lock = client.mutex(name);
     say("ready");

@@ -40,7 +40,7 @@ const KINDS: [(&str, Take, Take); 8] = [
     ("fair", FAIR, FAIR),
     (
         "read",
-        |client, name| boxed(client.rwlock(name).lease(LEASE).try_read()),
+        |client, name| boxed(client.rw_lock(name).lease(LEASE).try_read()),
         WRITE,
     ),
     ("write", WRITE, WRITE),
@@ -51,7 +51,7 @@ const KINDS: [(&str, Take, Take); 8] = [
 
 const FAIR: Take = |client, name| boxed(client.fair_lock(name).lease(LEASE).try_lock());
 
-const WRITE: Take = |client, name| boxed(client.rwlock(name).lease(LEASE).try_write());
+const WRITE: Take = |client, name| boxed(client.rw_lock(name).lease(LEASE).try_write());
 
 const PERMIT: Take = |client, name| {
     let semaphore = client.semaphore(name);
@@ -72,7 +72,7 @@ const SEVERAL: Take = |client, name| {
 
 /// For as long as a test runs, an attempt to connect goes on.
 fn patient(config: Config) -> Config {
-    config.connect_timeout(LONG).response_timeout(LONG)
+    config.connect_timeout(LONG).command_timeout(LONG)
 }
 
 /// Ends all connections for commands.

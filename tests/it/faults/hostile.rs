@@ -22,7 +22,7 @@ const HASTY: Duration = ms(120);
 const WAIT: Duration = ms(40);
 
 fn hasty(url: &str) -> Config {
-    config(url).response_timeout(HASTY).connect_timeout(HASTY)
+    config(url).command_timeout(HASTY).connect_timeout(HASTY)
 }
 
 /// Runs `work` on a thread of its own, and fails if that hangs.
@@ -42,7 +42,7 @@ fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static
 /// One call of each kind, and what came of it.
 fn one_of_each(client: &Client, name: &str) -> Vec<(&'static str, redlatch::Result<()>)> {
     let n = |kind: &str| format!("{name}:{kind}");
-    let rw = client.rwlock(n("rw"));
+    let rw = client.rw_lock(n("rw"));
     let semaphore = client.semaphore(n("semaphore"));
     let slots = client.expirable_semaphore(n("slots"));
     let latch = client.latch(n("latch"));
@@ -414,7 +414,7 @@ fn whatever_becomes_of_the_replies_on_their_way_every_call_ends_and_the_rest_goe
             is_possible(seed, outcome);
         }
         proxy.pass();
-        let client = Client::open(hasty(&url).response_timeout(GENEROUS)).unwrap();
+        let client = Client::open(hasty(&url).command_timeout(GENEROUS)).unwrap();
         drop(
             client
                 .mutex(unique("sane"))
@@ -528,7 +528,7 @@ fn an_error_that_ends_within_a_character_is_final() {
         "EVAL",
         "",
     ]);
-    let client = Client::open(settings(&server).response_timeout(GENEROUS)).unwrap();
+    let client = Client::open(settings(&server).command_timeout(GENEROUS)).unwrap();
     for shift in 0..3 {
         let name = format!("{}{}", "x".repeat(shift), "é".repeat(100));
         let said = client.mutex(name).try_lock().map(drop).unwrap_err();

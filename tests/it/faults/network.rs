@@ -518,7 +518,7 @@ fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let client =
-        Client::open(in_haste(settings_by(&server, proxy.addr())).response_timeout(ms(3_000)))
+        Client::open(in_haste(settings_by(&server, proxy.addr())).command_timeout(ms(3_000)))
             .unwrap();
     let mut held: Vec<_> = (0..100)
         .map(|_| client.mutex(unique("stream")).lock().unwrap())
@@ -546,7 +546,7 @@ fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
     let server = Server::start();
     let client = Client::open(
         in_haste(settings(&server))
-            .response_timeout(ms(3_000))
+            .command_timeout(ms(3_000))
             .lease(ms(900)),
     )
     .unwrap();
@@ -779,7 +779,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     const THREADS: usize = 40;
     let server = Server::start();
     let patient = in_haste(settings(&server))
-        .response_timeout(ms(5_000))
+        .command_timeout(ms(5_000))
         .lease(ms(30_000));
     let (holder, client) = (
         Client::open(patient.clone()).unwrap(),

@@ -151,7 +151,7 @@ fn a_day_as_a_read_only_replica() {
         client.mutex(&kept).force_unlock()
     });
     assert!(client.mutex(&kept).is_locked().unwrap());
-    assert!(client.mutex(&kept).remaining().unwrap().is_some());
+    assert!(client.mutex(&kept).remaining_lease().unwrap().is_some());
     in_time("dropping", ms(0), || drop(dropped));
     let () = server.ask(&["REPLICAOF", "NO", "ONE"]);
     in_time("lock", RESPONSE, || lock.lock())

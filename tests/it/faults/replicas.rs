@@ -30,7 +30,7 @@ fn are_online(master: &Server, n: usize) {
 }
 
 fn client(server: &Server, replicas: ReplicaAck) -> Client {
-    let config = Config::new(server.url()).response_timeout(ms(2_000));
+    let config = Config::new(server.url()).command_timeout(ms(2_000));
     Client::open(config.replica_ack(replicas)).unwrap()
 }
 
@@ -52,8 +52,8 @@ fn try_all(client: &Client) -> Vec<(&'static str, redlatch::Result<()>)> {
         ("fenced", client.fenced_lock(name()).lock().map(drop)),
         ("reentrant", client.reentrant_lock(name()).lock().map(drop)),
         ("a set", client.multi_lock([name()]).lock().map(drop)),
-        ("read", client.rwlock(name()).read().map(drop)),
-        ("write", client.rwlock(name()).write().map(drop)),
+        ("read", client.rw_lock(name()).read().map(drop)),
+        ("write", client.rw_lock(name()).write().map(drop)),
         ("permit", semaphore.acquire().map(drop)),
         ("leased", leased.acquire().map(drop)),
     ]

@@ -44,7 +44,7 @@ timed!(a_waiter_outlives_a_quick_restart_and_gets_the_lock);
 fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
     // L5: what it waited for is gone with the data, and nobody will ever say so.
     let mut server = Server::start();
-    let config = config(&server.url()).response_timeout(ms(3_000));
+    let config = config(&server.url()).command_timeout(ms(3_000));
     let holder = Client::open(config.clone()).unwrap();
     let waiter = Client::open(config).unwrap();
     let name = unique("restart");
@@ -277,10 +277,10 @@ fn a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it
     let unlocked = client.mutex(unique("unlocked")).lock().unwrap();
     let (spun, written) = (
         client.spin_lock(unique("spun")).lock().unwrap(),
-        client.rwlock(unique("written")).write().unwrap(),
+        client.rw_lock(unique("written")).write().unwrap(),
     );
     let (read, queued, fenced) = (
-        client.rwlock(unique("read")).read().unwrap(),
+        client.rw_lock(unique("read")).read().unwrap(),
         client.fair_lock(unique("queued")).lock().unwrap(),
         client.fenced_lock(unique("fenced")).lock().unwrap(),
     );
@@ -350,10 +350,10 @@ fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
     assert!(server.keys().is_empty());
 }
 
-timed!(a_pause_shorter_than_the_response_timeout_is_waited_for);
-fn a_pause_shorter_than_the_response_timeout_is_waited_for() {
+timed!(a_pause_shorter_than_the_command_timeout_is_waited_for);
+fn a_pause_shorter_than_the_command_timeout_is_waited_for() {
     let server = Server::start();
-    let client = Client::open(config(&server.url()).response_timeout(ms(2_000))).unwrap();
+    let client = Client::open(config(&server.url()).command_timeout(ms(2_000))).unwrap();
     let lock = client.mutex(unique("pause"));
     let begun = Instant::now();
     let () = server.ask(&["CLIENT", "PAUSE", "500", "ALL"]);
@@ -407,7 +407,7 @@ fn connections_closed_for_idleness_are_not_noticed() {
 fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Duration {
     let server = Server::start();
     let clients: Vec<_> = (0..2)
-        .map(|_| Client::open(config(&server.url()).response_timeout(ms(3_000))).unwrap())
+        .map(|_| Client::open(config(&server.url()).command_timeout(ms(3_000))).unwrap())
         .collect();
     let name = unique("counter");
     let key = format!("{name}:value");

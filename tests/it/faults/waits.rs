@@ -18,7 +18,7 @@ fn yields_in_time<T: Debug>(
     const TENURE: Duration = ms(60);
     let server = Server::start();
     let config = Config::new(server.url());
-    let client = Client::open(config.response_timeout(ms(500)).tenure(TENURE)).unwrap();
+    let client = Client::open(config.command_timeout(ms(500)).tenure(TENURE)).unwrap();
     let (name, other) = (unique("yields"), unique("asks"));
     set_up(&client, &name);
     set_up(&client, &other);
@@ -42,8 +42,8 @@ fn yields_in_time<T: Debug>(
     server.thaw();
 }
 
-timed!(yielding_to_others_is_part_of_the_response_timeout);
-fn yielding_to_others_is_part_of_the_response_timeout() {
+timed!(yielding_to_others_is_part_of_the_command_timeout);
+fn yielding_to_others_is_part_of_the_command_timeout() {
     yields_in_time(|_, _| (), |client, name| client.mutex(name).lock());
     yields_in_time(
         |client, name| assert!(client.semaphore(name).try_set_permits(1).unwrap()),
@@ -54,7 +54,7 @@ fn yielding_to_others_is_part_of_the_response_timeout() {
 timed!(a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it);
 fn a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it() {
     let server = Server::start();
-    let config = Config::new(server.url()).response_timeout(ms(200));
+    let config = Config::new(server.url()).command_timeout(ms(200));
     let client = Client::open(config).unwrap();
     let worked = |lock: &dyn Fn(&mut dyn FnMut()) -> Result<()>| {
         let mut times = 0;
@@ -66,7 +66,7 @@ fn a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it() {
         server.thaw();
         assert_eq!(times, 1);
     };
-    let (mutex, prices) = (client.mutex(unique("with")), client.rwlock(unique("with")));
+    let (mutex, prices) = (client.mutex(unique("with")), client.rw_lock(unique("with")));
     worked(&|work| mutex.with(|_| work()));
     worked(&|work| prices.with_read(|_| work()));
     worked(&|work| prices.with_write(|_| work()));
@@ -112,11 +112,11 @@ fn ways_of_waiting() -> Vec<(&'static str, Wait)> {
         ),
         (
             "read lock",
-            way(|client, token, limit| client.rwlock("p").cancel_on(token).try_read_for(limit)),
+            way(|client, token, limit| client.rw_lock("p").cancel_on(token).try_read_for(limit)),
         ),
         (
             "write lock",
-            way(|client, token, limit| client.rwlock("w").cancel_on(token).try_write_for(limit)),
+            way(|client, token, limit| client.rw_lock("w").cancel_on(token).try_write_for(limit)),
         ),
         (
             "several names",
@@ -196,7 +196,7 @@ fn whoever_is_cancelled_need_not_wait_for_the_thread_that_reads_for_all() {
     const OTHERS: u64 = 4;
     let server = Server::start();
     // Nobody gives up the connection meanwhile.
-    let config = Config::new(server.url()).response_timeout(GENEROUS * 4);
+    let config = Config::new(server.url()).command_timeout(GENEROUS * 4);
     let client = Client::open(config).unwrap();
     let (token, before) = (CancelToken::new(), client.stats().commands);
     server.freeze();
@@ -247,8 +247,8 @@ fn attempts_out_of_time_leave_no_more_to_be_sent_however_many_they_are() {
         let got = match n % 8 {
             0 => client.fair_lock(name).try_lock_for(limit).map(is_some),
             1 => client.spin_lock(name).try_lock_for(limit).map(is_some),
-            2 => client.rwlock(name).try_read_for(limit).map(is_some),
-            3 => client.rwlock(name).try_write_for(limit).map(is_some),
+            2 => client.rw_lock(name).try_read_for(limit).map(is_some),
+            3 => client.rw_lock(name).try_write_for(limit).map(is_some),
             4 => client
                 .multi_lock([name.clone() + "a", name + "b"])
                 .try_lock_for(limit)
@@ -480,7 +480,7 @@ fn while_a_script_runs<T>(server: &Server, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A client whose response timeout never ends a wait here.
+/// A client whose command timeout never ends a wait here.
 fn client_with_time(url: &str) -> Client {
-    Client::open(Config::new(url).response_timeout(3 * GENEROUS)).unwrap()
+    Client::open(Config::new(url).command_timeout(3 * GENEROUS)).unwrap()
 }

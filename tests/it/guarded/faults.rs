@@ -102,8 +102,8 @@ fn what_a_frozen_server_gets_to_too_late_does_not_run() {
     assert_eq!(server.get_int(&count), 0, "it ran after the lease");
 }
 
-timed!(nothing_waits_longer_than_the_response_timeout);
-fn nothing_waits_longer_than_the_response_timeout() {
+timed!(nothing_waits_longer_than_the_command_timeout);
+fn nothing_waits_longer_than_the_command_timeout() {
     let mut server = Server::start();
     let client = Client::open(in_haste(settings(&server))).unwrap();
     let name = unique("away");
@@ -129,7 +129,7 @@ fn nothing_waits_longer_than_the_response_timeout() {
 timed!(nobody_is_handed_a_hold_under_which_a_command_may_still_run);
 fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
     // Everything happens within one tenure, in which threads hand a lock over.
-    let patient = |config: Config| config.tenure(ms(1_000)).response_timeout(ms(200));
+    let patient = |config: Config| config.tenure(ms(1_000)).command_timeout(ms(200));
     let net = Net::of(Server::start_as(Deployment::Single), patient, in_haste);
     let (mutex, count) = (net.client.mutex(&net.name), key(&net.name, "count"));
     let guard = mutex.lock().unwrap();
@@ -250,7 +250,7 @@ timed!(a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so);
 fn a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so() {
     let server = Server::start();
     // A script takes a while to copy so much.
-    let config = settings(&server).response_timeout(LONG);
+    let config = settings(&server).command_timeout(LONG);
     let client = Client::open(config).unwrap();
     let [large, small] = ["large", "small"].map(|name| client.mutex(unique(name)).lock().unwrap());
     let (long, count) = (key(large.name(), "long"), key(small.name(), "count"));

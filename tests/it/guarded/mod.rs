@@ -42,8 +42,8 @@ fn each(server: &Server, then: &dyn Fn(&str, &str, Run<'_>)) {
         "fair mutex": name => client.fair_mutex(&name).lock().unwrap();
         "fenced lock": name => client.fenced_lock(&name).lock().unwrap();
         "spin lock": name => client.spin_lock(&name).lock().unwrap();
-        "reader": name => client.rwlock(&name).read().unwrap();
-        "writer": name => client.rwlock(&name).write().unwrap();
+        "reader": name => client.rw_lock(&name).read().unwrap();
+        "writer": name => client.rw_lock(&name).write().unwrap();
         "permit": name => {
             let slots = client.expirable_semaphore(&name);
             slots.try_set_permits(1).unwrap();
@@ -145,8 +145,8 @@ fn a_reader_whose_time_is_over_is_not_kept_by_another() {
     let name = unique("readers");
     let count = key(&name, "count");
     let (over, kept) = (
-        client.rwlock(&name).read().unwrap(),
-        other.rwlock(&name).read().unwrap(),
+        client.rw_lock(&name).read().unwrap(),
+        other.rw_lock(&name).read().unwrap(),
     );
     // Both are in one hash, which lives for as long as either. Each has a key that lives as long as its own lease.
     let its_life = |of: &&String| of.contains(over.owner());
@@ -208,7 +208,7 @@ fn a_hold_that_was_handed_over_or_is_shared_runs_commands() {
     let server = Server::start();
     let client = open(&server);
     let name = unique("on");
-    let (mutex, prices) = (client.mutex(&name), client.rwlock(unique("shared")));
+    let (mutex, prices) = (client.mutex(&name), client.rw_lock(unique("shared")));
     let count = key(&name, "count");
     let add = |guard: &redlatch::MutexGuard| guard.query::<i64>(cmd("INCR").arg(&count)).unwrap();
     scoped(|scope| {
@@ -291,7 +291,7 @@ fn a_script_has_its_own_keys_and_arguments() {
     let name = unique("script");
     let take = GuardedScript::new(TAKE);
     for reader in [false, true] {
-        let (mutex, prices) = (client.mutex(&name), client.rwlock(unique("read")));
+        let (mutex, prices) = (client.mutex(&name), client.rw_lock(unique("read")));
         let (guard, reading) = (mutex.lock().unwrap(), prices.read().unwrap());
         let of = if reader { prices.name() } else { &name };
         let keys = [key(of, "left"), key(of, "log")];

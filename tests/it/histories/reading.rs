@@ -97,7 +97,7 @@ fn what_was_written_is_read() {
 #[test]
 fn a_line_means_what_the_format_says() {
     let log = r#"
-        {"process":-1,"type":"info","f":"setup","value":{"seed":1,"lease_ms":1000,"response_timeout_ms":500,"slack_ms":100},"time":0}
+        {"process":-1,"type":"info","f":"setup","value":{"seed":1,"lease_ms":1000,"command_timeout_ms":500,"slack_ms":100},"time":0}
         {"process":1001,"type":"invoke","f":"acquire","value":{"kind":"fair","name":"fair-0","mode":"exclusive","limit_ms":5000},"time":1000000}
         {"process":1001,"type":"ok","f":"acquire","value":{"kind":"fair","name":"fair-0","mode":"exclusive"},"time":2000000}
         {"process":2001,"type":"invoke","f":"acquire","value":{"kind":"fair","name":"fair-0","mode":"exclusive","limit_ms":5000},"time":3000000}

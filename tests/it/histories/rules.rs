@@ -498,7 +498,7 @@ fn one_who_is_stuck_is_found() {
 }
 
 #[test]
-fn a_release_past_the_response_timeout_is_found() {
+fn a_release_past_the_command_timeout_is_found() {
     let slow = |at| has(1001, "mutex", [0, 10, 20]).released_at(at);
     is_fine(&[slow(620)], &[]);
     breaks(Rule::Deadline, &[slow(621)], &[]);
@@ -509,7 +509,7 @@ fn an_error_or_a_loss_without_a_cause_is_found() {
     let failed = asks(1001, "mutex", 4_950).failed(4_960);
     let lost = has(1001, "mutex", [4_940, 4_950, 4_960]).lost(4_960);
     let not_released = has(1001, "mutex", [4_940, 4_950, 4_960]).release_fails();
-    // Consequences last for a lease, a response timeout and the slack.
+    // Consequences last for a lease, a command timeout and the slack.
     let faults = [
         ([4_970, 4_980], false),
         ([3_000, 3_349], false),
@@ -625,7 +625,7 @@ fn a_lock_that_is_free_although_wanted_is_found() {
         &[before, asks(2001, "mutex", 15).limit(200).refused(215)],
         &[],
     );
-    // A fault explains a lease, a response timeout and the slack, and no more.
+    // A fault explains a lease, a command timeout and the slack, and no more.
     let before = has(1001, "mutex", [0, 10, 20]);
     let after = |at: u64| [before.clone(), has(2001, "mutex", [15, at, at + 10])];
     let stop = [fault("stop-server", [10, 30])];

@@ -49,7 +49,7 @@ fn holders_and_waiters_of_java_are_shown_by_id_and_thread() {
                 "{info}"
             );
         }
-        let listed: Vec<_> = client.list(&name).map(|lock| lock.unwrap().kind).collect();
+        let listed: Vec<_> = client.locks(&name).map(|lock| lock.unwrap().kind).collect();
         assert_eq!(listed, [shown], "{kind}");
         if kind == "fair" {
             // It gets what the other no longer has.

@@ -31,7 +31,7 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     let server = Server::start();
     let (theirs, ours) = both(&server, java);
     let (name, other) = (unique("read"), format!("{theirs}-writes"));
-    let guard = ours.rwlock(&name).read().unwrap();
+    let guard = ours.rw_lock(&name).read().unwrap();
     java.does(&theirs, &format!("take {theirs} read {name} -1 -1"));
     let (sender, got) = unbounded();
     let mut crew = Crew::new();
@@ -39,7 +39,7 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     // Of another process: one of this would not ask before its readers have left.
     let (_, another) = both(&server, java);
     crew.spawn(move || {
-        let _guard = another.rwlock(its).write().unwrap();
+        let _guard = another.rw_lock(its).write().unwrap();
         sender.send(()).unwrap();
     });
     let writes = java.order(&other, &format!("take {theirs} write {name} -1 -1"));
@@ -170,7 +170,7 @@ fn a_lock_that_the_other_side_has_forced_is_reported_lost() {
             assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
         } else {
             guard.unlock().unwrap();
-            let guard = ours.rwlock(&name).write().unwrap();
+            let guard = ours.rw_lock(&name).write().unwrap();
             assert_eq!(
                 java.does(&theirs, &format!("force {theirs} {kind} {name}")),
                 "true"
@@ -182,7 +182,7 @@ fn a_lock_that_the_other_side_has_forced_is_reported_lost() {
         let forced = match kind {
             "fair" => ours.fair_lock(&name).force_unlock(),
             "fenced" => ours.fenced_lock(&name).force_unlock(),
-            "write" => ours.rwlock(&name).force_unlock(),
+            "write" => ours.rw_lock(&name).force_unlock(),
             _ => ours.mutex(&name).force_unlock(),
         };
         assert!(forced.unwrap());
@@ -346,7 +346,7 @@ fn a_plain_lock_of_a_cluster_is_waited_for_both_ways() {
         let (sender, got) = unbounded();
         let (clients, its) = (ours.clone(), name.clone());
         let mut crew = Crew::new();
-        let rescues = ours[0].stats().poll_rescues;
+        let rescues = ours[0].stats().missed_messages;
         crew.spawn(move || {
             let taken = take(&clients, "lock", &its).unwrap();
             sender.send(()).unwrap();
@@ -357,7 +357,7 @@ fn a_plain_lock_of_a_cluster_is_waited_for_both_ways() {
         java.does(&theirs, &frees);
         got.recv_timeout(loosely(GENEROUS)).unwrap();
         crew.join();
-        assert_eq!(ours[0].stats().poll_rescues, rescues);
+        assert_eq!(ours[0].stats().missed_messages, rescues);
         let taken = take(&ours, "lock", &name).unwrap();
         let waits = java.order(&theirs, &takes);
         eventually("it waits", || java.is_parked(&theirs));

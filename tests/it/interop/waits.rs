@@ -157,7 +157,7 @@ fn a_thread_here_is_woken_by_the_release_of_one_of_java() {
         is_soon(wanted, "Rust", spans);
         let after = client.stats();
         assert_eq!(
-            after.poll_rescues, before.poll_rescues,
+            after.missed_messages, before.missed_messages,
             "{wanted}: {after:?}"
         );
     }

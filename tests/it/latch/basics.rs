@@ -331,7 +331,7 @@ fn the_last_count_down_wakes_whoever_waits_by_message() {
         count_down(&name);
         assert!(waiting.ends(since, BY_MESSAGE).unwrap());
     }
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
     assert_eq!(client.stats().wakes, 2);
 }
 
@@ -348,7 +348,7 @@ fn deleting_wakes_whoever_waits() {
     let since = Instant::now();
     assert!(latch.delete().unwrap());
     waiting.ends(since, BY_MESSAGE).unwrap();
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
 }
 
 timed!(a_message_is_only_a_hint);
@@ -396,7 +396,7 @@ fn one_wake_is_one_question_for_each_thread() {
     crew.join();
     let after = client.stats();
     assert_eq!(after.commands, parked.commands + THREADS);
-    assert_eq!((after.wakes, after.poll_rescues), (THREADS, 0));
+    assert_eq!((after.wakes, after.missed_messages), (THREADS, 0));
     eventually("nobody listens", || client.stats().subscriptions == 0);
 }
 
@@ -478,7 +478,7 @@ fn a_key_that_vanishes_in_silence_keeps_nobody() {
     let since = Instant::now();
     server.cli(&["DEL", latch.name()]);
     waiting.ends(since, BY_ASKING).unwrap();
-    assert_eq!(client.stats().poll_rescues, 1);
+    assert_eq!(client.stats().missed_messages, 1);
 }
 
 timed!(a_lost_subscription_keeps_nobody);
@@ -563,7 +563,7 @@ timed!(an_endless_wait_tells_of_a_frozen_server);
 fn an_endless_wait_tells_of_a_frozen_server() {
     let response = ms(400);
     let server = Server::start();
-    let client = Client::open(Config::new(server.url()).response_timeout(response)).unwrap();
+    let client = Client::open(Config::new(server.url()).command_timeout(response)).unwrap();
     let latch = client.latch(unique("frozen"));
     assert!(latch.try_set_count(1).unwrap());
     let waiting = Waiting::new(&server, {
@@ -583,13 +583,13 @@ fn an_endless_wait_tells_of_a_frozen_server() {
     }
 }
 
-/// The response timeout of a client behind a proxy: half of it is what a lost reply costs, the other half may be needed.
+/// The command timeout of a client behind a proxy: half of it is what a lost reply costs, the other half may be needed.
 const RESPONSE: Duration = ms(1_600);
 
 fn behind_a_proxy(server: &Server) -> (Proxy, Client) {
     load_scripts(server);
     let proxy = Proxy::start(server.addr());
-    let client = Client::open(Config::new(proxy.url()).response_timeout(RESPONSE)).unwrap();
+    let client = Client::open(Config::new(proxy.url()).command_timeout(RESPONSE)).unwrap();
     (proxy, client)
 }
 
@@ -735,7 +735,7 @@ fn who_is_late_is_released_though_the_next_count_stands() {
         assert_eq!(latch.count().unwrap(), 1, "{what}");
         server.cli(&["FLUSHALL"]);
     }
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
 }
 
 timed!(java_clients_alone_do_not_tell_their_rounds_apart);
@@ -892,7 +892,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
     assert!(all_known > 0 || rounds < 20, "too slow a machine");
     let stats: Vec<_> = clients.iter().map(Client::stats).collect();
     let sum = |of: fn(&redlatch::Stats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (wakes, rescues) = (sum(|its| its.wakes), sum(|its| its.poll_rescues));
+    let (wakes, rescues) = (sum(|its| its.wakes), sum(|its| its.missed_messages));
     eprintln!("{wakes} wakes, {rescues} rescues, {all_known} known");
     // A machine that stands still for a second may wake them the other way.
     assert!(rescues * 1_000 <= threads * rounds, "{rescues} not told");

@@ -76,11 +76,11 @@ fn a_name_is_kept_whatever_kind_it_is() {
         });
         scope.spawn(|| {
             let name = unique("written");
-            let (ours, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+            let (ours, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
             let waits = move |wait| theirs.try_read_for(wait).unwrap().is_some();
             is_kept("written", || ours.write().unwrap(), drop, waits);
             let name = unique("read");
-            let (ours, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+            let (ours, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
             let waits = move |wait| theirs.try_write_for(wait).unwrap().is_some();
             is_kept(
                 "read",
@@ -229,7 +229,7 @@ fn one_that_is_downgraded_keeps_writers_out_and_no_readers() {
     let server = Server::start();
     let [client, other] = [open(&server), open(&server)];
     let name = unique("downgraded");
-    let (lock, theirs) = (client.rwlock(&name).at_least(KEPT), other.rwlock(&name));
+    let (lock, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
     let begun = Instant::now();
     let reading = lock.write().unwrap().downgrade().unwrap();
     assert!(theirs.try_read().unwrap().is_some());

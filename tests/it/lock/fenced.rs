@@ -389,8 +389,8 @@ fn each_of_eight_thousand_holds_of_one_process_has_its_own_token() {
         1000,
     );
     let stats = client.stats();
-    assert_eq!(stats.acquired + stats.passed, 8000, "{stats:?}");
-    assert!(stats.passed > stats.acquired, "{stats:?}");
+    assert_eq!(stats.acquired + stats.local_handoffs, 8000, "{stats:?}");
+    assert!(stats.local_handoffs > stats.acquired, "{stats:?}");
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn tokens_rise_from_client_to_client() {
             Client::open(config).unwrap()
         });
         hold(&server, &unique("clients"), &clients, 3, 150);
-        let passed = clients.iter().map(|client| client.stats().passed);
+        let passed = clients.iter().map(|client| client.stats().local_handoffs);
         assert_eq!(passed.sum::<u64>() > 0, tenure > 0);
     }
 }
@@ -491,7 +491,7 @@ fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
     crew.join();
     let seen = seen.lock().unwrap().clone();
     let stats = client.stats();
-    assert_eq!((stats.acquired, stats.passed), (2, 2), "{seen:?}");
+    assert_eq!((stats.acquired, stats.local_handoffs), (2, 2), "{seen:?}");
     assert!(seen[1] > seen[0] && seen[2] == seen[1] + 1 && seen[3] == seen[1] + 2);
     // What was not used is skipped.
     assert!(count(&server, &name) > seen[3]);
@@ -551,7 +551,7 @@ fn contention_does_not_drive_tokens_ahead_of_the_clock() {
 timed!(tokens_rise_over_a_crash_of_a_server_that_keeps_its_data);
 fn tokens_rise_over_a_crash_of_a_server_that_keeps_its_data() {
     let mut server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let client = Client::open(config(&server.url()).response_timeout(LONG)).unwrap();
+    let client = Client::open(config(&server.url()).command_timeout(LONG)).unwrap();
     let name = unique("kept");
     let lock = client.fenced_lock(&name);
     let mut tokens = Rising::default();
@@ -575,7 +575,7 @@ fn tokens_rise_over_a_crash_of_a_server_that_keeps_its_data() {
 timed!(tokens_rise_over_a_crash_of_a_server_that_loses_its_data);
 fn tokens_rise_over_a_crash_of_a_server_that_loses_its_data() {
     let mut server = Server::start();
-    let client = Client::open(config(&server.url()).response_timeout(LONG)).unwrap();
+    let client = Client::open(config(&server.url()).command_timeout(LONG)).unwrap();
     let lock = client.fenced_lock(unique("empty"));
     let mut tokens = Rising::default();
     for _ in 0..3 {
@@ -595,7 +595,7 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     // Half of it is what a lost reply costs.
-    let client = Client::open(config(&proxy.url()).response_timeout(ms(2000))).unwrap();
+    let client = Client::open(config(&proxy.url()).command_timeout(ms(2000))).unwrap();
     let other = open(&server);
     let name = unique("unknown");
     let (lock, their) = (client.fenced_lock(&name), other.fenced_lock(&name));
@@ -759,7 +759,7 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     // They do not know yet, and pass on what is not theirs any more.
     go.store(true, Ordering::SeqCst);
     crew.join();
-    assert_eq!(client.stats().passed, 3);
+    assert_eq!(client.stats().local_handoffs, 3);
     let after: Vec<_> = received.try_iter().collect();
     assert_eq!(after.len(), 2 * THREADS - 1);
     assert!(after.iter().all(|(token, _)| *token < guard.token()));

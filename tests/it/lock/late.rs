@@ -64,8 +64,8 @@ fn each(client: &Client, name: &str, strict: bool, wait: Duration) -> Vec<(&'sta
         "fair mutex": client.fair_mutex(n("lock")), try_lock_for;
         "fenced": client.fenced_lock(n("lock")), try_lock_for;
         "spin": client.spin_lock(n("lock")), try_lock_for;
-        "read": client.rwlock(n("rw")), try_read_for;
-        "write": client.rwlock(n("rw")), try_write_for;
+        "read": client.rw_lock(n("rw")), try_read_for;
+        "write": client.rw_lock(n("rw")), try_write_for;
         "multi": client.multi_lock([n("lock")]), try_lock_for;
         "several": client.multi_lock([n("lock"), n("more")]), try_lock_for;
         "semaphore": client.semaphore(n("plain")), try_acquire_for;
@@ -81,7 +81,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
     let whys = Whys::default();
     let config = in_haste(settings_by(&server, proxy.addr())).observer(whys.clone());
     let (client, other) = (
-        Client::open(config.response_timeout(ms(3_000))).unwrap(),
+        Client::open(config.command_timeout(ms(3_000))).unwrap(),
         open(&server),
     );
     let name = unique("late");
@@ -93,7 +93,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
         .unwrap();
     let held = (
         other.mutex(n("lock")).lock().unwrap(),
-        other.rwlock(n("rw")).write().unwrap(),
+        other.rw_lock(n("rw")).write().unwrap(),
         other.semaphore(n("plain")).acquire().unwrap(),
         other.expirable_semaphore(n("leased")).acquire().unwrap(),
     );
@@ -123,7 +123,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
 timed!(a_majority_that_is_too_slow_is_late);
 fn a_majority_that_is_too_slow_is_late() {
     let net = || {
-        let patient = |config| in_haste(config).response_timeout(ms(3_000));
+        let patient = |config| in_haste(config).command_timeout(ms(3_000));
         Net::of(Server::start_as(Deployment::Single), patient, in_haste)
     };
     let nets = [(); 3].map(|()| net());
@@ -151,7 +151,7 @@ timed!(threads_behind_others_know_as_much_as_those);
 fn threads_behind_others_know_as_much_as_those() {
     let server = Server::start();
     let proxy = Proxy::before(&server);
-    let config = in_haste(settings_by(&server, proxy.addr())).response_timeout(ms(3_000));
+    let config = in_haste(settings_by(&server, proxy.addr())).command_timeout(ms(3_000));
     let (client, other) = (Client::open(config).unwrap(), open(&server));
     let name = unique("behind");
     let mutex = client.mutex(&name).late_is_error();

@@ -158,14 +158,14 @@ macro_rules! for_each_kind {
                 world,
                 $test,
                 "reading",
-                |clients: &[Client], name: &str| { Reading(clients[0].rwlock(name)) }
+                |clients: &[Client], name: &str| { Reading(clients[0].rw_lock(name)) }
             );
             for_each_kind!(
                 scope,
                 world,
                 $test,
                 "writing",
-                |clients: &[Client], name: &str| { Writing(clients[0].rwlock(name)) }
+                |clients: &[Client], name: &str| { Writing(clients[0].rw_lock(name)) }
             );
             if deployment() != Deployment::Cluster {
                 for_each_kind!(
@@ -342,7 +342,7 @@ fn a_write_guard_is_downgraded_on_another_thread() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
     let name = unique("prices");
-    let (ours, theirs) = (client.rwlock(&name), other.rwlock(&name));
+    let (ours, theirs) = (client.rw_lock(&name), other.rw_lock(&name));
     let writing = ours.write_owned().unwrap();
     assert!(theirs.try_read().unwrap().is_none());
     let reading = elsewhere(move || writing.downgrade().unwrap());
@@ -361,7 +361,7 @@ fn read_guards_share_a_hold_and_each_keeps_writers_out() {
     let server = Server::start();
     let client = Client::open(crate::support::settings(&server).tenure(ms(1_000))).unwrap();
     let name = unique("shared");
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let first = lock.read_owned().unwrap();
     let second = lock.read_owned().unwrap();
     assert_eq!(first.owner(), second.owner());
@@ -378,7 +378,7 @@ timed!(a_reader_that_wants_an_owned_hold_as_well_would_wait_for_itself);
 fn a_reader_that_wants_an_owned_hold_as_well_would_wait_for_itself() {
     let server = Server::start();
     let client = open(&server);
-    let lock = client.rwlock(unique("behind"));
+    let lock = client.rw_lock(unique("behind"));
     let bound = lock.read().unwrap();
     drop(lock.read_owned().unwrap());
     let mut crew = Crew::new();

@@ -425,7 +425,7 @@ fn those_that_wait_for_a_message_find_out_by_asking() {
     crew.all_parked();
     guard.unlock().unwrap();
     crew.join();
-    assert_eq!(theirs.stats().poll_rescues, 1, "{:?}", theirs.stats());
+    assert_eq!(theirs.stats().missed_messages, 1, "{:?}", theirs.stats());
     // The other way round it is the spin lock that asks anyway.
     let guard = theirs.reentrant_lock(&name).lock().unwrap();
     let mut crew = Crew::new();
@@ -445,7 +445,7 @@ fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
     let server = Server::start();
     let client = open(&server);
     let lock = client.spin_lock(unique("leaves"));
-    let held_back = || client.stats().held_back;
+    let held_back = || client.stats().yields;
     let begun = Instant::now();
     while held_back() < 20 {
         let (before, asked) = (held_back(), Instant::now());
@@ -494,7 +494,7 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
             })
             .collect();
         done.store(true, Ordering::SeqCst);
-        assert_ne!(client.stats().held_back, 0);
+        assert_ne!(client.stats().yields, 0);
         took
     })
 }
@@ -514,7 +514,7 @@ fn nobody_who_waits_without_listening_is_taken_for_absent() {
     let client = Client::open(config).unwrap();
     let (lock, begun) = (client.spin_lock(unique("absent")), Instant::now());
     // A pause of this thread may end a tenure as well; then it takes more of them.
-    while client.stats().held_back < 5 {
+    while client.stats().yields < 5 {
         drop(lock.lock().unwrap());
         assert!(begun.elapsed() < loosely(LONG), "{:?}", client.stats());
     }

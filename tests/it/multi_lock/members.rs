@@ -70,7 +70,7 @@ fn locks_of_several_kinds_and_servers_are_held_as_one() {
         Box::new(two.mutex(a)),
     ]);
     assert!(!lock.is_locked().unwrap());
-    assert_eq!(lock.remaining().unwrap(), None);
+    assert_eq!(lock.remaining_lease().unwrap(), None);
     let guard = lock.lock().unwrap();
     left(&here, &[a, c]);
     left(&there, &[a, b]);
@@ -90,7 +90,7 @@ fn locks_of_several_kinds_and_servers_are_held_as_one() {
     assert_eq!(guard.name(), lock.name());
     assert!(guard.is_valid() && guard.valid_until() > Instant::now() + ms(30_000));
     assert_eq!((guard.hold_count(), lock.hold_count()), (1, 1));
-    assert!(lock.is_locked().unwrap() && lock.remaining().unwrap() > Some(ms(50_000)));
+    assert!(lock.is_locked().unwrap() && lock.remaining_lease().unwrap() > Some(ms(50_000)));
     let others = [open(&here.url()), open(&there.url())];
     assert!(others[0].reentrant_lock(c).try_lock().unwrap().is_none());
     assert!(others[1].fenced_lock(b).try_lock().unwrap().is_none());
@@ -333,12 +333,12 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
     }
 }
 
-timed!(two_frozen_servers_cost_one_response_timeout);
-fn two_frozen_servers_cost_one_response_timeout() {
+timed!(two_frozen_servers_cost_one_command_timeout);
+fn two_frozen_servers_cost_one_command_timeout() {
     let servers = [(); 3].map(|()| Server::start());
     let clients = servers.each_ref().map(|server| {
         let config = Config::new(server.url()).lease(LONG);
-        Client::open(config.response_timeout(ms(600)).connect_timeout(ms(600))).unwrap()
+        Client::open(config.command_timeout(ms(600)).connect_timeout(ms(600))).unwrap()
     });
     let names = ["a", "b", "c"].map(unique);
     let members = clients.iter().zip(&names);
@@ -384,7 +384,7 @@ timed!(dead_members_are_told_by_their_names_and_the_others_are_free_again);
 fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
     let mut servers = [(); 3].map(|()| Server::start());
     let clients = servers.each_ref().map(|server| {
-        let config = Config::new(server.url()).response_timeout(RESPONSE);
+        let config = Config::new(server.url()).command_timeout(RESPONSE);
         Client::open(config.connect_timeout(RESPONSE)).unwrap()
     });
     let names = ["a", "b", "c"].map(unique);
@@ -876,7 +876,7 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
             first += usize::from(!received.is_empty());
             crew.join();
         }
-        let held_back = ours[n].stats().held_back;
+        let held_back = ours[n].stats().yields;
         assert!(held_back >= TURNS as u64 / 2, "{held_back}");
         assert!(first > 0);
     }
@@ -888,7 +888,7 @@ fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     let servers = [Server::start(), Server::start()];
     let proxy = Proxy::start(servers[1].addr());
     let response = ms(1_000);
-    let open = |url: String| Client::open(Config::new(url).response_timeout(response)).unwrap();
+    let open = |url: String| Client::open(Config::new(url).command_timeout(response)).unwrap();
     let here = open(servers[0].url());
     let there = open(proxy.url());
     proxy.set(Target::Link, Mode::SwallowReplies);
@@ -901,7 +901,7 @@ fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     assert_eq!(failed, names, "those of the one that is silent");
 
     proxy.pass();
-    let there = Client::open(Config::new(proxy.url()).response_timeout(LONG)).unwrap();
+    let there = Client::open(Config::new(proxy.url()).command_timeout(LONG)).unwrap();
     proxy.set(Target::Link, Mode::SwallowReplies);
     let token = CancelToken::new();
     let lock = one_each([&here, &there], &unique("cancelled")).cancel_on(&token);

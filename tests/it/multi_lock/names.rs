@@ -306,7 +306,7 @@ fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
             let lock = client.multi_lock(&names);
             assert!(lock.try_lock().unwrap().is_none(), "{kind} at {place}");
             assert_eq!(server.keys(), before, "{kind} at {place}");
-            assert!(lock.is_locked().unwrap() && lock.remaining().unwrap() > Some(LEASE / 2));
+            assert!(lock.is_locked().unwrap() && lock.remaining_lease().unwrap() > Some(LEASE / 2));
             drop(held);
             if kind == 6 {
                 server.cli(&["DEL", name]);
@@ -433,7 +433,7 @@ fn an_acquire_of_unknown_outcome_is_undone() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let config = Config::new(proxy.url()).lease(LEASE);
-    let client = Client::open(config.response_timeout(RESPONSE)).unwrap();
+    let client = Client::open(config.command_timeout(RESPONSE)).unwrap();
     let names = three();
     let lock = client.multi_lock(&names);
     lock.lock().unwrap().unlock().unwrap();
@@ -585,7 +585,7 @@ fn while_it_waits_it_holds_nothing() {
     }
     let stats = client.stats();
     assert_eq!(
-        (stats.poll_rescues, stats.subscriptions),
+        (stats.missed_messages, stats.subscriptions),
         (0, 0),
         "{stats:?}"
     );
@@ -625,7 +625,7 @@ fn it_is_woken_by_one_busy_name_after_another() {
         waits.leaves();
         subscribed(&server, 0);
     }
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
     left(&server, &[]);
 }
 
@@ -654,7 +654,7 @@ fn a_name_taken_meanwhile_is_waited_for_next() {
         waits.leaves();
         subscribed(&server, 0);
     }
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
     left(&server, &[]);
 }
 
@@ -791,11 +791,11 @@ fn questions_are_about_any_of_the_names() {
     let names = three();
     let lock = client.multi_lock(&names);
     assert!(!lock.is_locked().unwrap());
-    assert_eq!(lock.remaining().unwrap(), None);
+    assert_eq!(lock.remaining_lease().unwrap(), None);
     hold_by_stranger(&server, &names[2], 20_000);
     assert!(lock.is_locked().unwrap());
     let left_at_most = |most| {
-        let left = lock.remaining().unwrap().unwrap();
+        let left = lock.remaining_lease().unwrap().unwrap();
         assert!(left <= most && left > most / 2, "{left:?}");
     };
     left_at_most(ms(20_000));
@@ -803,7 +803,7 @@ fn questions_are_about_any_of_the_names() {
     left_at_most(ms(50_000));
     server.cli(&["PERSIST", &names[1]]);
     server.cli(&["HSET", &names[1], STRANGER, "1"]);
-    assert_eq!(lock.remaining().unwrap(), Some(Duration::MAX));
+    assert_eq!(lock.remaining_lease().unwrap(), Some(Duration::MAX));
     server.cli(&["FLUSHALL"]);
     let said = lock.with(|guard| {
         assert_eq!((lock.hold_count(), guard.hold_count()), (1, 1));

@@ -83,7 +83,7 @@ fn each_kind_of_lock_says_who_holds_it_and_in_which_process() {
     assert!(info.token.unwrap() >= guard.token());
 
     let prices = unique("prices");
-    let (read, write) = (client.rwlock(&prices), other.rwlock(&prices));
+    let (read, write) = (client.rw_lock(&prices), other.rw_lock(&prices));
     let (one, two) = (read.read().unwrap(), write.read().unwrap());
     let info = look(&client, &prices);
     assert_eq!((info.kind, info.held), (LockKind::RwLock, 2), "{info}");
@@ -253,12 +253,12 @@ fn a_user_without_the_rights_is_told_which() {
 timed!(a_server_that_is_away_is_an_error_in_time);
 fn a_server_that_is_away_is_an_error_in_time() {
     let mut server = Server::start();
-    let client = Client::open(settings(&server).response_timeout(ms(500))).unwrap();
+    let client = Client::open(settings(&server).command_timeout(ms(500))).unwrap();
     server.kill();
     let begun = std::time::Instant::now();
     let err = client.inspect("any").unwrap_err();
     assert!(err.is_retryable(), "{err}");
-    let mut listed = client.list("*");
+    let mut listed = client.locks("*");
     assert!(listed.next().unwrap().is_err());
     assert!(listed.next().is_none(), "it ends");
     let report = client.check().unwrap();
@@ -282,7 +282,7 @@ fn each_master_of_a_red_lock_is_asked() {
     }
     let mut servers = [(); 3].map(|()| Server::start());
     let clients =
-        [0, 1, 2].map(|n| Client::open(settings(&servers[n]).response_timeout(ms(1_000))).unwrap());
+        [0, 1, 2].map(|n| Client::open(settings(&servers[n]).command_timeout(ms(1_000))).unwrap());
     let name = unique("red");
     let lock = RedLock::new(&clients, &name).unwrap();
     let guard = lock.lock().unwrap();
@@ -316,7 +316,7 @@ fn all_holds_of_an_owner_are_taken_and_nobody_elses() {
     // A thread of Redisson's has one owner for both.
     let (owner, lock) = (
         "a7b6e3c2-1111-4222-8333-444455556666:37",
-        client.rwlock(&name),
+        client.rw_lock(&name),
     );
     let written = format!("{owner}:write");
     server.cli(&["HSET", &name, "mode", "write", &written, "2", owner, "1"]);
@@ -329,7 +329,7 @@ fn all_holds_of_an_owner_are_taken_and_nobody_elses() {
     assert!(!other.force_unlock_owner(&name, owner).unwrap());
     assert_eq!(server.dbsize(), 0);
 
-    let theirs = other.rwlock(&name);
+    let theirs = other.rw_lock(&name);
     let (ours, theirs) = (lock.read().unwrap(), theirs.read().unwrap());
     assert!(other.force_unlock_owner(&name, ours.owner()).unwrap());
     let info = look(&other, &name);
@@ -352,7 +352,7 @@ fn a_name_in_a_text_for_people_stays_on_its_line() {
     };
     let guard = client.fair_lock(&name).lock().unwrap();
     is_shown(&look(&client, &name).to_string());
-    let listed: Vec<_> = client.list("*").map(Result::unwrap).collect();
+    let listed: Vec<_> = client.locks("*").map(Result::unwrap).collect();
     assert_eq!(listed[0].name, name);
     is_shown(&listed[0].to_string());
     server.cli(&["DEL", &name]);

@@ -11,7 +11,7 @@ use crate::support::{Server, open, scoped, settings, timed, unique};
 /// What is listed, by name.
 #[track_caller]
 fn list(client: &Client, pattern: &str) -> BTreeMap<String, (LockKind, u64)> {
-    let listed = client.list(pattern).map(|lock| {
+    let listed = client.locks(pattern).map(|lock| {
         let lock = lock.unwrap();
         assert!(lock.to_string().contains(&lock.name));
         assert!(
@@ -32,7 +32,7 @@ fn what_is_held_is_listed_and_nothing_else() {
     let one = client.mutex(&a).lock().unwrap();
     let two = client.fair_lock(&b).lock().unwrap();
     let three = client.fenced_lock(&c).lock().unwrap();
-    let four = client.rwlock(&d).read().unwrap();
+    let four = client.rw_lock(&d).read().unwrap();
     let semaphore = client.expirable_semaphore(&e);
     semaphore.try_set_permits(3).unwrap();
     let five = semaphore.acquire_many(2).unwrap();
@@ -108,8 +108,8 @@ fn every_name_is_listed_whatever_braces_it_has() {
             listed!(client.mutex(name).lock(), Lock);
             listed!(client.fair_lock(name).lock(), Lock);
             listed!(client.fenced_lock(name).lock(), FencedLock);
-            listed!(client.rwlock(name).read(), RwLock);
-            listed!(client.rwlock(name).write(), RwLock);
+            listed!(client.rw_lock(name).read(), RwLock);
+            listed!(client.rw_lock(name).write(), RwLock);
             let semaphore = client.expirable_semaphore(name);
             semaphore.try_set_permits(2).ok();
             listed!(semaphore.acquire(), ExpirableSemaphore);

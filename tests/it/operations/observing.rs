@@ -113,7 +113,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
         "fenced": fenced_lock;
         "spin": spin_lock;
     }
-    let prices = client.rwlock(unique("rw"));
+    let prices = client.rw_lock(unique("rw"));
     drop(prices.read().unwrap());
     assert_eq!(ears.take_own(), both("read-write"));
     prices.write().unwrap().unlock().unwrap();
@@ -180,7 +180,7 @@ fn each_thread_that_shares_a_hold_hears_of_its_loss() {
     let lease = loosely(ms(600));
     let config = settings(&server).observer(ears.clone()).lease(lease);
     let client = Client::open(config).unwrap();
-    let rw = client.rwlock(unique("shared"));
+    let rw = client.rw_lock(unique("shared"));
     let (held, done) = (Barrier::new(6), Barrier::new(6));
     scoped(|scope| {
         for _ in 0..5 {
@@ -235,7 +235,7 @@ fn whoever_finds_at_the_end_that_it_was_lost_is_heard_to_have_lost_it() {
         )+};
     }
     each! { mutex; reentrant_lock; fair_lock; fair_mutex; fenced_lock; spin_lock; }
-    let rw = [unique("r"), unique("w")].map(|name| client.rwlock(name));
+    let rw = [unique("r"), unique("w")].map(|name| client.rw_lock(name));
     let (read, write) = (rw[0].read().unwrap(), rw[1].write().unwrap());
     forget();
     is_lost(rw[0].name(), read.unlock());
@@ -269,7 +269,7 @@ fn every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens() {
     let config = settings(&server)
         .observer(ears.clone())
         .lease(loosely(ms(300)))
-        .response_timeout(loosely(ms(300)));
+        .command_timeout(loosely(ms(300)));
     let client = Client::open(config).unwrap();
     let names = [(); 3].map(|()| unique("any"));
     let (stop, slots) = (
@@ -358,13 +358,13 @@ fn use_any(
                 drop(two.map(|two| two.map(|two| two.unlock())));
             }
             2 => {
-                let guard = client.rwlock(name("rw")).try_read_for(within);
-                let again = client.rwlock(name("rw")).try_read_for(within);
+                let guard = client.rw_lock(name("rw")).try_read_for(within);
+                let again = client.rw_lock(name("rw")).try_read_for(within);
                 rest();
                 drop((guard, again));
             }
             3 => {
-                let guard = client.rwlock(name("rw")).try_write_for(within);
+                let guard = client.rw_lock(name("rw")).try_write_for(within);
                 rest();
                 if let Ok(Some(guard)) = guard {
                     drop(guard.downgrade());
@@ -403,7 +403,7 @@ fn refusals_are_heard_with_their_reason() {
     let ears = Ears::default();
     let config = settings(&server)
         .observer(ears.clone())
-        .response_timeout(ms(300));
+        .command_timeout(ms(300));
     let client = Client::open(config).unwrap();
     let other = open(&server);
     let name = unique("busy");
@@ -497,7 +497,7 @@ fn a_hand_over_is_heard_and_waiting_threads_are_counted() {
     let heard = ears.heard();
     assert!(heard.contains(&acquired("")), "{heard:?}");
     // Within the tenure, if the machine was fast enough.
-    let passed = client.stats().passed == 1;
+    let passed = client.stats().local_handoffs == 1;
     assert_eq!(
         heard.contains(&acquired("handed over")),
         passed,

@@ -149,7 +149,7 @@ fn reentering_a_fixed_lease_renews_it_on_a_majority() {
     let mut servers = masters(5);
     let name = unique("reenter");
     let clients = open_with(&servers, |config| {
-        config.lease(LEASE).response_timeout(ms(600))
+        config.lease(LEASE).command_timeout(ms(600))
     });
     let lock = red(&clients, &name).lease(ms(4000));
     let one = lock.lock().unwrap();
@@ -214,13 +214,13 @@ fn questions_are_answered_by_a_majority() {
         let name = unique("ask");
         let (lock, other) = (red(&ours, &name), red(&theirs, &name));
         assert!(!lock.is_locked().unwrap());
-        assert_eq!(lock.remaining().unwrap(), None);
+        assert_eq!(lock.remaining_lease().unwrap(), None);
         assert!(!lock.force_unlock().unwrap());
         let guard = take(&lock);
         all_keep(&guard, 5 - dead);
         for lock in [&lock, &other] {
             assert!(lock.is_locked().unwrap());
-            let left = lock.remaining().unwrap().unwrap();
+            let left = lock.remaining_lease().unwrap().unwrap();
             assert!(left <= LEASE && left > Duration::ZERO, "{left:?}");
         }
         assert!(other.force_unlock().unwrap());
@@ -242,7 +242,7 @@ fn questions_are_answered_by_a_majority() {
     let asked = Instant::now();
     for short in [
         lock.is_locked().map(drop),
-        lock.remaining().map(drop),
+        lock.remaining_lease().map(drop),
         lock.force_unlock().map(drop),
     ] {
         match short {
@@ -357,8 +357,8 @@ fn what_is_refused_sends_nothing() {
         lock.clone().lease(Duration::MAX),
         lock.clone().max_hold(Duration::ZERO),
         lock.clone().lease(LEASE).max_hold(LEASE),
-        lock.clone().keep_out_restarted(ms(9)),
-        lock.clone().keep_out_restarted(Duration::MAX),
+        lock.clone().min_uptime(ms(9)),
+        lock.clone().min_uptime(Duration::MAX),
     ] {
         assert!(
             matches!(wrong.lock(), Err(Error::Config { .. })),
@@ -380,7 +380,7 @@ fn a_majority_is_more_than_half() {
     let half = |n: usize, needed: usize| {
         let mut servers = masters(n);
         let name = unique("half");
-        let set = |config: Config| config.lease(LEASE).response_timeout(ms(300));
+        let set = |config: Config| config.lease(LEASE).command_timeout(ms(300));
         let (ours, theirs) = (open_with(&servers, set), open_with(&servers, set));
         let (lock, other) = (red(&ours, &name), red(&theirs, &name));
         let guard = lock.lock().unwrap();

@@ -125,7 +125,7 @@ fn failed_at<T>(result: Result<T, Error>) -> Vec<usize> {
 fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
     const TURNS: usize = 40;
     let mut site = Site::start(death);
-    let set = |config: Config| config.connect_timeout(ms(700)).response_timeout(ms(1500));
+    let set = |config: Config| config.connect_timeout(ms(700)).command_timeout(ms(1500));
     let clients = site.clients(|config| set(config).lease(FOR_LONG));
     let name = unique("minority");
     let lock = red(&clients, &name);
@@ -213,7 +213,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
     const TIMEOUT: Duration = ms(800);
     const SLACK: Duration = ms(1500);
     let mut site = Site::start(death);
-    let set = |config: Config| config.lease(FOR_LONG).response_timeout(TIMEOUT);
+    let set = |config: Config| config.lease(FOR_LONG).command_timeout(TIMEOUT);
     let clients = site.clients(set);
     let name = unique("few");
     let lock = red(&clients, &name);
@@ -296,7 +296,7 @@ timed!(each_server_is_told_apart_by_its_position);
 fn each_server_is_told_apart_by_its_position() {
     let mut servers = masters(5);
     let clients = open_with(&servers, |config| {
-        config.lease(LEASE).response_timeout(ms(500))
+        config.lease(LEASE).command_timeout(ms(500))
     });
     let name = unique("reasons");
     let lock = red(&clients, &name);
@@ -374,7 +374,7 @@ fn connections_that_have_gone_stale_are_made_again() {
     stale();
     assert!(lock.is_locked().unwrap());
     stale();
-    assert!(lock.remaining().unwrap().is_some());
+    assert!(lock.remaining_lease().unwrap().is_some());
     stale();
     guard.unlock().unwrap();
     let fixed = lock.clone().lease(LONG);
@@ -541,7 +541,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"));
         line.unwrap().parse::<u64>().unwrap()
     };
-    let lock = red(&ours, &name).keep_out_restarted(LONGEST);
+    let lock = red(&ours, &name).min_uptime(LONGEST);
     match lock.try_lock() {
         Err(err @ Error::NoQuorum { .. }) => {
             assert_eq!(err.to_string().matches("RESTARTED").count(), 5, "{err}");
@@ -572,7 +572,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     for node in [0, 3] {
         servers[node].restart();
     }
-    let other = red(&theirs, &name).keep_out_restarted(LONGEST);
+    let other = red(&theirs, &name).min_uptime(LONGEST);
     let guard = other.try_lock().unwrap().expect("it is free");
     assert_eq!(keepers(&servers, &name, guard.owner()), [1, 2, 4]);
     drop(guard);
@@ -721,7 +721,7 @@ fn a_part_that_a_frozen_server_takes_late_leaves_nothing_behind() {
     let urls = [servers[0].url(), servers[1].url(), proxy.url()];
     let clients = urls.map(|url| {
         let config = Config::new(url).lease(LEASE);
-        Client::open(config.response_timeout(ms(1000))).unwrap()
+        Client::open(config.command_timeout(ms(1000))).unwrap()
     });
     let name = unique("late");
     servers[2].cli(&["HSET", &name, STRANGER, "1"]);
@@ -754,7 +754,7 @@ fn a_part_that_a_frozen_server_takes_late_leaves_nothing_behind() {
 timed!(lost_replies_leave_nothing_behind);
 fn lost_replies_leave_nothing_behind() {
     let (servers, proxies) = proxied();
-    let set = |config: Config| config.lease(FOR_LONG).response_timeout(ms(1500));
+    let set = |config: Config| config.lease(FOR_LONG).command_timeout(ms(1500));
     let clients = open_through(&proxies, set);
     for lost in 1..=3 {
         for fixed in [false, true] {
@@ -799,7 +799,7 @@ fn lost_replies_leave_nothing_behind() {
 timed!(a_force_that_is_sent_twice_counts_once);
 fn a_force_that_is_sent_twice_counts_once() {
     let (servers, proxies) = proxied();
-    let set = |config: Config| config.lease(FOR_LONG).response_timeout(LONG);
+    let set = |config: Config| config.lease(FOR_LONG).command_timeout(LONG);
     let clients = open_through(&proxies, set);
     let others = open_with(&servers, set);
     // Every node knows the script, and has a connection.
@@ -857,7 +857,7 @@ fn torn_connections_leave_nothing_behind_for_long() {
 
 fn torn(time: Duration) {
     let (servers, proxies) = proxied();
-    let set = |config: Config| config.lease(FOR_LONG).response_timeout(ms(1500));
+    let set = |config: Config| config.lease(FOR_LONG).command_timeout(ms(1500));
     let sets = [(); 2].map(|()| open_through(&proxies, set));
     let done = AtomicBool::new(false);
     let (granted, names) = (AtomicU64::new(0), [unique("torn"), unique("torn")]);
@@ -954,7 +954,7 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
     // The first client has the settings; the others do not give up a connection that is silent for so short a time.
     let mut clients = open(&servers);
     let config = Config::new(servers[0].url()).lease(FOR_LONG);
-    clients[0] = Client::open(config.response_timeout(TIME)).unwrap();
+    clients[0] = Client::open(config.command_timeout(TIME)).unwrap();
     let lock = red(&clients, &unique("silent"));
     let in_time = |_| {
         let guard = take_from_all(&lock, 7);

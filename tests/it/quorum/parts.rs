@@ -69,7 +69,7 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
     for _ in 0..10 {
         let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
             let config = config.lease(ms(10_000)).connect_timeout(ms(300));
-            config.response_timeout(ms(900))
+            config.command_timeout(ms(900))
         });
         let [first, second] = &proxies[..] else {
             unreachable!("two of them")
@@ -114,7 +114,7 @@ timed!(a_number_that_may_be_undone_does_not_count_for_one_more_hold);
 fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
     let servers = masters(3);
     let (clients, proxies) = open_through(&servers, &[1, 2], |config| {
-        config.lease(LEASE).response_timeout(ms(900))
+        config.lease(LEASE).command_timeout(ms(900))
     });
     let [second, third] = &proxies[..] else {
         unreachable!("two of them")
@@ -331,7 +331,7 @@ fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
     let lock = red(&clients, &unique("away"));
     let asks: [&dyn Fn() -> redlatch::Result<()>; 3] = [
         &|| lock.is_locked().map(drop),
-        &|| lock.remaining().map(drop),
+        &|| lock.remaining_lease().map(drop),
         &|| lock.force_unlock().map(drop),
     ];
     for ask in asks {

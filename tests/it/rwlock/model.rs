@@ -459,13 +459,13 @@ fn random_verbs_do_what_the_model_says() {
     });
     let mut real = Real {
         actors: (0..ACTORS)
-            .map(|actor| Actor::new(clients[Model::client_of(actor)].rwlock(&name)))
+            .map(|actor| Actor::new(clients[Model::client_of(actor)].rw_lock(&name)))
             .collect(),
         raw: server.connection(),
         name: name.clone(),
         owners: BTreeMap::new(),
     };
-    let third = clients[2].rwlock(&name);
+    let third = clients[2].rw_lock(&name);
     let mut model = Model::default();
     // Each actor's guards, in the order of its desk: read and write.
     let mut guards: [[Vec<Id>; 2]; ACTORS] = Default::default();
@@ -597,7 +597,7 @@ fn random_verbs_do_what_the_model_says() {
             desk.writes.clear();
         });
     }
-    let lock: RwLock = clients[0].rwlock(&name);
+    let lock: RwLock = clients[0].rw_lock(&name);
     drop(lock.try_write().unwrap());
     let orphans: BTreeSet<_> = real
         .owners

@@ -48,7 +48,7 @@ fn its_lock(lease: Duration) -> Option<RwLock> {
     let [url, name] = given()?;
     let config = Config::new(url).lease(lease).waiter_lease(WAITER_LEASE);
     let client = Client::open(config).unwrap();
-    Some(client.rwlock(name))
+    Some(client.rw_lock(name))
 }
 
 #[test]
@@ -125,7 +125,7 @@ timed!(a_writer_passes_overlapping_readers_of_its_process);
 fn a_writer_passes_overlapping_readers_of_its_process() {
     let server = Server::start();
     let (name, client) = (unique("local"), open(&server));
-    let (lock, crowd) = (client.rwlock(&name), Crowd::new());
+    let (lock, crowd) = (client.rw_lock(&name), Crowd::new());
     scoped(|scope| {
         let _stops = Stops(&crowd.stop);
         crowd.read(scope, &lock, 5);
@@ -167,14 +167,14 @@ fn a_writer_passes_overlapping_readers_of_other_processes() {
         scoped(|scope| {
             let _stops = Stops(&crowd.stop);
             for client in &clients {
-                let mut lock = client.rwlock(&name);
+                let mut lock = client.rw_lock(&name);
                 if readers_first {
                     lock = lock.readers_first();
                 }
                 crowd.read(scope, &lock, 3);
             }
             crowd.has_begun();
-            let lock = other.rwlock(&name);
+            let lock = other.rw_lock(&name);
             if readers_first {
                 // Redisson's rule: for as long as they like.
                 assert!(lock.try_write_for(ms(1_500)).unwrap().is_none());
@@ -204,14 +204,14 @@ fn a_waiting_writer_is_let_go_first_by_single_attempts_too() {
     let server = Server::start();
     let name = unique("first");
     let [reads, writes, wants] = [(); 3].map(|()| open(&server));
-    let reader = Actor::new(reads.rwlock(&name));
+    let reader = Actor::new(reads.rw_lock(&name));
     reader.reads();
-    let writer = Actor::new(writes.rwlock(&name));
+    let writer = Actor::new(writes.rw_lock(&name));
     let waiting = writer.begins(|desk| {
         desk.write();
     });
     a_writer_waits(&server, &name);
-    let lock = wants.rwlock(&name);
+    let lock = wants.rw_lock(&name);
     assert!(lock.try_read().unwrap().is_none());
     assert!(lock.try_read_for(ms(200)).unwrap().is_none());
     assert!(lock.clone().readers_first().try_read().unwrap().is_some());
@@ -234,11 +234,11 @@ fn a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most() {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
         let name = unique("gone");
         let [ours, theirs] = [(); 2].map(|()| open(&server));
-        let keeper = Actor::new(ours.rwlock(&name));
+        let keeper = Actor::new(ours.rw_lock(&name));
         keeper.reads();
         let process = started(part_that_waits_to_write, &server, &name);
         a_writer_waits(&server, &name);
-        let lock = theirs.rwlock(&name);
+        let lock = theirs.rw_lock(&name);
         assert!(lock.try_read().unwrap().is_none());
         let begun = Instant::now();
         process.signal(signal);
@@ -256,7 +256,7 @@ fn a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most() {
             keeper.reads();
             process.signal(Signal::SIGCONT);
             a_writer_waits(&server, &name);
-            let others = open(&server).rwlock(&name);
+            let others = open(&server).rw_lock(&name);
             assert!(others.try_read().unwrap().is_none());
             drop(process);
             eventually("it is forgotten", || others.try_read().unwrap().is_some());
@@ -277,7 +277,7 @@ fn readers_do_not_starve_among_steady_writers() {
     scoped(|scope| {
         let _stops = Stops(&stop);
         for client in writers.iter().chain(&writers) {
-            let (lock, stop, writes) = (client.rwlock(&name), &stop, &writes);
+            let (lock, stop, writes) = (client.rw_lock(&name), &stop, &writes);
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let _guard = lock.write().unwrap();
@@ -287,7 +287,7 @@ fn readers_do_not_starve_among_steady_writers() {
         }
         eventually("they write", || writes.load(Ordering::SeqCst) > 100);
         let reads = readers.each_ref().map(|client| {
-            let (lock, writes) = (client.rwlock(&name), &writes);
+            let (lock, writes) = (client.rw_lock(&name), &writes);
             scope.spawn(move || {
                 let mut longest = Duration::ZERO;
                 for _ in 0..30 {
@@ -318,7 +318,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     let server = Server::start();
     let name = unique("dead");
     let ours = open_with_lease(&server, DYING);
-    let alive = Actor::new(ours.rwlock(&name));
+    let alive = Actor::new(ours.rw_lock(&name));
     let owner = alive.reads();
     let mut process = started(part_that_reads, &server, &name);
     let fields = server.hgetall(&name);
@@ -327,7 +327,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
         .map(|(field, _)| field)
         .find(|field| **field != "mode" && **field != owner)
         .unwrap();
-    let writer = Actor::new(open(&server).rwlock(&name));
+    let writer = Actor::new(open(&server).rw_lock(&name));
     let waiting = writer.begins(|desk| {
         desk.write();
         Instant::now()
@@ -375,7 +375,7 @@ fn a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over() {
     const DEAD: Duration = ms(1_700);
     let server = Server::start();
     let (name, client) = (unique("silent"), open(&server));
-    let alive = Actor::new(client.rwlock(&name));
+    let alive = Actor::new(client.rw_lock(&name));
     alive.reads();
     let lease = DEAD.as_millis().to_string();
     let begun = Instant::now();
@@ -385,7 +385,7 @@ fn a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over() {
         server.cli(&["SET", &hold, "1", "PX", &lease]);
     }
     let dies = Instant::now() + DEAD;
-    let writer = Actor::new(open(&server).rwlock(&name));
+    let writer = Actor::new(open(&server).rw_lock(&name));
     let waiting = writer.begins(|desk| {
         desk.write();
         Instant::now()
@@ -421,8 +421,8 @@ fn a_release_told_before_the_refusal_arrives_is_not_missed() {
     for round in 0..8 {
         let name = unique("early");
         let (waiter, holder) = (
-            Actor::new(ours.rwlock(&name)),
-            Actor::new(theirs.rwlock(&name)),
+            Actor::new(ours.rw_lock(&name)),
+            Actor::new(theirs.rw_lock(&name)),
         );
         if round % 4 == 0 {
             holder.reads();
@@ -450,7 +450,7 @@ fn a_release_told_before_the_refusal_arrives_is_not_missed() {
         proxy.pass();
         waiter.leaves();
     }
-    assert_eq!(ours.stats().poll_rescues, 0);
+    assert_eq!(ours.stats().missed_messages, 0);
 }
 
 // A note that has ended is in nobody's way: of this process, or of another.
@@ -459,7 +459,7 @@ fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     let server = Server::start();
     let name = unique("gave_up");
     let [ours, theirs, others] = [(); 3].map(|()| open(&server));
-    let keeper = Actor::new(theirs.rwlock(&name));
+    let keeper = Actor::new(theirs.rw_lock(&name));
     keeper.reads();
     let reads = |reader: &Actor| {
         reader.begins(|desk| {
@@ -467,10 +467,10 @@ fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
             Instant::now()
         })
     };
-    let readers = [&ours, &others].map(|client| Actor::new(client.rwlock(&name)));
+    let readers = [&ours, &others].map(|client| Actor::new(client.rw_lock(&name)));
     for is_cancelled in [false, true, false, true] {
         let token = CancelToken::new();
-        let writer = Actor::new(ours.rwlock(&name).cancel_on(&token));
+        let writer = Actor::new(ours.rw_lock(&name).cancel_on(&token));
         let gives_up = writer.begins(move |desk| {
             let wait = if is_cancelled { LONG } else { ms(300) };
             assert!(
@@ -539,10 +539,10 @@ fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
     let config = |url| {
         Config::new(url)
             .waiter_lease(LONG)
-            .response_timeout(3 * LONG)
+            .command_timeout(3 * LONG)
     };
     let clients = urls.map(|url| Client::open(config(url)).unwrap());
-    let [holder, reader, other, writer] = clients.map(|client| Actor::new(client.rwlock(&name)));
+    let [holder, reader, other, writer] = clients.map(|client| Actor::new(client.rw_lock(&name)));
     knows_the_scripts(&other);
     holder.writes();
     let trap = lost.swallow_reply_on(Target::Link, sha(READ_ACQUIRE));
@@ -585,10 +585,10 @@ fn who_gives_up_before_the_first_answer_is_in_nobodys_way() {
         let server = Server::start();
         let name = unique("no_answer");
         let proxy = Proxy::start(server.addr());
-        let [holder, next] = [(); 2].map(|()| Actor::new(open(&server).rwlock(&name)));
+        let [holder, next] = [(); 2].map(|()| Actor::new(open(&server).rw_lock(&name)));
         let client = Client::open(Config::new(proxy.url()).waiter_lease(LONG)).unwrap();
         let token = CancelToken::new();
-        let gone = Actor::new(client.rwlock(&name).cancel_on(&token));
+        let gone = Actor::new(client.rw_lock(&name).cancel_on(&token));
         let (acquire, side) = match writes {
             true => (WRITE_ACQUIRE, "writer"),
             false => (READ_ACQUIRE, "reader"),
@@ -664,13 +664,13 @@ fn a_writer_that_redissons_readers_pass_is_let_go_first_for_ten_seconds() {
         let stops = Stops(&stop);
         scope.spawn(|| redisson_reads(&server, &name, &stop));
         eventually("they read", || server.exists(&name));
-        let writer = Actor::new(here.rwlock(&name));
+        let writer = Actor::new(here.rw_lock(&name));
         let begun = Instant::now();
         let waiting = writer.begins(|desk| {
             desk.write();
         });
         a_writer_waits(&server, &name);
-        let lock = there.rwlock(&name);
+        let lock = there.rw_lock(&name);
         drop(lock.read().unwrap());
         let took = begun.elapsed();
         assert!(took >= PRECEDENCE - SLACK, "{took:?}");

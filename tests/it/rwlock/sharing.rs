@@ -23,7 +23,7 @@ fn a_further_reader_of_a_process_asks_nobody_for_a_tenure() {
     let server = Server::start();
     let name = unique("shared");
     let client = Client::open(settings(&server).tenure(TENURE)).unwrap();
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let first = Actor::new(lock.clone());
     let before = server.command_total();
     let begun = Instant::now();
@@ -61,7 +61,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     let server = Server::start();
     let name = unique("terms");
     let client = Client::open(settings(&server).tenure(ms(1_000))).unwrap();
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let fixed = |n| lock.clone().lease(ms(n));
     let limited = || lock.clone().max_hold(ms(60_000));
     let crew: Vec<_> = [
@@ -100,7 +100,7 @@ timed!(nobody_joins_while_a_thread_of_the_process_waits_to_write);
 fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     let server = Server::start();
     let (name, client) = (unique("line"), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let guard = lock.read().unwrap();
     let writer = Actor::new(lock.clone());
     let given_up = writer.begins(|desk| desk.lock.try_write_for(ms(600)).unwrap().is_none());
@@ -126,7 +126,7 @@ timed!(listeners_of_a_long_lived_hold_do_not_pile_up);
 fn listeners_of_a_long_lived_hold_do_not_pile_up() {
     let server = Server::start();
     let (name, client) = (unique("listeners"), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let first = lock.read().unwrap();
     let mut received = Vec::new();
     let begun = Instant::now();
@@ -162,7 +162,7 @@ fn dropping_lost_guards_is_quiet() {
     let logs = logs();
     let server = Server::start();
     let (name, client) = (unique("silent"), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let guards = (lock.write().unwrap(), lock.read().unwrap());
     assert!(lock.force_unlock().unwrap());
     drop(guards);
@@ -234,7 +234,7 @@ timed!(a_redisson_reader_and_ours_leave_each_other_alone);
 fn a_redisson_reader_and_ours_leave_each_other_alone() {
     let server = Server::start();
     let (name, client) = (unique("redisson"), open(&server));
-    let lock = client.rwlock(&name);
+    let lock = client.rw_lock(&name);
     let they = Redisson {
         server: &server,
         name: &name,
@@ -295,7 +295,7 @@ fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     let server = Server::start();
     let client = open(&server);
     let names = [unique("renewed"), unique("fixed")];
-    let [renewed, fixed] = names.each_ref().map(|name| client.rwlock(name));
+    let [renewed, fixed] = names.each_ref().map(|name| client.rw_lock(name));
     let locks = [renewed, fixed.lease(ms(60_000))];
     for name in &names {
         let they = Redisson {
@@ -344,11 +344,11 @@ fn a_redisson_writer_keeps_ours_out_and_lets_all_readers_in() {
     let field = format!("{STRANGER}:write");
     server.cli(&["HSET", &name, "mode", "write", &field, "2"]);
     server.cli(&["PEXPIRE", &name, "60000"]);
-    let lock = clients[0].rwlock(&name);
+    let lock = clients[0].rw_lock(&name);
     assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
     assert!(lock.is_write_locked().unwrap() && !lock.is_read_locked().unwrap());
     let readers: Vec<_> = (0..8)
-        .map(|n| Actor::new(clients[n % 2].rwlock(&name)))
+        .map(|n| Actor::new(clients[n % 2].rw_lock(&name)))
         .collect();
     let waiting: Vec<_> = readers
         .iter()

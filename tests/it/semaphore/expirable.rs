@@ -474,7 +474,7 @@ fn another_process_gets_its_turn_while_threads_take_one_permit_after_another() {
         let other = other.expirable_semaphore(sem.name());
         let mut longest = Duration::ZERO;
         // Some turns come by themselves, the others because it was let go first.
-        let is_offered = || client.stats().held_back > 0;
+        let is_offered = || client.stats().yields > 0;
         for turn in 0..1000 {
             if turn >= 10 && is_offered() {
                 break;

@@ -481,7 +481,7 @@ timed!(an_update_that_may_yet_come_limits_those_after_it);
 fn an_update_that_may_yet_come_limits_those_after_it() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let config = Config::new(proxy.url()).response_timeout(ms(1000));
+    let config = Config::new(proxy.url()).command_timeout(ms(1000));
     let client = Client::open(config).unwrap();
     let permit = with_permits(&client, 1).acquire().unwrap();
     proxy.set(Target::Link, Mode::BlackHole);
@@ -562,7 +562,7 @@ timed!(a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all
 fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the_same() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let config = Config::new(proxy.url()).response_timeout(ms(200));
+    let config = Config::new(proxy.url()).command_timeout(ms(200));
     let client = Client::open(config).unwrap();
     let sem = with_permits(&client, 1);
     let permit = sem.clone().lease(60 * LONG).acquire().unwrap();

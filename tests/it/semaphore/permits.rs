@@ -331,7 +331,7 @@ fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
     let stats: Vec<_> = clients.iter().map(Client::stats).collect();
     let granted: u64 = stats
         .iter()
-        .map(|stats| stats.acquired + stats.passed)
+        .map(|stats| stats.acquired + stats.local_handoffs)
         .sum();
     assert!((500..1000).contains(&granted), "{stats:?}");
 }
@@ -491,7 +491,7 @@ fn permits_change_threads_without_a_round_trip_and_come_back_after_a_tenure() {
     assert!(sent <= 2, "{sent} commands for eight hand-overs");
     assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>());
     let stats = client.stats();
-    assert_eq!((stats.passed, stats.acquired), (8, 1));
+    assert_eq!((stats.local_handoffs, stats.acquired), (8, 1));
 }
 
 timed!(another_process_gets_its_turn_while_threads_pass_permits_round);
@@ -506,12 +506,14 @@ fn another_process_gets_its_turn_while_threads_pass_permits_round() {
                 }
             });
         }
-        eventually("they pass them round", || client.stats().passed > 100);
+        eventually("they pass them round", || {
+            client.stats().local_handoffs > 100
+        });
         let other = open(&server);
         let other = other.semaphore("s");
         let mut longest = Duration::ZERO;
         // Some turns come by themselves, the others because it was let go first.
-        let is_offered = || client.stats().held_back > 0;
+        let is_offered = || client.stats().yields > 0;
         for turn in 0..1000 {
             if turn >= 10 && is_offered() {
                 break;
@@ -588,7 +590,7 @@ fn deadlines_and_cancels_that_race_with_hand_overs_lose_and_make_nothing() {
     let begun = Instant::now();
     let have_raced = || {
         let stats = client.stats();
-        stats.passed > 20 && stats.acquired > 20
+        stats.local_handoffs > 20 && stats.acquired > 20
     };
     scoped(|scope| {
         for n in 0..12_u64 {
@@ -644,7 +646,7 @@ fn a_lost_message_costs_no_more_than_the_poll_cap() {
         waiting.join().unwrap();
         assert!(began.elapsed() < loosely(Duration::from_secs(4)));
     });
-    assert_eq!(client.stats().poll_rescues, 1);
+    assert_eq!(client.stats().missed_messages, 1);
 }
 
 timed!(a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhile);
@@ -674,8 +676,8 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
         proxy.pass();
         let after = client.stats();
         let granted = after.acquired - before.acquired;
-        assert_eq!(after.poll_rescues, before.poll_rescues + granted);
-        if granted == 1 && after.passed > before.passed {
+        assert_eq!(after.missed_messages, before.missed_messages + granted);
+        if granted == 1 && after.local_handoffs > before.local_handoffs {
             break;
         }
         // The one more that there is now.
@@ -696,7 +698,7 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn behind(proxy: &Proxy) -> Client {
-    Client::open(Config::new(proxy.url()).response_timeout(ms(1400))).unwrap()
+    Client::open(Config::new(proxy.url()).command_timeout(ms(1400))).unwrap()
 }
 
 /// Every verb that changes the count, and by how much.
@@ -846,7 +848,7 @@ fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
 timed!(a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing);
 fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     let server = Server::start();
-    let client = Client::open(Config::new(server.url()).response_timeout(ms(400))).unwrap();
+    let client = Client::open(Config::new(server.url()).command_timeout(ms(400))).unwrap();
     let semaphore = client.semaphore("s");
     semaphore.try_set_permits(5).unwrap();
     let held = semaphore.acquire_many(2).unwrap();
@@ -855,7 +857,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     let late = |error: Error| assert!(matches!(error, Error::Redis { .. }), "{error:?}");
     match semaphore.try_acquire_for(ms(100)) {
         Ok(got) => assert!(got.is_none()),
-        // Nothing has been heard of it for half the response timeout.
+        // Nothing has been heard of it for half the command timeout.
         Err(err) if began.elapsed() >= ms(200) => late(err),
         Err(err) => panic!("{err:?}"),
     }

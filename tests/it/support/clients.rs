@@ -24,7 +24,7 @@ pub(crate) fn config(url: &str) -> Config {
 /// A client that soon knows what has become of its commands and holds.
 pub(crate) fn in_haste(config: Config) -> Config {
     config
-        .response_timeout(RESPONSE)
+        .command_timeout(RESPONSE)
         .connect_timeout(RESPONSE)
         .lease(LEASE)
         .waiter_lease(WAITER_LEASE)

@@ -124,7 +124,7 @@ pub(crate) const SPIN_LOCK: Kind = Kind {
 /// The read-write lock, as a writer sees it.
 pub(crate) const WRITING: Kind = Kind {
     title: "writing",
-    handle: |client, name| Writing(client.rwlock(name)).into(),
+    handle: |client, name| Writing(client.rw_lock(name)).into(),
     notified: Notified::All("redisson_rwlock", "1"),
     release: 6, // EVALSHA, HGET, HDEL, HLEN, DEL, PUBLISH
     acquire: lua::RW_WRITE_ACQUIRE,
@@ -135,7 +135,7 @@ pub(crate) const WRITING: Kind = Kind {
 /// The read-write lock, as a reader sees it.
 pub(crate) const READING: Kind = Kind {
     title: "reading",
-    handle: |client, name| Reading(client.rwlock(name)).into(),
+    handle: |client, name| Reading(client.rw_lock(name)).into(),
     foe: Some(&WRITING),
     notified: Notified::All("redisson_rwlock", "0"),
     counted: false, // one hold in Redis, whatever the thread has
@@ -250,7 +250,7 @@ pub(crate) trait Lock: Debug + Send + Sync {
     fn is_locked(&self) -> Result<bool>;
     fn is_owned_by_current_thread(&self) -> bool;
     fn hold_count(&self) -> u32;
-    fn remaining(&self) -> Result<Option<Duration>>;
+    fn remaining_lease(&self) -> Result<Option<Duration>>;
     fn force_unlock(&self) -> Result<bool>;
     fn name(&self) -> &str;
 }
@@ -373,9 +373,9 @@ macro_rules! lock {
                 let $this = self;
                 $handle.$hold_count()
             }
-            fn remaining(&self) -> redlatch::Result<Option<std::time::Duration>> {
+            fn remaining_lease(&self) -> redlatch::Result<Option<std::time::Duration>> {
                 let $this = self;
-                $handle.remaining()
+                $handle.remaining_lease()
             }
             fn force_unlock(&self) -> redlatch::Result<bool> {
                 let $this = self;
@@ -451,7 +451,7 @@ pub(crate) fn verdicts(lock: &AnyLock) -> Vec<(&'static str, Result<()>)> {
         ("cancel_on", lock.cancel_on(&token).lock().map(drop)),
         ("force_unlock", lock.force_unlock().map(drop)),
         ("is_locked", lock.is_locked().map(drop)),
-        ("remaining", lock.remaining().map(drop)),
+        ("remaining_lease", lock.remaining_lease().map(drop)),
     ]
 }
 

@@ -16,7 +16,7 @@ pub(crate) const PERMITS: u64 = 3;
 pub(crate) fn setup() -> Setup {
     Setup {
         lease: millis(LEASE),
-        response_timeout: millis(TIMEOUT),
+        command_timeout: millis(TIMEOUT),
         waiter_lease: millis(WAITER_LEASE),
         slack: millis(SLACK),
         permits: vec![("sem".into(), PERMITS), ("permits".into(), PERMITS)],

@@ -32,7 +32,7 @@ pub(crate) fn verdicts(lock: &MultiLock) -> Vec<Result<()>> {
         lock.try_lock_until(Instant::now() + ms(50)).map(drop),
         lock.with(|_| ()),
         lock.is_locked().map(drop),
-        lock.remaining().map(drop),
+        lock.remaining_lease().map(drop),
         lock.force_unlock().map(drop),
     ]
 }

@@ -22,7 +22,7 @@ impl Net {
 
     /// Only the client behind the proxy waits `response` for its answers.
     pub(crate) fn with(response: Duration) -> Self {
-        let behind = |config| in_haste(config).response_timeout(response);
+        let behind = |config| in_haste(config).command_timeout(response);
         Self::of(Server::start(), behind, in_haste)
     }
 

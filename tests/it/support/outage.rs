@@ -52,7 +52,7 @@ pub(crate) fn bad_day<S>(
                     }
                 }
                 "is" => fails(what, RESPONSE, || lock.is_locked()),
-                "left" => fails(what, RESPONSE, || lock.remaining()),
+                "left" => fails(what, RESPONSE, || lock.remaining_lease()),
                 _ => fails(what, RESPONSE, || lock.force_unlock()),
             });
         }

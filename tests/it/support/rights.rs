@@ -57,14 +57,14 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     let n = of("rw");
     hands_over(
         pair,
-        |c| c.rwlock(of("rw")).write(),
-        move |c| c.rwlock(&n).read(),
+        |c| c.rw_lock(of("rw")).write(),
+        move |c| c.rw_lock(&n).read(),
     );
     let n = of("rw");
     hands_over(
         pair,
-        |c| c.rwlock(of("rw")).read(),
-        move |c| c.rwlock(&n).write(),
+        |c| c.rw_lock(of("rw")).read(),
+        move |c| c.rw_lock(&n).write(),
     );
 
     // Behind more readers that died than are looked at in one go.
@@ -80,7 +80,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     }
     let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
     ask(&key, &dead);
-    drop(client.rwlock(of("rw")).write().unwrap());
+    drop(client.rw_lock(of("rw")).write().unwrap());
 
     let names = [of("lock"), of("one of several")];
     let (held, wanted) = (names.clone(), of("one of several"));
@@ -142,7 +142,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     let slot = slots.acquire().unwrap();
     let fenced = client.fenced_lock(of("fenced"));
     let fair = client.fair_lock(of("fair"));
-    let rwlock = client.rwlock(of("rw"));
+    let rwlock = client.rw_lock(of("rw"));
     let guards = (
         fenced.lock().unwrap(),
         fair.lock().unwrap(),
@@ -154,7 +154,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     assert!(fenced.is_locked().unwrap() && rwlock.is_read_locked().unwrap());
     assert!(fenced.force_unlock().unwrap() && fair.force_unlock().unwrap());
     assert!(rwlock.force_unlock().unwrap());
-    assert!(several.is_locked().unwrap() && several.remaining().unwrap().is_some());
+    assert!(several.is_locked().unwrap() && several.remaining_lease().unwrap().is_some());
     assert!(several.force_unlock().unwrap());
     assert!(guards.0.unlock().is_err());
     slot.release().unwrap();
@@ -164,6 +164,6 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
 #[track_caller]
 pub(crate) fn nothing_was_refused(client: &Client) {
     let stats = client.stats();
-    let wrong = (stats.releases_failed, stats.poll_rescues);
+    let wrong = (stats.releases_failed, stats.missed_messages);
     assert_eq!(wrong, (0, 0), "{stats:?}");
 }

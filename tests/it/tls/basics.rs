@@ -35,7 +35,7 @@ fn waits_and_renews(server: &Server, open: impl Fn() -> Client) {
     all_are_encrypted(server, 4);
     guard.unlock().unwrap();
     crew.join();
-    assert_eq!(client.stats().poll_rescues, 0);
+    assert_eq!(client.stats().missed_messages, 0);
     assert_eq!(
         (client.stats().reconnects, holder.stats().reconnects),
         (0, 0)
@@ -156,7 +156,7 @@ fn commands_larger_than_the_buffers_of_the_sockets_arrive_whole() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
     let proxy = Proxy::before(&server);
     let config = settings_by(&server, proxy.addr())
-        .response_timeout(LONG)
+        .command_timeout(LONG)
         .lease(LONG);
     let client = &Client::open(config).unwrap();
     proxy.set(Target::All, Mode::Slow(ms(2)));

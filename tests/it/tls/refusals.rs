@@ -191,13 +191,13 @@ fn a_server_that_comes_back_with_another_certificate() {
     let logs = logs();
     let mut server = Server::start_tls(&identity(), &[]);
     let config = config(&server.client_url()).tls(trusting());
-    let client = Client::open(config.response_timeout(PATIENT));
+    let client = Client::open(config.command_timeout(PATIENT));
     let client = client.unwrap();
     let name = unique("back");
     client.mutex(&name).lock().unwrap().unlock().unwrap();
     server.become_known_as(&authority().issue(&["other.example"]));
     server.restart();
-    // At once, not after the response timeout.
+    // At once, not after the command timeout.
     let err = client.mutex(&name).lock().unwrap_err();
     says(&err.to_string(), &["other.example and not for 127.0.0.1"]);
     assert!(!err.is_retryable());

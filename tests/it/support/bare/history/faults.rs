@@ -141,7 +141,7 @@ impl Faults {
             .iter()
             .map(|&(at, span)| (at.saturating_sub(span), at))
             .collect();
-        let is_long = setup.lease.min(setup.response_timeout) / 4;
+        let is_long = setup.lease.min(setup.command_timeout) / 4;
         let long_gaps = late.iter().filter(|&&(begin, end)| end - begin >= is_long);
         let mut faults = Self {
             long_gaps: long_gaps.copied().collect(),

@@ -36,7 +36,7 @@ pub(crate) enum Rule {
     Tokens,
     /// No guarded write is executed after those of a later hold, although it was refused, or twice.
     LateWrite,
-    /// No wait exceeds its limit, no release or guarded write the response timeout.
+    /// No wait exceeds its limit, no release or guarded write the command timeout.
     Deadline,
     /// No error and no loss without a fault.
     Cause,

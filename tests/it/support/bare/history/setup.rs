@@ -11,11 +11,11 @@ use super::event::{Nanos, millis, number, span_of, to_ms};
 pub(crate) struct Setup {
     pub(crate) seed: u64,
     pub(crate) lease: Nanos,
-    pub(crate) response_timeout: Nanos,
+    pub(crate) command_timeout: Nanos,
     pub(crate) waiter_lease: Nanos,
     /// By how much limits of time may be exceeded.
     pub(crate) slack: Nanos,
-    /// How long faults have consequences, if not for a lease and a response timeout.
+    /// How long faults have consequences, if not for a lease and a command timeout.
     pub(crate) recovery: Option<Nanos>,
     /// How many permits each semaphore has.
     pub(crate) permits: Vec<(Arc<str>, u64)>,
@@ -30,7 +30,7 @@ impl Default for Setup {
         Self {
             seed: 0,
             lease: millis(30_000),
-            response_timeout: millis(3_000),
+            command_timeout: millis(3_000),
             waiter_lease: millis(10_000),
             slack: millis(300),
             recovery: None,
@@ -50,7 +50,7 @@ impl Setup {
         let mut value = json!({
             "seed": self.seed,
             "lease_ms": to_ms(self.lease),
-            "response_timeout_ms": to_ms(self.response_timeout),
+            "command_timeout_ms": to_ms(self.command_timeout),
             "waiter_lease_ms": to_ms(self.waiter_lease),
             "slack_ms": to_ms(self.slack),
             "permits": permits,
@@ -70,7 +70,7 @@ impl Setup {
         Self {
             seed: number(value, "seed").unwrap_or(0),
             lease: span_of(value, "lease_ms", default.lease),
-            response_timeout: span_of(value, "response_timeout_ms", default.response_timeout),
+            command_timeout: span_of(value, "command_timeout_ms", default.command_timeout),
             waiter_lease: span_of(value, "waiter_lease_ms", default.waiter_lease),
             slack: span_of(value, "slack_ms", default.slack),
             recovery: number(value, "recovery_ms").map(millis),

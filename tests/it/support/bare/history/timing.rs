@@ -46,7 +46,7 @@ fn in_time(
     }
 }
 
-/// No wait exceeds its limit, and no release or guarded write the response timeout.
+/// No wait exceeds its limit, and no release or guarded write the command timeout.
 fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let mut say = |what: &str, how: &str, time| {
         wrong.push(Violation {
@@ -56,7 +56,7 @@ fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
             time,
         });
     };
-    let (client, timeout) = (turn.client(), record.setup.response_timeout);
+    let (client, timeout) = (turn.client(), record.setup.command_timeout);
     let limit = match turn.limit {
         // A single attempt.
         Some(0) => timeout,
@@ -383,7 +383,7 @@ fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Na
 fn dead_in_queue(record: &Record, turns: &[&Turn], begin: Nanos, end: Nanos) -> u64 {
     let dead = turns.iter().filter(|turn| {
         turn.wanted.is_fair()
-            && turn.asked.time <= end.saturating_add(record.setup.response_timeout)
+            && turn.asked.time <= end.saturating_add(record.setup.command_timeout)
             && turn.waited_until() >= begin
             && (turn.killed.is_some()
                 || turn
@@ -419,7 +419,7 @@ fn latches(record: &Record, wrong: &mut Vec<Violation>) {
         let surely_open = counted.get(last).copied().unwrap_or(Nanos::MAX);
         for call in latch.counts.iter().chain(&latch.waits) {
             let client = super::turns::client(call.process);
-            let limit = call.limit.unwrap_or(record.setup.response_timeout);
+            let limit = call.limit.unwrap_or(record.setup.command_timeout);
             if let Err(how) = in_time(record, client, call.asked, limit, call.answer.as_ref()) {
                 wrong.push(latch_call(name, call, Rule::Deadline, how));
             }

@@ -484,16 +484,16 @@ impl Record {
     }
 
     /// How long a fault has consequences after its end: what nobody releases any more lives for a lease, and whoever asks
-    /// anew waits for a response timeout.
+    /// anew waits for a command timeout.
     pub(crate) fn recovery(&self) -> Nanos {
-        let usual = self.setup.lease + self.setup.response_timeout + self.setup.slack;
+        let usual = self.setup.lease + self.setup.command_timeout + self.setup.slack;
         self.setup.recovery.unwrap_or(usual)
     }
 
     /// The same for a lock that nobody has: where everybody lives, nobody waits for the end of a lease.
     pub(crate) fn recovery_of(&self, fault: &Fault) -> Nanos {
         if fault.lets_everybody_live() {
-            let usual = self.setup.response_timeout + 2 * self.setup.slack;
+            let usual = self.setup.command_timeout + 2 * self.setup.slack;
             usual.min(self.recovery())
         } else {
             self.recovery()
