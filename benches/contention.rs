@@ -1,4 +1,4 @@
-//! Many threads and two processes on one lock of every kind, and many threads on as many locks.
+//! Rates of many threads and of two processes on one lock of every kind, and of many threads with one lock each.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -56,7 +56,7 @@ fn open(server: &Server, tenure: Duration) -> Client {
 // Threads
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// One lock for `threads` threads, with something to protect.
+/// `threads` threads on one lock, which protects a counter.
 struct Crowd {
     lock: Lock,
     threads: usize,
@@ -82,7 +82,7 @@ impl Crowd {
         let before = self.protected.load(Ordering::Relaxed);
         let operation = || {
             self.lock.around(|| {
-                // Not one atomic step, so two holders at once would lose counts.
+                // Load and store are separate steps, so two holders at once would lose counts.
                 let seen = self.protected.load(Ordering::Relaxed);
                 rig::work(self.work);
                 self.protected.store(seen + 1, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl Crowd {
     }
 }
 
-/// What no lock beats that is fair: threads in a ring that only wake the next one and park.
+/// The upper bound for a fair lock: threads in a ring, each of which only wakes the next and parks.
 fn ring(threads: usize, busy: Duration, span: Duration) -> f64 {
     let (turn, turns) = (AtomicUsize::new(usize::MAX), AtomicU32::new(0));
     let stop = AtomicBool::new(false);
@@ -230,7 +230,7 @@ fn one_lock(server: &Server, table: &mut Table) {
     }
 }
 
-/// What an observer costs that counts: one thread, and where threads only pass a lock among themselves.
+/// The cost of an observer that counts: for one thread, and for threads that pass a lock among themselves.
 fn observed(server: &Server, table: &mut Table) {
     #[derive(Default)]
     struct Counting([AtomicU64; 3]);
@@ -267,8 +267,8 @@ fn observed(server: &Server, table: &mut Table) {
     }
 }
 
-/// Locks that pass within the tenure, next to each other; and the fair one, each of whose threads takes a place in Redis,
-/// next to the reentrant lock where every hand-over goes through Redis.
+/// Compares the kinds that pass within a tenure. The fair lock, whose threads each take a place in Redis, is compared
+/// with a reentrant lock that passes only through Redis.
 fn one_of_each_kind(server: &Server, table: &mut Table) {
     let (passing, asking) = (open(server, TENURE), open(server, Duration::ZERO));
     let crowd = |client, kind: Kind, what: &str| {
@@ -313,7 +313,7 @@ fn one_of_each_kind(server: &Server, table: &mut Table) {
     }
 }
 
-/// Threads that share a read hold, next to threads that ask for one each: a round trip, its release not counted.
+/// Threads that share a read hold, compared with threads that each ask Redis: one round trip, without the release.
 fn readers(server: &Server, table: &mut Table) {
     const NAME: &str = "readers:bare";
     let client = open(server, TENURE);
@@ -405,7 +405,7 @@ fn as_many_locks(server: &Server, table: &mut Table) {
 // Processes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Two processes on one lock, a thread each.
+/// Two processes with one thread each on one lock.
 struct Pair {
     processes: [Hammer; 2],
     rates: Vec<f64>,

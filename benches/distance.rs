@@ -1,10 +1,9 @@
-//! What a lock of one server and a `RedLock` cost where their servers are far away: in round trips, through proxies that
-//! deliver everything late.
+//! The cost of a plain lock and of a `RedLock` whose servers are far away, in round trips. Proxies delay everything.
 //!
 //! `cargo bench --bench distance -- 5ms` runs one part: plain, 1ms, 5ms, 10ms, uneven.
 //!
-//! Two clients of each master stand for two processes. All of this runs in one process, proxies included, so the delays
-//! have to be long against what a busy machine takes.
+//! Two clients of each master stand for two processes. Everything runs in this process, the proxies too, so the delays
+//! are long compared with the time that a busy machine needs.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -25,16 +24,16 @@ use crate::support::{Mode, Proxy, Server, ms};
 
 const MASTERS: usize = 5;
 
-/// How much later requests and replies of a `RedLock` are delivered, each.
+/// Delays of a `RedLock`'s requests and replies, in milliseconds each way.
 const DELAYS: [u64; 3] = [1, 5, 10];
 
-/// How long a round trip to the server of a plain lock takes.
+/// Round trips to the server of a plain lock, in milliseconds.
 const ROUND_TRIPS: [u64; 2] = [1, 5];
 
-/// How long one waits before the other releases, so that it has asked, subscribed and asked again.
+/// The time before each release: the waiter asks, subscribes and asks again within it.
 const SETTLES: Duration = ms(60);
 
-/// How many times the lock is passed on.
+/// How often the lock is passed on.
 const PASSED: u32 = 31;
 
 fn main() {
@@ -103,8 +102,8 @@ fn main() {
     table.print();
 }
 
-/// The lock of one server, at two distances. What does not depend on the distance, as what the proxy and the threads take, is
-/// in both, so that their difference is round trips alone.
+/// The lock of one server, at two distances. All that does not depend on the distance, such as the work of proxy and
+/// threads, is part of both figures, so their difference consists of round trips alone.
 fn plain(table: &mut Table) {
     const WHAT: [(&str, f64); 3] = [
         ("lock + drop, a name each", 1.05),
@@ -132,7 +131,7 @@ fn plain(table: &mut Table) {
         for ((what, _), took) in WHAT.into_iter().zip(times) {
             say(what, took, Target::None);
         }
-        // After a tenure the next request may wait for the reply to a release, so two in a row are one measurement.
+        // After a tenure an acquire may wait for the reply to the last release, so measure two pairs in a row as one.
         let twice = median(51, || {
             one.pair(End::Drop);
             one.pair(End::Drop);
@@ -156,7 +155,7 @@ fn plain(table: &mut Table) {
     }
 }
 
-/// A majority is near, whichever masters it is made of.
+/// Three of five masters are near; the cost must be that of near masters, whichever three they are.
 fn uneven(table: &mut Table) {
     let near = Far::start(&[ms(1); MASTERS]);
     let alone = near.pairs(End::Drop);
@@ -173,7 +172,7 @@ fn uneven(table: &mut Table) {
     }
 }
 
-/// A server behind a proxy, or several: a lock of one is a plain lock, one of several a `RedLock`.
+/// Servers, each behind a proxy that delays. A single server is locked with a plain lock, several with a `RedLock`.
 struct Far {
     servers: Vec<Server>,
     proxies: Vec<Proxy>,
@@ -204,12 +203,12 @@ impl Far {
         }
     }
 
-    /// Others like these.
+    /// Starts new servers with the same delays.
     fn clone_of(&self) -> Self {
         Self::start(&self.delays)
     }
 
-    /// The typical time of a PING.
+    /// The median time of a PING.
     fn round_trip(&self, node: usize) -> Duration {
         let mut connection = connection_to(&self.proxies[node].url());
         let ping = redis::cmd("PING").get_packed_command();
@@ -222,7 +221,7 @@ impl Far {
         RedLock::new(&self.ours, name).expect("five masters")
     }
 
-    /// Until it is known which masters answer, and how soon.
+    /// Locks for a while, so that the client learns which masters reply, and how fast.
     fn warm_up(&self) {
         let lock = self.lock("warm");
         let until = Instant::now() + Duration::from_secs(u64::from(scaled(3)));
@@ -242,7 +241,7 @@ impl Far {
         })
     }
 
-    /// From a release to the next holder, in another process.
+    /// The time from a release to the next grant, which another client gets.
     fn passed_on(&self) -> Duration {
         let locks = [&self.ours, &self.theirs].map(|clients| taking(clients, "passed"));
         let settles = SETTLES + 6 * self.delays[0];
@@ -273,7 +272,7 @@ impl Far {
     }
 }
 
-/// Takes a lock of these servers; what it returns is the guard.
+/// Returns a function that acquires a lock of these servers and returns the guard.
 fn taking(clients: &[Client], name: &str) -> Box<dyn Fn() -> Box<dyn Any> + Sync> {
     if let [one] = clients {
         let lock = one.reentrant_lock(name);

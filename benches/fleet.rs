@@ -21,13 +21,13 @@ use crate::rig::processes::{CHILD, Process};
 use crate::rig::{Table, Target, busy, is_measuring, scaled};
 use crate::support::{Server, rss_kib};
 
-/// How many processes there are.
+/// The number of processes.
 const PROCESSES: u32 = 10;
 
-/// A guard stays on its thread, so each process has several that take locks.
+/// Threads per process that acquire locks, several because a guard stays on its thread.
 const HOLDERS: u32 = 4;
 
-/// How long the lease of a held name is: the default, said here since figures depend on it.
+/// The lease of a held name: the default, but explicit since the figures depend on it.
 const LEASE: Duration = Duration::from_secs(30);
 
 fn main() {
@@ -59,19 +59,19 @@ fn open(url: &str, tenure: Duration) -> Client {
     Client::open(config).expect("the server is up")
 }
 
-/// The next order to a process.
+/// The next order from the parent process.
 fn order(orders: &mut Lines<StdinLock<'static>>) -> Option<String> {
     orders.next().map(|line| line.expect("a line"))
 }
 
-/// Numbers that a process answers with.
+/// The numbers in a process's reply.
 fn numbers(process: &mut Process) -> Vec<f64> {
     let reply = process.reply();
     let numbers = reply.split_whitespace().map(|number| number.parse());
     numbers.collect::<Result<_, _>>().expect("numbers")
 }
 
-/// Tells all processes the same, and adds up what they answer.
+/// Sends an order to all processes, and adds up the numbers in their replies.
 fn ask_all<const N: usize>(processes: &mut [Process], order: &str) -> [f64; N] {
     for process in &mut *processes {
         process.order(order);
@@ -85,7 +85,7 @@ fn ask_all<const N: usize>(processes: &mut [Process], order: &str) -> [f64; N] {
     sums
 }
 
-/// Processor time of this process, in seconds.
+/// The processor time of this process, in seconds.
 fn own_time() -> f64 {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("every machine has it");
     Duration::from(time).as_secs_f64()
@@ -95,7 +95,7 @@ fn own_time() -> f64 {
 // Names that are held
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// How many names each process holds.
+/// The number of names that each process holds.
 fn names_each() -> u32 {
     if is_measuring() { 100_000 } else { 100 }
 }
@@ -120,7 +120,7 @@ fn held(server: &Server, table: &mut Table) {
     );
     let [memory_held] = rig::info(server, "memory", ["used_memory"]);
 
-    // A third of the lease: each hold is renewed once.
+    // Each hold is renewed once in a third of the lease.
     let state = |processes: &mut [Process]| -> ([f64; 4], f64, Instant) {
         (ask_all(processes, "state"), busy(server), Instant::now())
     };
@@ -178,7 +178,7 @@ fn held(server: &Server, table: &mut Table) {
     }
 }
 
-/// A process that takes names when it is told to, and holds them.
+/// A child process that acquires names when told to, and holds them.
 fn hold(url: &str, first: u64) {
     let client = open(url, Duration::from_millis(5));
     let (taken, end) = (
@@ -227,10 +227,10 @@ fn hold(url: &str, first: u64) {
 // Threads that wait
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The name that all wait for.
+/// The name that all threads wait for.
 const NAME: &str = "waited";
 
-/// Threads of several processes take and release one lock, all of them all the time.
+/// Threads of several processes acquire and release one lock all the time.
 fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     let what = format!("tenure {} ms", tenure.as_millis());
     let mut processes: Vec<_> = (0..PROCESSES)
@@ -240,7 +240,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     let guard = holder.reentrant_lock(NAME).lock().expect("a grant");
     let [waiting] = ask_all(&mut processes, "wait");
     println!("\n{what}: {waiting} threads of {PROCESSES} processes wait for one name");
-    // What those who wait have to ask meanwhile is over.
+    // Wait until the requests with which the waiters queued are over.
     thread::sleep(Duration::from_millis(u64::from(scaled(500))));
     let calls = || {
         let info: String = server.ask(&["INFO", "commandstats"]);
@@ -270,7 +270,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     let [grants, passed, sent, held_back] = [0, 1, 2, 3].map(|n| after[n] - before[n]);
     let longest = ends.iter().map(|end| end[0]).fold(0.0, f64::max);
     let without = ends.iter().map(|end| end[1]).sum::<f64>();
-    // One asks and is granted, one is released.
+    // A grant by Redis takes an acquire and a release; all other commands are requests without success.
     let again = (sent - 2.0 * grants) / grants;
     println!(
         "{what}: {grants:.0} releases in Redis and {passed:.0} hand-overs within a process, in {seconds:.1} s; yielded {held_back:.0} times",
@@ -296,7 +296,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     );
 }
 
-/// A process whose threads wait for the name when it is told to, and take it again and again.
+/// A child process whose threads start to wait for the name when told to, and then acquire it again and again.
 fn wait(url: &str, tenure: Duration) {
     let threads = if is_measuring() { 1_000 } else { 5 };
     let client = open(url, tenure);
@@ -319,7 +319,7 @@ fn wait(url: &str, tenure: Duration) {
                 while !stop.load(Ordering::Relaxed) {
                     let asked = Instant::now();
                     drop(lock.lock().expect("a grant"));
-                    // The first wait is also for all others to come.
+                    // The first wait began before all threads were there, so count it from `begun`.
                     let asked = begun
                         .get()
                         .map_or_else(Instant::now, |begun| asked.max(*begun));

@@ -1,5 +1,5 @@
-//! How long it takes from a release to the next holder: in one process, across several, in the queue that Redis keeps,
-//! and to all readers at once; and what a release costs the server when that queue is long.
+//! The time from a release to the next grant: in one process, across several, along the queue that Redis keeps, and to
+//! all readers at once. Also the cost of a release for the server when that queue is long.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -21,16 +21,16 @@ use crate::rig::processes::CHILD;
 use crate::rig::{Bare, Case, Rates, Table, Target, ask, interleaved, scaled};
 use crate::support::{Server, lua};
 
-/// Long enough for a thread that was about to park to be parked.
+/// Time for a thread to park.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// Longer than a tenure survives without a holder: the next to come neither hands over nor yields.
+/// Longer than a tenure lasts without a holder, so that the next holder neither hands over nor yields.
 const NEW_TENURE: Duration = Duration::from_millis(6);
 
-/// How long a holder of the fair lock has it while others queue.
+/// How long each holder keeps the fair lock while others queue.
 const HELD: Duration = Duration::from_millis(1);
 
-/// How many threads of a process read.
+/// Reading threads per process.
 const READERS: usize = 8;
 
 const LOCK: &str = "handoff";
@@ -82,7 +82,7 @@ fn show(what: &str, of: &Histogram<u64>) {
     );
 }
 
-/// Two threads: one holds for `held` while the other queues, then releases.
+/// Two threads of one process: the first holds for `held` while the second queues, then releases.
 fn within_one_process(server: &Server) {
     for (held, times, what, asks) in [
         (
@@ -122,7 +122,8 @@ fn within_one_process(server: &Server) {
                 let released = now();
                 drop(guard);
                 let got = heard.recv().expect("it got the lock");
-                // On a busy machine the other thread may have come too late, or we.
+                // On a busy machine a thread may be late, so that the lock was passed in the other way: leave that turn
+                // out.
                 if (client.stats().local_handoffs > passed) != asks {
                     wakes.record(got - released).expect("any time fits");
                 }
@@ -138,7 +139,7 @@ fn within_one_process(server: &Server) {
     }
 }
 
-/// The other process: takes a lock, or waits for a message, whenever a line says so, and answers with the times.
+/// The child process: each line on its input tells it to acquire a lock or wait for a message; it replies with times.
 fn follow_orders(url: &str, channel: &str) {
     let client = Client::open(rig::config(url)).expect("the server is up");
     let lock = client.reentrant_lock(LOCK);
@@ -169,7 +170,8 @@ fn follow_orders(url: &str, channel: &str) {
                 thread::sleep(HELD);
                 let released = now();
                 drop(guard);
-                // Whoever reads the answer would be in the way of the next in the queue.
+                // The parent reads the reply at once, which would disturb the next in the queue, so reply a little
+                // later.
                 thread::sleep(HELD);
                 println!("{got} {released}");
             }
@@ -194,7 +196,7 @@ fn follow_orders(url: &str, channel: &str) {
     assert_eq!(client.stats().lost, 0);
 }
 
-/// When the first and the last of some threads that wait to read were in; all are in at once then.
+/// Acquires a read lock in several threads and holds all at once; returns the times of the first and the last grant.
 fn read_together(client: &Client) -> (u64, u64) {
     let all_in = Barrier::new(READERS);
     let times: Vec<_> = thread::scope(|scope| {
@@ -245,7 +247,7 @@ impl Process {
     }
 }
 
-/// Returns when `ready` says so, and all that wait have had time to park.
+/// Waits until `ready` returns true, and then until all waiters have had time to park.
 fn settled(what: &str, mut ready: impl FnMut() -> bool) {
     for _ in 0..40_000 {
         if ready() {
@@ -257,7 +259,7 @@ fn settled(what: &str, mut ready: impl FnMut() -> bool) {
     panic!("not within ten seconds: {what}");
 }
 
-/// Returns when `listeners` listen to `channel`, and have had time to park.
+/// Waits until `channel` has this many subscribers, and then until they have had time to park.
 fn until_heard(connection: &mut Connection, channel: &str, listeners: u32) {
     settled(channel, || {
         let (_, heard): (String, u32) = redis::cmd("PUBSUB")
@@ -269,7 +271,7 @@ fn until_heard(connection: &mut Connection, channel: &str, listeners: u32) {
     });
 }
 
-/// A bare message to a process that then asks, bare as well, for a lock: the least that a hand-over can take.
+/// The lower bound of a hand-over: a bare message to a process, which then acquires a lock by a bare request.
 struct Message {
     name: &'static str,
     looking: Connection,
@@ -311,13 +313,13 @@ impl Message {
     }
 }
 
-/// The first turns begin threads and connections.
+/// Whether a turn counts: connections and threads are still new in the first ones.
 fn counts(turn: u32) -> bool {
     turn >= 10 || !rig::is_measuring()
 }
 
-/// The other process waits and this one releases; in turn with a bare message and a bare acquire, the least that it can
-/// take.
+/// This process releases a lock for which the other one waits. In turn with the lower bound: a bare message and a bare
+/// acquire.
 fn across_two(server: &Server, table: &mut Table) {
     const NAME: &str = "message:two";
     let client = Client::open(rig::config(server.url())).expect("the server is up");
@@ -360,8 +362,8 @@ fn across_two(server: &Server, table: &mut Table) {
     );
 }
 
-/// Four processes in the queue of a fair lock: each once, and then all of them again and again, so that whoever
-/// releases comes back while the next is being woken.
+/// Four processes queue for a fair lock. First each acquires it once; then all acquire it again and again, so that each
+/// queues again while the next one is being woken.
 fn along_the_queue(server: &Server, table: &mut Table) {
     const NAME: &str = "message:queue:0";
     const TURNS: usize = 20;
@@ -407,7 +409,7 @@ fn along_the_queue(server: &Server, table: &mut Table) {
             let mut times: Vec<_> = others.iter_mut().flat_map(Process::pairs).collect();
             assert_eq!(times.len(), TURNS * others.len());
             times.sort_unstable();
-            // At both ends not everybody is there.
+            // At both ends some processes are not in the queue.
             let steady = &times[2 * others.len()..times.len() - others.len()];
             for pair in steady.windows(2) {
                 let [(_, released), (got, _)] = *pair else {
@@ -432,7 +434,7 @@ fn along_the_queue(server: &Server, table: &mut Table) {
     }
 }
 
-/// A writer releases, and threads of three processes wait to read.
+/// A writer releases while threads of three processes wait to read.
 fn to_all_readers(server: &Server, table: &mut Table) {
     let client = Client::open(rig::config(server.url())).expect("the server is up");
     let lock = client.rw_lock(SHARED);
@@ -448,7 +450,7 @@ fn to_all_readers(server: &Server, table: &mut Table) {
             other.order("read");
         }
         until_heard(&mut looking, &channel, 3);
-        // One of each process listens; the others have to queue behind it.
+        // One thread per process subscribes; give the others time to queue behind it.
         thread::sleep(SETTLE * 2);
         let asked = now();
         ask(&mut looking, &ping);
@@ -490,14 +492,15 @@ fn to_all_readers(server: &Server, table: &mut Table) {
     }
 }
 
-/// What is measured of a turn at the head of a queue.
+/// The script of a turn at the head of a queue that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Release,
     Acquire,
 }
 
-/// A fair lock and a queue of waiters that never ask: another comes to its head, takes the lock, and releases it.
+/// A fair lock with a queue of waiters that never ask. Each turn puts one more at its head, which acquires and
+/// releases.
 struct Queue {
     connection: Connection,
     turn: Vec<u8>,
@@ -506,7 +509,7 @@ struct Queue {
 impl Queue {
     const COMMANDS: usize = 4;
 
-    /// `part` is what goes by EVALSHA, and so is counted apart.
+    /// The script of `part` runs by EVALSHA and the other by EVAL, so that the server counts them separately.
     fn new(server: &Server, waiters: usize, part: Part) -> Self {
         let mut connection = rig::connection(server);
         let name = match part {
@@ -516,7 +519,7 @@ impl Queue {
         let queue = format!("redisson_lock_queue:{{{name}}}");
         let timeouts = format!("redisson_lock_timeout:{{{name}}}");
         let alive = format!("redisson_lock_alive:{{{name}}}");
-        // The year 2255.
+        // A time in the year 2255: the waiters never expire.
         const FAR: u64 = 9_000_000_000_000;
         let mut fill = redis::pipe();
         for n in 1..=waiters {
@@ -554,7 +557,7 @@ impl Queue {
         Self { connection, turn }
     }
 
-    /// How many a second the server would do if it did nothing else.
+    /// The rate at which the server could run the measured script if it did nothing else.
     fn case(&mut self) -> Case<'_> {
         Box::new(|slice| {
             redis::cmd("CONFIG")
@@ -589,7 +592,7 @@ impl Queue {
     }
 }
 
-/// The server's own time, which a round trip of many times its length would hide.
+/// Measured by the server's own time, since a round trip takes many times as long.
 fn with_a_long_queue(server: &Server, table: &mut Table) {
     const SHORT: usize = 10;
     const LONG: usize = 1000;

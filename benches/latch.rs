@@ -1,4 +1,4 @@
-//! What it costs to count a latch down and to ask for it, and how long it takes until the last waiter has returned.
+//! The cost of counting a latch down and of reading its state, and the time until the last waiter has returned.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -15,17 +15,17 @@ use redlatch::Client;
 use crate::rig::{Case, Table, Target, interleaved, median, scaled, significant, typical};
 use crate::support::{Server, lua};
 
-/// Long enough for threads that were about to park to be parked.
+/// Time for all threads to park.
 const SETTLE: Duration = Duration::from_millis(5);
 
 const STATE: &str = lua::LATCH_STATE;
 
-/// What Redisson runs, which counts again whenever it has to be sent again.
+/// Redisson's script, which counts twice if a request is sent again.
 const REDISSON: &str = "local v = redis.call('decr', KEYS[1])
 if v <= 0 then redis.call('del', KEYS[1]) end
 if v == 0 then redis.call('publish', KEYS[2], ARGV[1]) end";
 
-/// More than anybody counts down here.
+/// More than all count-downs of this bench.
 const MANY: u64 = 1 << 40;
 
 fn main() {
@@ -56,7 +56,7 @@ fn open(server: &Server) -> Client {
     Client::open(rig::config(server.url())).expect("the server is up")
 }
 
-/// One verb at a time, next to bare commands; returns what a PING takes, in microseconds.
+/// Measures each verb, in turn with bare commands; returns the time of a PING in microseconds.
 fn verbs(server: &Server, table: &mut Table) -> f64 {
     let client = open(server);
     let (counted, closed) = (client.latch("counted"), client.latch("closed"));
@@ -121,13 +121,13 @@ fn verbs(server: &Server, table: &mut Table) -> f64 {
     us(trip)
 }
 
-/// The middle one, and the one that a hundredth is above.
+/// The 50th and the 99th percentile.
 fn percentiles(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
     (median(&times), times[(times.len() - 1) * 99 / 100])
 }
 
-/// Microseconds from a PUBLISH until the last of `threads` has heard of it: a connection a client reads, and wakes its threads.
+/// The lower bound of `woken`, in microseconds: one reader per client, which gets a message and wakes its threads.
 fn messages(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     let channel_name = format!("floor:{clients}:{threads}");
     let (back, came) = channel();
@@ -191,7 +191,7 @@ fn messages(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     percentiles(times)
 }
 
-/// Microseconds from the last count down until the last of `threads` is back.
+/// Microseconds from the last count-down until the last of `threads` threads has returned.
 fn woken(server: &Server, clients: usize, threads: usize) -> (f64, f64) {
     let name = format!("woken:{clients}:{threads}");
     let clients: Vec<_> = (0..clients).map(|_| open(server)).collect();

@@ -1,4 +1,4 @@
-//! What a client allocates: bytes per lock that is held, and allocations of one uncontended lock and drop.
+//! The allocations of a client: bytes per held lock, and allocations of an uncontended lock and drop.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -21,7 +21,7 @@ fn main() {
     held(&client);
 }
 
-/// Counts all threads of the process, and so the watchdog and the housekeeping too.
+/// Counts the allocations of all threads of the process, including the client's own.
 fn lock_and_drop(client: &Client) {
     let lock = client.reentrant_lock("stock:12345");
     let pairs = |n: u32| {
@@ -43,7 +43,7 @@ fn lock_and_drop(client: &Client) {
     );
 }
 
-/// Without the guards and the handles, which are the caller's.
+/// Leaves out the guards and the handles, which belong to the caller.
 fn held(client: &Client) {
     let n = rig::scaled(20_000);
     let mut guards = Vec::with_capacity(n as usize);

@@ -1,4 +1,4 @@
-//! What permits of a semaphore cost: alone, beside the reentrant lock, and for many threads of one process.
+//! The cost of a semaphore's permits: for one thread, beside the reentrant lock, and for many threads of one process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -16,7 +16,7 @@ use redlatch::{Client, Semaphore};
 use crate::rig::{Case, End, Kind, Lock, Rates, Table, Target, interleaved, typical};
 use crate::support::Server;
 
-/// How many threads want a permit, and how many there are.
+/// The number of threads and the number of permits.
 const CROWD: (usize, u32) = (64, 8);
 
 fn main() {
@@ -55,7 +55,7 @@ fn pair(semaphore: &Semaphore, end: End) {
     }
 }
 
-/// One thread: acquire and release, beside the reentrant lock's pair.
+/// One thread: acquire and release, beside lock and unlock of the reentrant lock.
 fn alone(client: &Client, table: &mut Table) {
     println!("\n{:<44} {:>9}", "one thread, in turn", "us each");
     for (end, verb) in [(End::Drop, "drop"), (End::Unlock, "release")] {
@@ -91,7 +91,7 @@ fn alone(client: &Client, table: &mut Table) {
     }
 }
 
-/// Many threads of one process, with a tenure and without.
+/// Many threads, with a tenure and without.
 fn crowd(server: &Server, table: &mut Table) {
     let (threads, permits) = CROWD;
     println!(
@@ -107,7 +107,7 @@ fn crowd(server: &Server, table: &mut Table) {
         semaphore(&clients[0], &with, permits),
         semaphore(&clients[1], &without, permits),
     );
-    // As far as Redis can tell, a client is a process.
+    // Redis cannot tell clients of one process from clients of several, so four clients stand for four processes.
     let others: Vec<_> = (0..4)
         .map(|_| Client::open(rig::config(server.url())).expect("the server is up"))
         .collect();

@@ -1,4 +1,4 @@
-//! What a lock costs one thread, next to bare PINGs and to a lock written by hand.
+//! The cost of a lock for one thread, compared with bare PINGs and with a lock written by hand.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -46,7 +46,7 @@ fn main() {
     table.print();
 }
 
-/// Two round trips that ask for nothing.
+/// Two bare PINGs, one after the other.
 fn two_pings(server: &Server) -> impl FnMut() + use<> {
     let mut connection = rig::connection(server);
     let ping = redis::cmd("PING").get_packed_command();
@@ -118,17 +118,17 @@ fn absolute(server: &Server, criterion: &mut Criterion) {
     }
 }
 
-/// So many that a name has been forgotten by the process when its turn comes again.
+/// So many names that the process has forgotten one when its turn comes again.
 const NAMES: usize = 2000;
 
-/// Many locks of a kind. A spin lock is for that, and alone on one name it would pause after every tenure.
+/// Locks of one kind on many names. A spin lock is measured on many: on one name it would pause after each tenure.
 fn names(client: &redlatch::Client, kind: Kind, what: &str) -> Vec<Lock> {
     (0..NAMES)
         .map(|n| Lock::new(client, kind, &format!("{what}:{kind:?}:{n}")))
         .collect()
 }
 
-/// One hold of each in turn.
+/// Locks and releases them in turn, one at each call.
 fn in_turn(locks: Vec<Lock>) -> impl FnMut(End) {
     let mut turn = 0;
     move |end| {
@@ -217,7 +217,7 @@ fn show(what: &str, rates: &Rates) {
     );
 }
 
-/// Commands that run only while a hold is in force, beside the same ones bare.
+/// Commands that run only while a hold is in force, compared with the same commands sent directly.
 fn guarded(server: &Server, table: &mut Table) {
     const COUNT: &str = "{guarded}:count";
     let text = "return redis.call('incr', KEYS[1])";
@@ -259,7 +259,7 @@ fn guarded(server: &Server, table: &mut Table) {
     guard.unlock().expect("still held");
 }
 
-/// The same lock of the same server, with and without TLS.
+/// Compares the same server's lock with and without TLS.
 #[cfg(feature = "tls")]
 fn over_tls(table: &mut Table) {
     let server = rig::start_tls();
@@ -268,14 +268,14 @@ fn over_tls(table: &mut Table) {
     beside_plain(&server, config, "with TLS", Target::None, table);
 }
 
-/// The same lock of the same node, by a client that looks for the master of its slot and by one that knows one server.
+/// Compares a client that looks for the master of a slot with one that knows a single server, on the same node.
 fn in_cluster(table: &mut Table) {
     let server = rig::start_cluster();
     let config = rig::config(format!("redis+cluster://{}/", server.addr()));
     beside_plain(&server, config, "in a cluster", Target::AtMost(1.2), table);
 }
 
-/// The same lock by a client of `config` and by one of the server's plain URL.
+/// Compares the same lock by a client of `config` and by a client of the server's plain URL.
 fn beside_plain(
     server: &Server,
     config: redlatch::Config,
@@ -308,7 +308,7 @@ fn beside_plain(
     assert_eq!(other.stats().reconnects, 0);
 }
 
-/// Every kind next to the reentrant lock.
+/// Compares every kind with the reentrant lock.
 fn kinds(server: &Server, table: &mut Table) {
     let client = open(server);
     let one = [

@@ -1,12 +1,12 @@
-//! How far it goes: rates, processor time and memory over the number of threads, processes, locks, waiters and names, and
-//! rates over a network.
+//! How the library scales: rates, processor time and memory by the number of threads, processes, locks, waiters and
+//! names, and rates over a network.
 //!
-//! Each part writes curves as CSV, and at the end all plots are drawn from the files that are there.
+//! Each part writes its curves as CSV; at the end all plots are drawn from the CSV files in the folder.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod rig;
-// Not all benches draw.
+// Not in `rig`, because most benches draw nothing.
 #[path = "rig/plot.rs"]
 mod plot;
 #[path = "../tests/it/support/bare/mod.rs"]
@@ -28,10 +28,10 @@ use crate::support::{GENEROUS, Mode, Proxy, Server, Target, rss_kib};
 
 const TENURE: Duration = Duration::from_millis(5);
 
-/// Of the network that a part pretends to use.
+/// The round trip of the network that a part simulates.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// What a part measured: the names of files, and what is in them.
+/// The results of a part: file names, each with its curves.
 type Measured = Vec<(&'static str, Curves)>;
 
 type Part = fn(&Server) -> Measured;
@@ -46,7 +46,7 @@ fn main() {
     let folder = plot::folder();
     let server = rig::start();
     let parts: [(&str, Part); 6] = [
-        // First, before others have left memory behind.
+        // First, before other parts have allocated memory in the server.
         ("names", names),
         ("threads", threads),
         ("processes", processes),
@@ -67,7 +67,7 @@ fn main() {
     plot::draw(&folder);
 }
 
-/// These numbers, or the first two in a run that does not measure.
+/// These numbers, or only the first two in a run that does not measure.
 fn few(numbers: &[u32]) -> &[u32] {
     if is_measuring() {
         numbers
@@ -76,7 +76,7 @@ fn few(numbers: &[u32]) -> &[u32] {
     }
 }
 
-/// This long, or hardly in a run that does not measure.
+/// This long, or very short in a run that does not measure.
 fn span(measuring: Duration) -> Duration {
     if is_measuring() {
         measuring
@@ -85,7 +85,7 @@ fn span(measuring: Duration) -> Duration {
     }
 }
 
-/// Processor time that was used so far.
+/// The processor time that server and client have used up to a moment.
 struct Used {
     at: Instant,
     server: f64,
@@ -103,7 +103,7 @@ impl Used {
         }
     }
 
-    /// Of the server and of the client, in percent of one core.
+    /// The processor time of server and client since `before`, in percent of one core.
     fn percent_since(&self, before: &Self) -> [f64; 2] {
         let span = (self.at - before.at).as_secs_f64() / 100.0;
         [
@@ -175,7 +175,7 @@ fn processes(server: &Server) -> Measured {
             let holds: u32 = hammers.iter_mut().map(|hammer| hammer.end().0).sum();
             f64::from(holds) / span.as_secs_f64()
         };
-        // One that does not count: the processes begin.
+        // This round is not counted, since the processes are still starting.
         round(span / 4);
         let rates: Vec<_> = (0..scaled(7)).map(|_| round(span)).collect();
         curves.add(count, [median(&rates)]);
@@ -187,7 +187,7 @@ fn processes(server: &Server) -> Measured {
 // Many locks
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Locks that are held and renewed.
+/// Locks that are held, so that the watchdog renews them.
 fn held(server: &Server) -> Measured {
     let lease = if is_measuring() {
         Duration::from_secs(6)
@@ -218,21 +218,21 @@ fn held(server: &Server) -> Measured {
         cpu.add(count, Used::by(server).percent_since(&before));
         lateness.add(count, [late.value_at_quantile(0.99) as f64 / 1e3]);
     }
-    // The lease of a run that does not measure is a matter of luck on a busy machine.
+    // In a run that does not measure, the lease is so short that a hold may be lost on a busy machine.
     assert!(client.stats().lost == 0 || !is_measuring());
     vec![("held_cpu", cpu), ("held_lateness", lateness)]
 }
 
-/// How late renewals are sent, in microseconds: each is due a third of the lease after the one before.
+/// How late renewals are sent, in microseconds: each is due a third of the lease after the previous one.
 ///
-/// Seen from `valid_until`, which each renewal moves by the time since the one before was sent.
+/// Seen from `valid_until`, which a renewal moves by the time since the previous one was sent.
 fn lateness_of(guards: &[ReentrantLockGuard], lease: Duration) -> Histogram<u64> {
     const SAMPLE: usize = 1_000;
     let mut late = Histogram::new(3).expect("three digits");
     let sample = guards.iter().step_by(guards.len().div_ceil(SAMPLE));
     let mut sample: Vec<_> = sample.map(|guard| (guard, guard.valid_until())).collect();
     let start = Instant::now();
-    // Each hold is renewed twice, unless the machine is too busy.
+    // Long enough for two renewals of each hold, unless the machine is too busy.
     while start.elapsed() < lease * 7 / 10 || late.is_empty() && start.elapsed() < GENEROUS {
         thread::sleep(lease / 30);
         for (guard, until) in &mut sample {
@@ -249,7 +249,7 @@ fn lateness_of(guards: &[ReentrantLockGuard], lease: Duration) -> Histogram<u64>
     late
 }
 
-/// Threads that wait for a name each, which somebody else holds all the time.
+/// Threads that wait for one name each, which another client holds all the time.
 fn waiters(server: &Server) -> Measured {
     let mut commands = Curves::new(
         "Waiting for as many names, which others hold",
@@ -286,7 +286,8 @@ fn waiters(server: &Server) -> Measured {
             support::eventually("all wait", || {
                 client.stats().subscriptions == u64::from(count)
             });
-            // A waiter asks again after 1, 2 and 4 s, then every 5 s, in case that a message was lost.
+            // A waiter asks again after 1, 2 and 4 s, then every 5 s, in case a message was lost. Wait until that pace
+            // is reached.
             thread::sleep(span(Duration::from_millis(3_500)));
             let (asked, used) = (client.stats().commands, Used::by(server));
             thread::sleep(span(Duration::from_secs(5)));
@@ -302,7 +303,7 @@ fn waiters(server: &Server) -> Measured {
     vec![("waiters_commands", commands), ("waiters_cpu", cpu)]
 }
 
-/// Names that are used once each.
+/// Names that are each used once.
 fn names(server: &Server) -> Measured {
     const THREADS: u32 = 8;
     const POINTS: u32 = 20;
@@ -355,7 +356,7 @@ fn names(server: &Server) -> Measured {
     vec![("names_rate", rate), ("names_memory", memory)]
 }
 
-/// In MiB.
+/// The memory that the server uses, in MiB.
 fn memory_of(server: &Server) -> f64 {
     let [bytes] = rig::info(server, "memory", ["used_memory"]);
     bytes / f64::from(1 << 20)

@@ -1,15 +1,15 @@
-//! What locks cost the server: its processor time for each lock + drop, beside a lock written by hand, and how many a second
-//! one core of it serves.
+//! The cost of locks for the server: its processor time for each lock + drop, compared with a lock written by hand, and
+//! the number per second that one core serves.
 //!
 //! `cargo bench --bench server -- cost` runs one part: commands, cost, core. The last one draws a plot.
 //!
-//! Processor time is the server's own account of it. So it hardly depends on what else the machine does, unlike rates, which
-//! end where the clients' core is busy.
+//! The server itself reports its processor time, so other work on the machine hardly changes these figures. Rates, in
+//! contrast, are limited where the clients' core is busy.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod rig;
-// Not all benches draw.
+// Not in `rig`, because most benches draw nothing.
 #[path = "rig/plot.rs"]
 mod plot;
 #[path = "../tests/it/support/bare/mod.rs"]
@@ -30,7 +30,7 @@ use crate::support::Server;
 
 const SLICE: Duration = Duration::from_millis(200);
 
-/// How many client processes there are where one core of the server is filled.
+/// The number of client processes that fill one core of the server.
 const PROCESSES: usize = 8;
 
 fn main() {
@@ -61,7 +61,7 @@ fn open(url: &str) -> Client {
 // Each lock
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What a lock + drop sends and what Redis executes for it, which does not depend on the machine at all.
+/// The commands that a lock + drop sends, and those that Redis executes for it: independent of the machine.
 fn commands(server: &Server, table: &mut Table) {
     let client = open(&server.url());
     let mut by_hand = ByHand::new(&server.url(), "commands:by_hand");
@@ -92,8 +92,8 @@ fn commands(server: &Server, table: &mut Table) {
     }
 }
 
-/// Commands of these kinds, all that Redis executed, scripts' own included, and bytes in both directions, for each run of
-/// `operation`.
+/// Per run of `operation`: commands of these kinds, all commands that Redis executed, including those in scripts, and
+/// bytes in both directions.
 fn sent(server: &Server, kinds: &[&str], operation: &mut dyn FnMut()) -> [f64; 4] {
     const OF_ALL: [&str; 3] = [
         "total_commands_processed",
@@ -116,19 +116,19 @@ fn sent(server: &Server, kinds: &[&str], operation: &mut dyn FnMut()) -> [f64; 4
         for _ in 0..times {
             operation();
         }
-        // The last release has no reply that anybody waits for.
+        // No one waits for the reply to the last release.
         std::thread::sleep(Duration::from_millis(20));
         let after = counters();
         std::array::from_fn(|n| after[n] - before[n])
     };
-    // Connections are made, and scripts loaded.
+    // The first run makes connections and loads scripts, so it is not counted.
     operation();
     let times = scaled(5_000);
     let [asking, all]: [[f64; 4]; 2] = [0, times].map(|times| counted(operation, times));
     std::array::from_fn(|n| (all[n] - asking[n]) / f64::from(times))
 }
 
-/// A case whose rate is by the second of the server's processor time.
+/// A case whose rate is per second of the server's processor time.
 fn served<'a>(server: &'a Server, mut run: impl FnMut(Duration) -> u32 + 'a) -> Case<'a> {
     Box::new(move |slice| {
         let before = busy(server);
@@ -137,7 +137,7 @@ fn served<'a>(server: &'a Server, mut run: impl FnMut(Duration) -> u32 + 'a) -> 
     })
 }
 
-/// Threads of one process, a lock each.
+/// Threads of one process with one lock each.
 fn threads<'a, O: FnMut() + Send>(server: &'a Server, operations: &'a mut [O]) -> Case<'a> {
     served(server, |slice| {
         together(operations, Enough::After(slice)).total()
@@ -175,7 +175,7 @@ fn cost(server: &Server, table: &mut Table) {
     assert_eq!(client.stats().lost, 0);
 }
 
-/// One thread, which waits for each reply: then no release travels with the next request.
+/// One thread, which waits for every reply, so that no release travels with the next request.
 fn one_after_the_other(server: &Server, client: &Client, table: &mut Table) {
     let mut hand = ByHand::new(&server.url(), "each:by_hand");
     let mut cases = vec![served(server, alone(move || hand.pair()))];
@@ -203,7 +203,7 @@ fn one_after_the_other(server: &Server, client: &Client, table: &mut Table) {
     }
 }
 
-/// What one thread does in a slice of time.
+/// Repeats an operation on one thread for a slice of time.
 fn alone<'a>(mut operation: impl FnMut() + 'a) -> impl FnMut(Duration) -> u32 + 'a {
     move |slice| {
         let (start, mut done) = (Instant::now(), 0);
@@ -219,10 +219,10 @@ fn alone<'a>(mut operation: impl FnMut() + 'a) -> impl FnMut(Duration) -> u32 + 
 // As many as one core serves
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// How the processes take their locks.
+/// The implementations of the lock that the processes use.
 const WAYS: [&str; 2] = ["redlatch", "by_hand"];
 
-/// Locks by the second of the server's processor time, of more and more threads in several processes.
+/// Locks per second of the server's processor time, for more and more threads in several processes.
 fn core(server: &Server, table: &mut Table) -> Curves {
     let mut curves = Curves::new(
         "Threads of 8 processes, with a lock each",
@@ -267,7 +267,7 @@ fn core(server: &Server, table: &mut Table) -> Curves {
     curves
 }
 
-/// Processes that take locks in one way.
+/// Processes that all use one implementation.
 struct Fleet {
     processes: Vec<Process>,
     rates: Vec<f64>,
@@ -289,7 +289,7 @@ impl Fleet {
             loads: Vec::new(),
             served: Vec::new(),
         };
-        // One that does not count: the processes begin.
+        // This run is not counted, since the processes are still starting.
         fleet.run(server);
         (fleet.rates, fleet.loads, fleet.served) = Default::default();
         fleet
@@ -313,8 +313,8 @@ impl Fleet {
     }
 }
 
-/// A process of the fleet: whenever a line with a number of milliseconds comes, its threads take their locks, and the answer is
-/// how often.
+/// A child process of the fleet. Each line on its input is a number of milliseconds, for which its threads lock; its
+/// reply is how often they did.
 fn follow_orders(task: &str) {
     let [way, url, names, threads] = task.split(' ').collect::<Vec<_>>()[..] else {
         panic!("not a task: {task}");

@@ -1,4 +1,4 @@
-//! What it costs to hold several locks at once: names of one server, and a majority of five.
+//! The cost of holding several locks at once: several names of one server, and a majority of five masters.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -15,10 +15,10 @@ use redlatch::{Client, RedLock};
 use crate::rig::{Bare, Case, End, Rates, Table, Target, interleaved, typical};
 use crate::support::Server;
 
-/// How many names are locked as one.
+/// The number of names that are locked as one.
 const NAMES: usize = 10;
 
-/// How many masters there are.
+/// The number of masters.
 const MASTERS: usize = 5;
 
 fn main() {
@@ -46,7 +46,7 @@ fn members(what: &str) -> Vec<String> {
     (0..NAMES).map(|n| format!("{what}:{n}")).collect()
 }
 
-/// Takes and gives back whatever has these verbs.
+/// Acquires and releases a lock of any type that has these methods.
 macro_rules! pair {
     ($lock:expr, $end:expr) => {{
         let (lock, end) = ($lock, $end);
@@ -77,7 +77,7 @@ fn absolute(servers: &[Server], criterion: &mut Criterion) {
     }
 }
 
-/// Ten names of one server next to one.
+/// Compares ten names of one server with one name.
 fn names(server: &Server, table: &mut Table) {
     let client = open(server);
     println!("\n{:<44} {:>9}", "one server, in turn", "us each");
@@ -110,7 +110,7 @@ fn names(server: &Server, table: &mut Table) {
     assert_eq!(client.stats().lost, 0);
 }
 
-/// What is written when there is no multi-lock.
+/// The alternative without a multi-lock: one lock after another.
 fn one_by_one(client: &Client, verb: &str, end: End) -> impl FnMut() + use<> {
     let locks: Vec<_> = members(verb)
         .into_iter()
@@ -130,7 +130,7 @@ fn one_by_one(client: &Client, verb: &str, end: End) -> impl FnMut() + use<> {
     }
 }
 
-/// A majority of five masters next to one master, and next to asking one after another, which is what Redisson's
+/// Compares a majority of five masters with one master, and with asking the masters one after another, as Redisson's
 /// `RedissonRedLock` and redlock-rs do.
 fn masters(servers: &mut [Server], table: &mut Table) {
     let clients: Vec<_> = servers.iter().map(open).collect();
@@ -150,8 +150,8 @@ fn masters(servers: &mut [Server], table: &mut Table) {
         let cases: [Case<'_>; 4] = [
             typical(pair!(one(verb), end)),
             typical(pair!(red(verb), end)),
-            // The floor: one thread, five sockets, and every reply is read; with a drop, that of a release with the
-            // next acquire.
+            // The lower bound: one thread with five sockets, which reads every reply. After a drop, the reply to the
+            // release is read with the reply to the next acquire.
             typical(move || {
                 at_once.iter_mut().for_each(Bare::send_acquire);
                 for node in &mut at_once {

@@ -1,15 +1,15 @@
-//! Two processes take coins from an account, one after the other, under a lock. One of them is stopped while it holds
-//! the lock, for longer than its lease, and goes on as if nothing had happened.
+//! Two processes take coins from an account, one after the other, under a lock. The first process is stopped (SIGSTOP)
+//! while it holds the lock, for longer than its lease, and then continues as if it still had the lock.
 //!
-//! 1. The account takes what it is told: coins that were paid out are still in it.
-//! 2. The account knows the highest token that has written to it: the late write is refused.
+//! 1. The account accepts every write, so the late one overwrites the other: coins that were paid out are still there.
+//! 2. The account remembers the highest token that has written to it, and rejects the late write.
 //!
 //! ```text
 //! cargo run --example fencing                            a redis-server of its own
 //! REDIS_URL=redis://host/ cargo run --example fencing    keys under a new prefix, gone soon afterwards
 //! ```
 //!
-//! Exits with 1 if it did not go like that.
+//! Exits with 1 if a result differs.
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
@@ -29,10 +29,10 @@ mod shared;
 
 const COINS: u64 = 100;
 const FIRST: u64 = 30; // taken by the process that is stopped
-const SECOND: u64 = 50; // taken meanwhile
+const SECOND: u64 = 50; // taken by the other process in that time
 const LEASE: Duration = Duration::from_secs(1); // the default, 30 s, is long to watch
 
-/// Numbers of equal length compare as text; as numbers Lua knows them to 2^53 only.
+/// Lua's numbers are exact only to 2^53, so tokens are padded to equal length and compared as text.
 const WRITE: &str = "
     local seen = redis.call('hget', KEYS[1], 'token') or ''
     local token = string.rep('0', 20 - #ARGV[1]) .. ARGV[1]
@@ -40,7 +40,7 @@ const WRITE: &str = "
     redis.call('hset', KEYS[1], 'token', token, 'coins', ARGV[2])
     return 1";
 
-/// The account, and the lock that everybody takes before they touch it.
+/// A process's connection to the account, and the lock that guards the account.
 struct Account {
     redis: Connection,
     lock: FencedLock,
@@ -53,7 +53,7 @@ impl Account {
         let client = Client::open(Config::new(url).lease(LEASE).label("fencing"))?;
         Ok(Self {
             redis: connect(url)?,
-            // The counter of tokens goes by itself.
+            // The token counter expires soon, so that nothing stays on the user's server.
             lock: client
                 .fenced_lock(format!("{key}:lock"))
                 .token_ttl(Duration::from_secs(10)),
@@ -66,7 +66,7 @@ impl Account {
         Ok(self.redis.hget(&self.key, "coins")?)
     }
 
-    /// Whether the account took it.
+    /// Returns whether the account accepted the write.
     fn write(&mut self, guard: &FencedLockGuard, coins: u64) -> Result<bool> {
         if !self.checks {
             let () = self.redis.hset(&self.key, "coins", coins)?;
@@ -81,7 +81,7 @@ impl Account {
     }
 }
 
-/// The process that is stopped.
+/// Runs in the child process, which the parent stops between the check of the lock and the write.
 fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
     let mut account = Account::open(url, key, checks)?;
     let me = format!("process {}", process::id());
@@ -91,7 +91,7 @@ fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
     if !guard.is_valid() {
         return Err("it was too slow to begin with".into());
     }
-    // Between the look and the write, of all moments, it is stopped.
+    // The worst moment: `is_valid` has just said yes. Tell the parent to stop this process here.
     println!("stop");
     io::stdin().lines().next().ok_or("nobody is there")??;
 
@@ -106,7 +106,7 @@ fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
         Err(lost) if !valid => println!("{me} is told: {lost}"),
         unlocked => return Err(format!("it should know better: {valid} {unlocked:?}").into()),
     }
-    // All it has read is void, so it begins again.
+    // The coins read under the lost hold are out of date, so lock and read again.
     let guard = account.lock.lock()?;
     let coins = account.coins()?;
     let left = coins - FIRST;
@@ -118,7 +118,7 @@ fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
     Ok(guard.unlock()?)
 }
 
-/// What the account has in the end.
+/// Runs one of the two cases; returns how many coins are in the account at the end.
 fn act(url: &str, key: &str, checks: bool) -> Result<u64> {
     let mut account = Account::open(url, key, checks)?;
     let () = account.redis.hset(key, "coins", COINS)?;

@@ -1,11 +1,11 @@
-//! Serves what a client's locks do as text that Prometheus reads, on <http://127.0.0.1:9899/metrics>.
+//! Serves the metrics of a client's locks in the text format of Prometheus, on <http://127.0.0.1:9899/metrics>.
 //!
 //! ```text
 //! cargo run --package recipes --example metrics             until interrupted
 //! cargo run --package recipes --example metrics -- --once   prints it once, and ends
 //! ```
 //!
-//! Starts a redis-server of its own unless `REDIS_URL` is set. Four threads lock two names meanwhile.
+//! Starts its own redis-server unless `REDIS_URL` is set. Four threads lock two names, for something to count.
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let prometheus = PrometheusBuilder::new()
         .set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0, 60.0])?
         .install_recorder()?;
-    // `stock:42` and `stock:43` count as `stock`: a series for each number would be too many.
+    // The label of `stock:42` and `stock:43` is `stock`: one series per number would be too many.
     let label = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
     let metrics = Metrics::new("stock", label);
     let client = Client::open(Config::new(url).observer(metrics.clone()))?;
@@ -60,7 +60,7 @@ fn scraped(client: &Client, metrics: &Metrics, prometheus: &PrometheusHandle) ->
 
 fn answer(mut stream: TcpStream, text: &str) -> std::io::Result<()> {
     let lines = BufReader::new(stream.try_clone()?).lines();
-    // Up to the empty line that ends the request.
+    // Read up to the empty line that ends the request.
     lines.map_while(std::io::Result::ok).find(String::is_empty);
     let length = text.len();
     write!(

@@ -1,14 +1,14 @@
-//! A gate for jobs of many processes: at most eight at once, however many want to run.
+//! A semaphore as a gate for the jobs of many processes: at most eight run at once, however many want to.
 //!
-//! Six processes with twenty threads each come for it together, some jobs need three places. Whoever is inside counts
-//! itself in Redis, so that the most that ever ran at once is known.
+//! Six processes with twenty threads each enter the gate; some jobs need three places. Each job counts itself in Redis
+//! while it runs, so that the example knows how many ran at once at most.
 //!
 //! ```text
 //! cargo run --release --example rate_gate                            a redis-server of its own
 //! REDIS_URL=redis://host/ cargo run --release --example rate_gate    keys under a new prefix, removed afterwards
 //! ```
 //!
-//! Exits with 1 if more ran at once, if any job did not run, or if places were lost.
+//! Exits with 1 if more than eight ran at once, if a job did not run, or if places were lost.
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
@@ -29,7 +29,7 @@ const THREADS: u32 = 20; // of each process
 const JOBS: u32 = 5; // of each thread
 const JOB: Duration = Duration::from_millis(2);
 
-/// Counts those that come in, remembers the most there ever were, and counts jobs.
+/// Adds a job to those inside, keeps the maximum of that number, and counts the job.
 const COME_IN: &str = "
 local inside = redis.call('hincrby', KEYS[1], 'inside', ARGV[1])
 if inside > tonumber(redis.call('hget', KEYS[1], 'most') or 0) then
@@ -57,7 +57,7 @@ fn workers(prefix: &str) -> Result<()> {
     let url = env::var("REDIS_URL")?;
     let client = Client::open(url.as_str())?;
     let gate = client.semaphore(format!("{prefix}:gate"));
-    gate.try_set_permits(PLACES)?; // the first process does, the others find it made
+    gate.try_set_permits(PLACES)?; // the first process sets it; all pass the same number
     let book = format!("{prefix}:book");
 
     let worker = |thread: u32| -> Result<Duration> {

@@ -1,7 +1,7 @@
-//! Five masters, of which two are killed while a lock is held over all of them.
+//! Five masters, two of which are killed while a `RedLock` is held.
 //!
-//! The hold survives for several leases, and nobody else is granted the lock meanwhile. When the two are back, empty, they
-//! have no part of that hold; of the next one they have.
+//! The lock stays held for several leases, and no other client gets it. When the two masters are back, empty, they do
+//! not take part in that hold, but in the next one.
 //!
 //! ```text
 //! cargo run --release --example redlock    five redis-servers of its own
@@ -23,7 +23,7 @@ mod shared;
 
 const LEASE: Duration = Duration::from_secs(1); // the default, 30 s, is long to watch
 
-/// A process's clients, one a master, and its lock over all of them.
+/// Opens one client per master, as a process of its own would, and a lock over all of them.
 fn lock(servers: &[Server]) -> Result<RedLock> {
     let open = |server: &Server| Client::open(Config::new(server.url()).lease(LEASE));
     let clients = servers
@@ -33,7 +33,7 @@ fn lock(servers: &[Server]) -> Result<RedLock> {
     Ok(RedLock::new(&clients, "billing")?)
 }
 
-/// Waits until so many masters are known to keep the hold.
+/// Waits until exactly `nodes` masters are known to keep the hold.
 fn kept_by(guard: &RedLockGuard, nodes: usize) -> bool {
     let until = Instant::now() + 10 * LEASE;
     while guard.nodes_held() != nodes && Instant::now() < until {
@@ -47,7 +47,7 @@ fn kept_by(guard: &RedLockGuard, nodes: usize) -> bool {
     guard.nodes_held() == nodes && guard.is_valid()
 }
 
-/// The answers that come after a majority's take a moment.
+/// Like `kept_by`, but without a retry: the replies that arrive after a majority's take a moment.
 fn kept_by_now(guard: &RedLockGuard, nodes: usize) -> bool {
     thread::sleep(LEASE / 10);
     guard.nodes_held() == nodes
@@ -97,7 +97,7 @@ fn play() -> Result<bool> {
     let until = Instant::now() + 10 * LEASE;
     let guard = loop {
         let guard = ours.lock()?;
-        // A master to which a connection is just being made has no part.
+        // A master takes no part while a connection to it is still being made, so retry until all five do.
         if kept_by_now(&guard, 5) || Instant::now() >= until {
             break guard;
         }

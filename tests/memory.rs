@@ -1,5 +1,5 @@
-//! What a held lock keeps in memory, what locking allocates, and how often a waiting process wakes. A process of its own, since
-//! all of it is counted.
+//! The memory that a held lock takes, the allocations of locking, and how often a waiting process wakes. These tests
+//! are a process of their own, since they count all of its allocations.
 
 use std::alloc::System;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +17,13 @@ use support::{Adversary, Sent, after_the_greeting, endlessly, once};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Keeps the other test out, whose allocations would be counted too.
+/// Keeps other tests of this process from running, whose allocations would be counted.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The fewest allocations that several runs of `work` make: now and then the client's threads make some of their own.
+/// The fewest allocations among several runs of `work`, since the client's threads sometimes add their own.
 fn fewest_allocations(mut work: impl FnMut()) -> usize {
     let allocations = |_| {
         let region = Region::new(ALLOCATOR);
@@ -70,7 +70,7 @@ fn a_hand_over_within_a_tenure_allocates_a_place_in_the_queue() {
         });
         let fewest = fewest.min().unwrap_or(usize::MAX);
         done.store(true, Ordering::Relaxed);
-        // Meanwhile the other thread waits as well.
+        // A place in the queue for this thread, and for the other.
         assert!(fewest <= 2 && client.stats().local_handoffs > 0, "{fewest}");
     });
 }
@@ -94,7 +94,7 @@ fn a_held_lock_takes_a_few_hundred_bytes() {
     assert!(bytes / LOCKS <= 550, "{} bytes for each", bytes / LOCKS);
 }
 
-/// How often the library's threads, and those with this name, have gone to sleep so far.
+/// How often the library's threads, and threads with this name, have gone to sleep so far.
 fn sleeps(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
     let slept = tasks.flatten().filter_map(|task| {
@@ -131,7 +131,7 @@ fn a_waiting_thread_sleeps_while_nothing_happens() {
         .spawn(move || lock.lock().map(drop))
         .expect("a thread");
     support::eventually("it waits", || client.stats().waiting == 1);
-    // It asks after 1, 2, 4 and 8 s, and then every 5 s.
+    // The polls come after 1, 2, 4 and 8 s, and then every 5 s.
     std::thread::sleep(Duration::from_secs(9));
     let before = sleeps("waits");
     std::thread::sleep(Duration::from_secs(SECONDS));
@@ -140,11 +140,11 @@ fn a_waiting_thread_sleeps_while_nothing_happens() {
     let ended = waiting.join().expect("no panic");
     assert!(matches!(ended, Err(Error::Cancelled)));
     assert!(slept > 0, "its thread was not found");
-    // Four questions, each of which takes a few sleeps, more of them while the machine is busy.
+    // Four polls, each of which takes a few sleeps, and more on a busy machine.
     assert!(slept < 2 * SECONDS, "{slept} times in {SECONDS} s");
 }
 
-/// How many bytes are in use.
+/// The bytes in use.
 fn in_use() -> usize {
     let stats = ALLOCATOR.stats();
     stats
@@ -154,7 +154,7 @@ fn in_use() -> usize {
 
 #[test]
 fn no_server_makes_a_client_take_memory_without_end() {
-    /// Several times the largest reply, for a connection or two and what the adversary itself takes.
+    /// Several times the largest reply, for a connection or two and for the adversary itself.
     const MOST: usize = 12 * 1024 * 1024;
     const HASTY: Duration = Duration::from_millis(150);
     let _turn = turn();
@@ -186,7 +186,7 @@ fn no_server_makes_a_client_take_memory_without_end() {
                     .command_timeout(HASTY)
                     .connect_timeout(HASTY);
                 if let Ok(client) = Client::open(config) {
-                    // Some of it is a reply.
+                    // The bytes may begin with a valid reply.
                     drop(client.mutex("stock").try_lock());
                     client.close(Duration::ZERO).unwrap_or_default();
                 }

@@ -1,5 +1,5 @@
-//! The end of a client: by `close`, by its last handle, by the end of the process. One test at a time, since they count
-//! the threads of the whole process.
+//! The end of a client: by `close`, by its last handle, by the end of the process. The tests run one at a time, since
+//! they count the threads of the whole process.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,10 +23,10 @@ use support::{
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// What ends without waiting for anybody ends within this.
+/// A limit for calls that wait for nobody.
 const PROMPT: Duration = ms(1000);
 
-/// Keeps the others out, and begins with none of our threads.
+/// Keeps the other tests out, and waits until no thread of an earlier one is left.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,22 +40,22 @@ fn open(server: &Server) -> Client {
     Client::open(server.url()).unwrap()
 }
 
-/// Lets the server know every script.
+/// Makes the server know every script.
 fn warm(server: &Server) {
     let client = open(server);
     drop(client.mutex("warm").lock().unwrap());
     eventually("released", || server.dbsize() == 0);
 }
 
-/// Takes a lock and keeps it for as long as what is returned.
+/// Acquires a lock, and keeps it as long as the returned value lives.
 type Take = fn(&Client, &str) -> Result<Box<dyn Any>>;
 
 fn boxed<G: Any>(guard: Result<G>) -> Result<Box<dyn Any>> {
     guard.map(|guard| Box::new(guard) as Box<dyn Any>)
 }
 
-/// A kind of lock: its name, how it is taken, how others are kept out of it, and how many channels `n` waiting threads of
-/// a process make it listen to.
+/// A kind of lock: its name, how it is acquired, how a lock that excludes it is acquired, and on how many channels a
+/// process with `n` waiting threads listens.
 type Kind = (&'static str, Take, Take, fn(u64) -> u64);
 
 const KINDS: [Kind; 9] = [
@@ -100,20 +100,20 @@ fn write(client: &Client, name: &str) -> Result<Box<dyn Any>> {
     boxed(client.rw_lock(name).write())
 }
 
-/// Two locks taken as one.
+/// Two locks acquired as one.
 fn members(client: &Client, name: &str) -> Result<Box<dyn Any>> {
     let part = |which: &str| Box::new(client.mutex(format!("{name}:{which}")));
     boxed(MultiLock::new(vec![part("1"), part("2")]).lock())
 }
 
-/// Every key, sorted, but for token counters, which stay.
+/// Every key, sorted, except token counters, which stay.
 fn locks(server: &Server) -> Vec<String> {
     let mut keys = server.keys();
     keys.retain(|key| !key.starts_with("redisson_lock_token:"));
     keys
 }
 
-/// Waits until the server has `n` subscriptions of this crate.
+/// Waits until clients of this crate have `n` subscriptions at the server.
 fn subscribed(server: &Server, n: u64) {
     eventually("the waiting clients are subscribed", || {
         let clients = server.clients_named("subscriber");
@@ -125,7 +125,6 @@ fn subscribed(server: &Server, n: u64) {
     });
 }
 
-// D2
 timed!(closing_wakes_releases_and_joins);
 fn closing_wakes_releases_and_joins() {
     let _turn = turn();
@@ -139,7 +138,8 @@ fn closing_wakes_releases_and_joins() {
         .collect();
     let nested = client.reentrant_lock(format!("{held}:0")).lock().unwrap();
 
-    // Parked with Redis, in the queue behind that one, and in the queue behind a guard of ours.
+    // Some threads wait for Redis, some in the queue behind such a thread, some in the queue behind a guard of this
+    // client.
     let (sender, received) = unbounded();
     let mut waiting = Vec::new();
     for i in 0..12 {
@@ -165,7 +165,7 @@ fn closing_wakes_releases_and_joins() {
     let begun = Instant::now();
     client.close(Duration::from_secs(5)).unwrap();
     let took = begun.elapsed();
-    // Parked for three quarters of a second at least, unless woken.
+    // A waiter that was not woken would stay parked for 750 ms at least.
     assert!(took < loosely(ms(400)), "{took:?}");
     assert_eq!(
         threads_named("redlatch-watch"),
@@ -192,7 +192,7 @@ fn closing_wakes_releases_and_joins() {
             || server.clients_named("").len() == 1
     });
 
-    // Twice is fine, and so is everything afterwards.
+    // `close` can be called again, and every call fails with `Closed`.
     client.close(Duration::ZERO).unwrap();
     let lock = client.reentrant_lock(&held);
     assert!(matches!(lock.lock(), Err(Error::Closed)));
@@ -206,7 +206,7 @@ fn closing_wakes_releases_and_joins() {
     let stats = client.stats();
     assert_eq!((stats.holds, stats.subscriptions), (0, 0));
 
-    // D3
+    // The guards of the closed client do not release the next owner's hold.
     let again = other.reentrant_lock(format!("{held}:0")).lock().unwrap();
     assert!(matches!(
         nested.unlock(),
@@ -231,7 +231,7 @@ fn closing_wakes_releases_and_joins() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// D2, F4: whatever the kind, those who wait are woken, and no hold, place or subscription is left.
+// Closing wakes all waiters, and leaves no hold, place in a queue, or subscription, for every kind.
 timed!(closing_wakes_and_gives_back_whatever_the_kind);
 fn closing_wakes_and_gives_back_whatever_the_kind() {
     const WAITERS: u64 = 3;
@@ -279,7 +279,7 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
         let late = take(&client, kind).map(drop);
         assert!(matches!(late, Err(Error::Closed)), "{kind}: {late:?}");
     }
-    // D3
+    // The guards of the closed client do not release the next owner's holds.
     let again = KINDS.map(|(kind, take, ..)| take(&other, &format!("held:{kind}")).unwrap());
     let held = locks(&server);
     drop(ours);
@@ -290,7 +290,7 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
     assert!(locks(&server).is_empty());
 }
 
-// Whoever has closed the client may end the process.
+// A thread may end the process after `close`, so `close` must not return before the releases are done.
 timed!(a_thread_that_closes_second_waits_for_the_first);
 fn a_thread_that_closes_second_waits_for_the_first() {
     let _turn = turn();
@@ -305,7 +305,7 @@ fn a_thread_that_closes_second_waits_for_the_first() {
         thread::spawn(move || sender.send(client.close(limit)).unwrap())
     };
     let first = close(LONG);
-    // From then on it waits for the reply to its release.
+    // From here on the first call waits for the reply to its release.
     guard.lost().recv_timeout(LONG).unwrap();
     let late = client.close(ms(30));
     assert!(matches!(late, Err(Error::Redis { .. })), "{late:?}");
@@ -324,7 +324,7 @@ fn a_thread_that_closes_second_waits_for_the_first() {
     }
     client.close(Duration::ZERO).unwrap();
 
-    // The reason for a failure is the same for all, too.
+    // Every later call returns the error of the first.
     let proxy = Proxy::start(server.addr());
     let client = Client::open(proxy.url()).unwrap();
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -367,7 +367,6 @@ fn the_last_handle_closes() {
                 drop(guard);
             }
         }
-        // D5
         assert!(
             begun.elapsed() < loosely(PROMPT),
             "{last}: {:?}",
@@ -439,12 +438,12 @@ fn closing_takes_no_longer_than_it_may_when_redis_is_frozen() {
     drop(client);
     assert!(begun.elapsed() < loosely(PROMPT));
     eventually("the threads end", || threads_named("redlatch") == 0);
-    // What was sent is carried out once Redis is back.
+    // Redis executes the release that was sent before.
     proxy.pass();
     eventually("it is given back", || !server.exists(&name));
 }
 
-// What was sent before is carried out once Redis is back: nobody waits for the places of those who had to stop.
+// Redis executes what was sent before, so the waiters leave no place in the queue.
 timed!(closing_leaves_no_place_in_a_frozen_line);
 fn closing_leaves_no_place_in_a_frozen_line() {
     let _turn = turn();
@@ -487,7 +486,7 @@ fn closing_races_with_those_who_lock() {
 
 timed!(closing_races_with_those_who_lock_whatever_the_kind);
 fn closing_races_with_those_who_lock_whatever_the_kind() {
-    // Two of each kind.
+    // Two threads of each kind.
     closing_races(10, 14, |i| (KINDS[i % 7 + 2].1, format!("race:{}", i % 7)));
 }
 
@@ -514,7 +513,8 @@ fn closing_races(rounds: u64, threads: usize, what: fn(usize) -> (Take, String))
                                 drop(guard);
                             }
                             Err(Error::Closed) => return rounds,
-                            // On a busy machine the lease of the first of several is over before the last is granted.
+                            // On a busy machine the lease of the first lock may expire before the last of several is
+                            // granted.
                             Err(Error::Lost {
                                 reason: LossReason::Expired,
                                 ..
@@ -535,7 +535,7 @@ fn closing_races(rounds: u64, threads: usize, what: fn(usize) -> (Take, String))
     }
 }
 
-// W2: a listener that panics or blocks harms neither other losses nor renewal.
+// A listener that panics or blocks affects neither other losses nor renewals.
 timed!(a_listener_that_misbehaves_harms_nobody);
 fn a_listener_that_misbehaves_harms_nobody() {
     let _turn = turn();
@@ -611,7 +611,6 @@ fn a_blocked_listener_does_not_hold_up_the_end() {
     drop(gate);
 }
 
-// D6
 #[test]
 fn a_process_that_ends_right_after_a_drop_has_released() {
     let _turn = turn();
@@ -625,7 +624,7 @@ fn a_process_that_ends_right_after_a_drop_has_released() {
     }
 }
 
-// D6: the first process after a restart of Redis is no exception.
+// The server does not know the release script here.
 #[test]
 fn a_process_that_ends_right_after_the_first_drop_of_all_has_released() {
     let _turn = turn();
@@ -636,7 +635,7 @@ fn a_process_that_ends_right_after_the_first_drop_of_all_has_released() {
     }
 }
 
-/// A process locks, drops the guard and ends.
+/// Starts a process that acquires a lock, drops the guard and ends in this way.
 fn ends(server: &Server, how: &str, kind: &str) {
     let name = unique(how);
     let status = rerun(part_that_ends, &[&server.url(), &name, how, kind])
@@ -645,7 +644,7 @@ fn ends(server: &Server, how: &str, kind: &str) {
         .unwrap();
     assert!(status.success(), "{how}");
     assert_eq!(server.get_int(&format!("{name}:held")), 1, "{how}");
-    // What was written arrives, though nobody waited for the answer.
+    // The release arrives although nobody waited for its reply.
     eventually(how, || !server.exists(&name));
 }
 

@@ -1,4 +1,4 @@
-//! A short form of the torture: `cargo run --example torture` is the long one.
+//! A short form of the torture test. The long form is `cargo run --example torture`.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ mod support;
 #[path = "../examples/torture/worker.rs"]
 mod worker;
 
-/// Has this binary be a worker.
+/// Arguments that make this binary a worker.
 const WORKER: &[&str] = &["part_that_works", "--exact", "--ignored", "--nocapture"];
 
 #[test]
@@ -38,16 +38,16 @@ fn part_that_works() {
     }
 }
 
-/// A run that is the same each time, as far as the nemesis decides.
+/// Runs with a fixed seed, so that the nemesis makes the same choices each time.
 fn nothing_is_wrong(place: Place) {
-    // Where masters are replaced, it takes longer until all is well again.
+    // Replacing masters takes longer to recover from.
     let load = if place.is_durable() { 16 } else { 12 };
     let mut plan = Plan::new(place, 42, Duration::from_secs(load), WORKER);
     plan.workers = 2;
     plan.threads = 3;
     let outcome = plan.run();
     assert!(outcome.is_fine(), "{outcome}");
-    // Only holds that one server keeps guard commands.
+    // A hold of several masters cannot guard commands.
     assert_eq!(
         outcome.report.writes > 0,
         place != Place::Masters,

@@ -1,4 +1,4 @@
-//! The lock that is written when there is none.
+//! A lock as programs write it by hand, without a library.
 
 use redis::{Connection, Value};
 
@@ -10,7 +10,7 @@ if redis.call('get', KEYS[1]) == ARGV[1] then
 end
 return 0";
 
-/// `SET NX PX` and a script that compares and deletes, on a connection of its own.
+/// `SET NX PX`, and a script that compares and deletes, over its own connection.
 pub(crate) struct ByHand {
     connection: Connection,
     set: Vec<u8>,

@@ -1,7 +1,7 @@
-//! What the benches share: a server and clients on cores of their own, cases measured in turn, and a table of targets.
+//! Shared by the benches: a server and clients on separate cores, cases measured in turn, and a table of targets.
 //!
-//! Machines drift: other work comes and goes, clocks change. Two figures that were taken one after another say little
-//! about each other, so a ratio here is taken from short slices of all its cases in turn, as the median over the rounds.
+//! The speed of a machine drifts with other work and clock rates, so figures taken one after another cannot be
+//! compared. A ratio here is the median over rounds, each of which runs a short slice of every case in turn.
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
@@ -19,34 +19,34 @@ use redlatch::{Client, Config};
 
 use crate::support::{GENEROUS, Server, lua};
 
-/// Set to `0` it leaves the placement of processes to the kernel.
+/// If this variable is `0`, the kernel places the processes.
 const PIN: &str = "REDLATCH_BENCH_PIN";
 
 const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 
-/// Whether this is a run that measures; `cargo test --benches` only sees whether the benches work.
+/// Whether this run measures. `cargo test --benches` only checks that the benches work.
 pub(crate) fn is_measuring() -> bool {
     env::args().any(|arg| arg == "--bench")
 }
 
-/// Whether a part of a bench runs: all do, or the one that the command line names.
+/// Whether this part of the bench runs: the command line names one part, or none for all.
 pub(crate) fn wants(part: &str) -> bool {
     named().is_none_or(|named| named == part)
 }
 
-/// The part of a bench that the command line names.
+/// The part of the bench that the command line names.
 pub(crate) fn named() -> Option<String> {
     env::args().skip(1).find(|arg| !arg.starts_with('-'))
 }
 
-/// `n` in a run that measures, otherwise hardly any.
+/// `n` in a run that measures, otherwise 1.
 pub(crate) fn scaled(n: u32) -> u32 {
     if is_measuring() { n } else { 1 }
 }
 
-/// How clients reach a server. In a run that does not measure they wait for as long as a busy machine needs: it may compile
-/// on both cores meanwhile.
+/// The settings of clients. A run that does not measure gets long timeouts, since it may share both cores with a
+/// compiler.
 pub(crate) fn config(url: impl Into<String>) -> Config {
     let config = Config::new(url);
     if is_measuring() {
@@ -58,7 +58,7 @@ pub(crate) fn config(url: impl Into<String>) -> Config {
     }
 }
 
-/// Puts this process on the clients' core and starts a server on its own; call it before there are threads.
+/// Pins this process to the clients' core and starts a server on another core. Call it before starting threads.
 pub(crate) fn start() -> Server {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let obstacle = if env::var(PIN).is_ok_and(|pin| pin == "0") {
@@ -85,19 +85,19 @@ pub(crate) fn start() -> Server {
     server
 }
 
-/// One more server, on the core of the first if that has one.
+/// Starts another server, on the core of the first if that one is pinned.
 pub(crate) fn start_another() -> Server {
     beside_the_first(Server::start())
 }
 
-/// One that speaks TLS as well as plain text.
+/// Starts a server that speaks TLS as well as plain text.
 #[cfg(feature = "tls")]
 pub(crate) fn start_tls() -> Server {
     let identity = crate::support::authority().issue(&["127.0.0.1"]);
     beside_the_first(Server::start_tls(&identity, &[]))
 }
 
-/// One that is a cluster by itself.
+/// Starts a server that is a cluster by itself.
 pub(crate) fn start_cluster() -> Server {
     beside_the_first(Server::start_cluster())
 }
@@ -105,13 +105,13 @@ pub(crate) fn start_cluster() -> Server {
 fn beside_the_first(server: Server) -> Server {
     let wanted = env::var(PIN).is_ok_and(|pin| pin == "0");
     if !wanted && std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
-        // The clients have a core to themselves, so this process sees no more.
+        // This process is pinned to a single core, so it sees only one; the servers' core is another.
         pin(SERVER_CORE, server.pid());
     }
     server
 }
 
-/// Pins all threads of a process, and those they will start.
+/// Pins all threads of a process, and those that it will start.
 fn pin(core: usize, pid: u32) -> bool {
     Command::new("taskset")
         .args(["-apc", &core.to_string(), &pid.to_string()])
@@ -119,7 +119,7 @@ fn pin(core: usize, pid: u32) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// The numbers that the server tells of itself under these names, such as `used_memory`.
+/// Numbers from a section of INFO by their names, such as `used_memory`.
 pub(crate) fn info<const N: usize>(server: &Server, section: &str, names: [&str; N]) -> [f64; N] {
     let info: String = server.ask(&["INFO", section]);
     names.map(|name| {
@@ -128,13 +128,13 @@ pub(crate) fn info<const N: usize>(server: &Server, section: &str, names: [&str;
     })
 }
 
-/// For how long the server has kept processors busy so far, in seconds.
+/// The processor time that the server has used so far, in seconds.
 pub(crate) fn busy(server: &Server) -> f64 {
     let [user, system] = info(server, "cpu", ["used_cpu_user", "used_cpu_sys"]);
     user + system
 }
 
-/// A connection without any of this crate: no delay, and a limit so that nothing hangs.
+/// A connection without this crate: no delay, and a time limit so that nothing hangs.
 pub(crate) fn connection(server: &Server) -> Connection {
     connection_to(&server.url())
 }
@@ -158,7 +158,7 @@ pub(crate) fn ask(connection: &mut Connection, packed: &[u8]) -> Value {
     connection.req_packed_command(packed).expect("a reply")
 }
 
-/// A packed EVALSHA of a script that the server knows from now on.
+/// Loads a script into the server, and returns a packed EVALSHA of it.
 pub(crate) fn evalsha(
     connection: &mut Connection,
     text: &str,
@@ -175,7 +175,7 @@ pub(crate) fn evalsha(
         .get_packed_command()
 }
 
-/// The scripts of this crate on a connection that waits for every reply.
+/// Runs this crate's scripts over a connection that waits for every reply.
 pub(crate) struct Bare {
     connection: Connection,
     acquire: Vec<u8>,
@@ -213,13 +213,13 @@ impl Bare {
         assert_eq!(ask(&mut self.connection, &self.release), Value::Int(0));
     }
 
-    /// Sends an acquire whose reply is still to be read.
+    /// Sends an acquire without reading its reply.
     pub(crate) fn send_acquire(&mut self) {
         let sent = self.connection.send_packed_command(&self.acquire);
         sent.expect("the server is up");
     }
 
-    /// Sends a release whose reply is still to be read.
+    /// Sends a release without reading its reply.
     pub(crate) fn send_release(&mut self) {
         let sent = self.connection.send_packed_command(&self.release);
         sent.expect("the server is up");
@@ -241,12 +241,12 @@ pub(crate) fn rw_channel(name: &str) -> String {
     format!("redisson_rwlock:{{{name}}}")
 }
 
-/// An owner, a ticket or a number of any kind that looks like one of ours.
+/// An owner or a ticket in this crate's format.
 pub(crate) fn owner(number: usize) -> String {
     format!("01234567-89ab-cdef-0123-456789abcdef:{number}")
 }
 
-/// The kinds of locks that differ in what they say to Redis.
+/// The kinds of locks that send different commands to Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reentrant,
@@ -264,7 +264,7 @@ pub(crate) enum End {
     Unlock,
 }
 
-/// Takes a lock, runs what it is given, and releases the lock.
+/// Acquires a lock, runs the closure, and releases the lock.
 type Hold = Box<dyn Fn(End, &dyn Fn()) + Send + Sync>;
 
 /// A lock of any kind.
@@ -299,18 +299,18 @@ impl Lock {
         Self { kind, hold }
     }
 
-    /// One hold around `work`.
+    /// Holds the lock while `work` runs.
     pub(crate) fn around(&self, work: impl Fn()) {
         (self.hold)(End::Drop, &work);
     }
 
-    /// One hold around nothing.
+    /// Acquires and releases the lock.
     pub(crate) fn pair(&self, end: End) {
         (self.hold)(end, &|| {});
     }
 }
 
-/// Keeps the core busy.
+/// Keeps the core busy for `span`.
 pub(crate) fn work(span: Duration) {
     if span.is_zero() {
         return;
@@ -321,10 +321,10 @@ pub(crate) fn work(span: Duration) {
     }
 }
 
-/// One thing to measure: runs for about that long and says how many a second there were.
+/// A case to measure: runs for about the given time and returns its rate per second.
 pub(crate) type Case<'a> = Box<dyn FnMut(Duration) -> f64 + 'a>;
 
-/// A case of one thread, which looks at the clock only every `batch` operations.
+/// A case of one thread that reads the clock only once per `batch` operations.
 pub(crate) fn repeated<'a>(batch: u32, mut operation: impl FnMut() + 'a) -> Case<'a> {
     Box::new(move |slice| {
         let start = Instant::now();
@@ -342,8 +342,8 @@ pub(crate) fn repeated<'a>(batch: u32, mut operation: impl FnMut() + 'a) -> Case
     })
 }
 
-/// A case of one thread whose rate is that of its median operation, so that the few which other work on the machine
-/// makes many times longer do not count: for ratios near one.
+/// A case of one thread whose rate is that of its median operation, for ratios near one: the few operations that other
+/// work on the machine makes many times longer do not count.
 pub(crate) fn typical<'a>(mut operation: impl FnMut() + 'a) -> Case<'a> {
     Box::new(move |slice| {
         let start = Instant::now();
@@ -359,7 +359,7 @@ pub(crate) fn typical<'a>(mut operation: impl FnMut() + 'a) -> Case<'a> {
     })
 }
 
-/// The rates of one case, a round each.
+/// The rates of one case, one per round.
 #[derive(Clone)]
 pub(crate) struct Rates(Vec<f64>);
 
@@ -375,7 +375,7 @@ impl Rates {
     }
 }
 
-/// A slice of every case in turn, `rounds` times, after one that does not count.
+/// Runs a slice of every case in turn, `rounds` times, after one round that is not counted.
 pub(crate) fn interleaved<const N: usize>(
     rounds: u32,
     slice: Duration,
@@ -393,23 +393,22 @@ pub(crate) fn interleaved<const N: usize>(
     rates
 }
 
-/// The middle one.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What a ratio should be.
+/// The target of a ratio.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
     AtMost(f64),
     AtLeast(f64),
-    /// Printed for comparison.
+    /// No target: the ratio is printed for comparison.
     None,
 }
 
-/// The table at the end of a bench.
+/// The table that a bench prints at its end.
 #[derive(Default)]
 pub(crate) struct Table(Vec<(String, f64, Target)>);
 
@@ -440,7 +439,7 @@ impl Table {
     }
 }
 
-/// Three digits that matter.
+/// Formats three significant digits.
 pub(crate) fn significant(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 99.95 => 0,

@@ -21,15 +21,15 @@ use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
 
 use crate::rig::{is_measuring, significant};
 
-/// Where the files of the plots are.
+/// The variable that names the folder of the plots' files.
 const FOLDER: &str = "REDLATCH_BENCH_PLOTS";
 
-/// Where rustdoc gets the plots from: it copies no files, so here each is part of the text.
+/// A Markdown file that contains all plots for rustdoc, which copies no files.
 const INLINED: &str = "inlined.md";
 
 const SIZE: (u32, u32) = (640, 400);
 
-/// Of Okabe and Ito, told apart by the colour-blind too.
+/// The palette of Okabe and Ito, which colour-blind people can tell apart.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -43,12 +43,12 @@ const COLOURS: [RGBColor; 7] = [
 const TEXT: f64 = 16.0;
 const TITLE: f64 = 20.0;
 
-/// How wide a letter is at most, and how far apart two labels are, in pixels.
+/// The greatest width of a letter and the distance between two labels, in pixels.
 const LETTER: usize = 7;
 const LINE: i32 = 16;
 
-/// Where the files are: named by the environment, otherwise below `target`. Nothing that was measured is lost to a run that
-/// only sees whether this works, whose files are elsewhere.
+/// The folder of the plots' files: named by the environment, otherwise below `target`. A run that does not measure uses
+/// another folder, so that it never overwrites results.
 pub(crate) fn folder() -> PathBuf {
     let below = |name: &str| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(name);
     let folder = if is_measuring() {
@@ -80,7 +80,7 @@ pub(crate) fn draw(folder: &Path) {
     fs::write(folder.join(INLINED), inlined).expect("the folder can be written to");
 }
 
-/// As the end of a `data:` URL between the angle brackets of Markdown.
+/// Escapes an SVG as the end of a `data:` URL between the angle brackets of Markdown.
 fn escaped(svg: &str) -> String {
     let mut url = String::new();
     for byte in svg.bytes() {
@@ -96,7 +96,7 @@ fn escaped(svg: &str) -> String {
     url
 }
 
-/// How both axes of a plot run.
+/// The scale of both axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
     Log,
@@ -110,7 +110,7 @@ pub(crate) struct Curves {
     x: String,
     y: String,
     scale: Scale,
-    /// The name of what runs along x, and those of the lines.
+    /// The name of the x values, then the names of the lines.
     columns: Vec<String>,
     rows: Vec<(f64, Vec<Option<f64>>)>,
 }
@@ -132,13 +132,13 @@ impl Curves {
         }
     }
 
-    /// What was measured at `x`, for each line.
+    /// Adds the values of all lines at `x`.
     pub(crate) fn add<const N: usize>(&mut self, x: u32, values: [f64; N]) {
         assert_eq!(N + 1, self.columns.len(), "a value for each line");
         self.rows.push((x.into(), values.map(Some).to_vec()));
     }
 
-    /// Shows it, and writes it to a file of the folder.
+    /// Prints the curves, and writes them to a file in the folder.
     pub(crate) fn save(&self, folder: &Path, name: &str) {
         let csv = self.csv();
         println!("\n{csv}");
@@ -164,7 +164,7 @@ impl Curves {
         text
     }
 
-    /// `None` if that is no such CSV.
+    /// Returns `None` if the text is not such a CSV file.
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let heads: Vec<_> = lines.next()?.strip_prefix("# ")?.split("; ").collect();
@@ -203,7 +203,7 @@ impl Curves {
     fn svg(&self) -> String {
         let mut svg = String::new();
         self.draw(&mut svg).expect("a string takes everything");
-        // A text is on lines of its own, and half the attributes say what holds without them.
+        // Shorten the file: texts need no lines of their own, and many attributes repeat the default.
         let svg = svg.replace(">\n", ">").replace("\n</text>", "</text>");
         svg.replace(" opacity=\"1\"", "").replace("><", ">\n<") + "\n"
     }
@@ -247,7 +247,7 @@ impl Curves {
                 .map(|at| Circle::new(at, 3, colour.filled()));
             chart.draw_series(dots)?;
         }
-        // Lines may end close to each other; their labels are moved apart.
+        // Lines may end close to each other, so move their labels apart.
         labels.sort_unstable_by_key(|&(height, ..)| height);
         let bottom = i32::try_from(SIZE.1)? - 50 - LINE * i32::try_from(labels.len())?;
         let mut free = 0;
@@ -263,12 +263,12 @@ impl Curves {
     }
 }
 
-/// What has a tick on an axis.
+/// The values that get a tick on an axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ticks {
-    /// The values themselves, if they are few.
+    /// The values of the data, if they are few.
     AtData,
-    /// Round numbers, and the axis begins and ends with one.
+    /// Round numbers, including one at each end of the axis.
     Round,
 }
 
@@ -281,11 +281,11 @@ struct Axis {
 }
 
 impl Axis {
-    /// The most ticks that there is space for.
+    /// The greatest number of ticks for which there is space.
     const MOST: usize = 9;
 
     fn new(scale: Scale, values: impl Iterator<Item = f64>, wanted: Ticks) -> Self {
-        // What is zero is drawn at the end of a logarithmic axis.
+        // A logarithmic axis has no zero, so zero is drawn at its lower end.
         let mut values: Vec<_> = values
             .filter(|&value| scale == Scale::Linear || value > 0.0)
             .collect();
@@ -352,7 +352,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// The digits that matter, without zeros behind them.
+/// Formats the significant digits, without trailing zeros.
 fn short(value: f64) -> String {
     let digits: f64 = significant(value).parse().expect("digits");
     digits.to_string()
@@ -398,7 +398,7 @@ fn round_numbers(first: f64, last: f64, multiples: &[f64]) -> Vec<f64> {
     found
 }
 
-/// With a comma between thousands.
+/// Formats a number with commas between thousands.
 fn number(value: f64) -> String {
     let text = format!("{:.4}", value);
     let text = text.trim_end_matches('0').trim_end_matches('.');

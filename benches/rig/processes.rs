@@ -1,4 +1,4 @@
-//! Processes made of the bench itself.
+//! Child processes that run the bench's own binary.
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
@@ -10,10 +10,10 @@ use redlatch::Client;
 
 use crate::support::Server;
 
-/// Set for such a process: what it has to do.
+/// The environment variable that tells a child process its task.
 pub(crate) const CHILD: &str = "REDLATCH_BENCH_CHILD";
 
-/// A process made of this bench, which reads orders and writes replies, a line each.
+/// A child process that reads orders and writes replies, one line each.
 pub(crate) struct Process {
     child: Child,
     replies: BufReader<ChildStdout>,
@@ -22,7 +22,7 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new(task: impl Display) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("a path"))
-            // Whether it measures is known by these.
+            // The arguments say whether this run measures.
             .args(std::env::args().skip(1))
             .env(CHILD, task.to_string())
             .stdin(Stdio::piped())
@@ -53,7 +53,7 @@ impl Drop for Process {
     }
 }
 
-/// A process of which one thread takes and releases a lock again and again.
+/// A process in which one thread acquires and releases a lock again and again.
 pub(crate) struct Hammer(Process);
 
 impl Hammer {
@@ -69,7 +69,7 @@ impl Hammer {
         self.0.order(span.as_millis());
     }
 
-    /// Holds, and the longest wait.
+    /// Returns the number of holds and the longest wait.
     pub(crate) fn end(&mut self) -> (u32, Duration) {
         let line = self.0.reply();
         let (holds, nanos) = line.trim().split_once(' ').expect("two numbers");
@@ -78,9 +78,10 @@ impl Hammer {
     }
 }
 
-/// What a [`Hammer`] does, whenever a line with a number of milliseconds comes.
+/// Runs in the process of a [`Hammer`].
 ///
-/// Each is answered with the number of holds and the longest wait in nanoseconds.
+/// Each line on its input is a number of milliseconds, for which it locks. The reply is the number of holds and the
+/// longest wait in nanoseconds.
 pub(crate) fn hammer(task: &str) {
     let [url, name, tenure, work] = task.split(' ').collect::<Vec<_>>()[..] else {
         panic!("not a task: {task}");

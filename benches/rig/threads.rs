@@ -1,4 +1,4 @@
-//! Many threads of this process, each with an operation that it repeats.
+//! Threads of this process that each repeat an operation.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::Client;
 
-/// How often each thread did its operation, and in what time.
+/// How often each thread ran its operation, and in what time.
 pub(crate) struct Counts {
     pub(crate) each: Vec<u32>,
     pub(crate) taken: Duration,
@@ -22,21 +22,21 @@ impl Counts {
         f64::from(self.total()) / self.taken.as_secs_f64()
     }
 
-    /// The unluckiest thread's part of the luckiest one's.
+    /// The smallest count of a thread, divided by the greatest.
     pub(crate) fn fairness(&self) -> f64 {
         let (least, most) = (self.each.iter().min(), self.each.iter().max());
         f64::from(*least.unwrap_or(&0)) / f64::from(*most.unwrap_or(&1)).max(1.0)
     }
 }
 
-/// When a thread has done enough.
+/// When the threads stop.
 #[derive(Clone, Copy)]
 pub(crate) enum Enough {
     After(Duration),
     Each(u32),
 }
 
-/// Runs each operation on a thread of its own, again and again.
+/// Runs each operation on its own thread, again and again.
 pub(crate) fn together<O: FnMut() + Send>(operations: &mut [O], enough: Enough) -> Counts {
     let stop = AtomicBool::new(false);
     let ready = Barrier::new(operations.len() + 1);
@@ -77,7 +77,7 @@ pub(crate) fn together<O: FnMut() + Send>(operations: &mut [O], enough: Enough) 
     })
 }
 
-/// A lock each.
+/// One operation per thread, which locks and releases a name of its own.
 pub(crate) fn spread(
     client: &Client,
     names: &str,

@@ -1,10 +1,10 @@
 //! **Once a minute, on whichever host.** The same job starts on every host at about the
 //! same time; one of them does it.
 //!
-//! `at_least` keeps the name after the job has ended, so a host whose clock is late finds
-//! it taken. It has to be shorter than the interval and longer than the clocks differ. If
-//! the host dies in the middle, the name is free after its lease, and the next round does
-//! the job.
+//! `at_least` keeps the name after the job has ended, so a host whose clock is late
+//! finds it taken. Choose a time shorter than the interval and longer than the clocks
+//! differ. If the host dies in the middle, the name is free after its lease, and the
+//! next round does the job.
 
 use std::time::Duration;
 

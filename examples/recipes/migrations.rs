@@ -1,8 +1,8 @@
 //! **Migrations when a service starts.** Many replicas of it start together; the first one
 //! migrates, the others wait and then find nothing to do.
 //!
-//! A limit on the wait turns a migration that hangs into a start that fails, which whoever
-//! operates the service sees.
+//! A limit on the wait turns a migration that hangs into a start that fails, which the
+//! operators of the service notice.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub fn migrate(
     let Some(guard) = lock.try_lock_for(Duration::from_secs(300))? else {
         return Err("another replica has been migrating for five minutes".into());
     };
-    // It may have been done while this one waited.
+    // Perhaps another replica migrated while this one waited.
     let found = version();
     if found < wanted {
         migrate(found);

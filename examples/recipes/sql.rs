@@ -1,17 +1,18 @@
-//! **A database that refuses late writers.** A holder that was stopped, or cut off, for
-//! longer than its lease goes on as if it still had the lock, and no lock can keep it from
-//! writing. The row can: it has the token of whoever wrote it last, and takes no older one.
+//! **A database that rejects late writers.** A holder that was stopped, or cut off, for
+//! longer than its lease goes on as if it still had the lock, and no lock can keep it
+//! from writing. The row can: it keeps the token of its last writer, and accepts no
+//! older one.
 //!
-//! The database decides, so it does not matter whether the holder knows by now that it has
-//! lost the lock. `<` is for one write a hold; whoever writes a row several times under one
-//! lock says `<=`. With several rows, this `UPDATE` comes first in the transaction, which
-//! is rolled back if it changes no row. The same SQL does for any database.
+//! The database decides, so it does not matter whether the holder knows by now that it
+//! has lost the lock. `<` allows one write per hold; to write a row several times under
+//! one lock, use `<=`. With several rows, this `UPDATE` comes first in the transaction,
+//! which is rolled back if it changes no row. The SQL works with any database.
 //!
-//! Tokens of a name are counted in one Redis, so all writers of a row use the same. If it
-//! loses its data, tokens go on by its clock, above those in the table. They are smaller
-//! only if that clock went back as well, or if a Redisson client takes the lock next, which
-//! starts at 1. Then nobody can write until tokens are above those in the table again: set
-//! the counter to the greatest of them:
+//! Tokens of a name are counted in one Redis, so all writers of a row use the same. If
+//! Redis loses its data, tokens continue from its clock, above those in the table. A
+//! token is smaller than the table's only if that clock went back as well, or if a
+//! Redisson client takes the lock next, which starts at 1. Then nobody can write until
+//! tokens are above those in the table again: set the counter to the greatest of them:
 //! `SET redisson_lock_token:{account:7} 1790000000000000`.
 
 use redlatch::Client;
@@ -23,12 +24,12 @@ pub const TABLE: &str = "CREATE TABLE account (
     token BIGINT NOT NULL DEFAULT 0
 )";
 
-/// What became of a change.
+/// Whether a change was written.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
     Written,
-    /// Somebody has had the lock since, and has written. What was read is void: begin
+    /// A later holder has written since, so the value read here is out of date: start
     /// again, or give up.
     Overtaken,
 }

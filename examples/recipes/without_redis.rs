@@ -2,14 +2,14 @@
 //! alone, instead of a client: the program passes one that locks in Redis, a test one that
 //! locks in memory.
 //!
-//! What only Redis can do, such as losing a lock, is worth a test with a real server: one
-//! starts in 10 ms, on a free port or a Unix socket.
+//! For failures that only Redis can cause, such as losing a lock, test with a real
+//! server: one starts in 10 ms, on a free port or a Unix socket.
 
 use std::sync::Mutex;
 
 use redlatch::{Client, Result};
 
-/// Runs something while nobody else runs something of that name.
+/// Runs work under a name, never two at once.
 pub trait Alone {
     fn alone(&self, name: &str, work: &mut dyn FnMut()) -> Result<()>;
 }

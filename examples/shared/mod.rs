@@ -1,4 +1,4 @@
-//! What every example needs: a server of its own, and processes that end with it.
+//! Shared by the examples: a private server, and child processes that end with the example.
 
 #![allow(dead_code, reason = "each example uses a part")]
 
@@ -10,7 +10,7 @@ use std::{env, thread};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// A process that does not outlive its owner.
+/// A child process that is killed when this value is dropped.
 pub(crate) struct Ours(pub(crate) Child);
 
 impl Drop for Ours {
@@ -26,7 +26,7 @@ impl Ours {
     }
 }
 
-/// A private server on a Unix socket in a temporary folder: no port, no file kept, nobody else's keys.
+/// A private server on a Unix socket in a temporary folder: it needs no port, keeps no file and touches nobody's keys.
 pub(crate) struct Server {
     process: Ours,
     folder: tempfile::TempDir,
@@ -49,7 +49,7 @@ impl Server {
         self.process.kill();
     }
 
-    /// Starts it again, without anything it knew.
+    /// Restarts the server without its data.
     pub(crate) fn start_again(&mut self) -> Result<()> {
         self.kill();
         self.process = spawn(&socket(&self.folder))?;
@@ -83,7 +83,7 @@ fn spawn(socket: &PathBuf) -> Result<Ours> {
     Ok(Ours(server))
 }
 
-/// The server of `REDIS_URL`, or else a private one, which ends when the first part of this does.
+/// The URL in `REDIS_URL`, or else that of a private server, which ends when the returned `Server` is dropped.
 pub(crate) fn redis_server() -> Result<(Option<Server>, String)> {
     if let Ok(url) = env::var("REDIS_URL") {
         return Ok((None, url));

@@ -1,11 +1,11 @@
-//! A hundred buyers in four processes, ninety mooncakes, and a shop that reads, thinks and writes.
+//! A hundred buyers in four processes want ninety mooncakes. To sell one, the shop reads the stock, thinks, and writes.
 //!
 //! 1. Without a lock the shop sells mooncakes it does not have.
 //! 2. With a lock it sells ninety and turns ten buyers away.
-//! 3. A process is killed while it holds the lock: the others go on once its lease has run out.
-//! 4. A process is stopped between reading and writing, and goes on when its lease is over and others have sold:
+//! 3. A process is killed while it holds the lock: the others continue once its lease has expired.
+//! 4. A process is stopped between reading and writing, and continues when its lease is over and others have sold:
 //!    - with a plain client it writes back an old number, and mooncakes are sold twice;
-//!    - through its guard it does not: the write is refused, and the buyer begins again.
+//!    - through its guard the write is rejected, and the buyer starts again.
 //!
 //! ```text
 //! cargo run --package stock                            a redis-server of its own
@@ -34,13 +34,13 @@ mod shared;
 
 const MOONCAKES: usize = 90;
 const PROCESSES: usize = 4;
-const BUYERS: usize = 25; // of each process, a thread each
+const BUYERS: usize = 25; // per process, one thread each
 const THINKING: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(2); // the default, 30 s, is long to watch after a kill
-const DREAMS_AT: usize = MOONCAKES - 2; // who reads this number first falls asleep before it writes
-const MEANWHILE: usize = 20; // sold by others before a process that was stopped goes on
+const DREAMS_AT: usize = MOONCAKES - 2; // the buyer that reads this stock is killed or stopped before it writes
+const MEANWHILE: usize = 20; // mooncakes that others sell before the stopped process continues
 
-/// A sale through the guard: both numbers are written if the lock is held at that moment, or none.
+/// A sale through the guard: writes both numbers if the lock is held at that moment, and neither otherwise.
 static SALE: LazyLock<GuardedScript> = LazyLock::new(|| {
     GuardedScript::new("redis.call('set', KEYS[1], ARGV[1]) redis.call('incr', KEYS[2])")
 });
@@ -78,7 +78,7 @@ impl Act {
     }
 }
 
-/// The stock and the till: numbers in Redis.
+/// The shop's numbers in Redis, under one prefix.
 struct Shop {
     redis: Connection,
     prefix: String,
@@ -116,7 +116,8 @@ impl Shop {
         Ok(self.redis.incr(self.key(name), 1)?)
     }
 
-    /// Read, think, write: right only if nobody else does the same meanwhile. Returns false if the write was refused.
+    /// Reads the stock, thinks, and writes: correct only if nobody else does so at the same time. Returns false if the
+    /// write was rejected.
     fn sell_one(&mut self, act: Act, guard: Option<&ReentrantLockGuard>) -> Result<bool> {
         let left = self.count("stock")?;
         thread::sleep(THINKING);
@@ -134,14 +135,14 @@ impl Shop {
                 sale => Ok(sale.map(|()| true)?),
             };
         }
-        // One transaction: a process killed here has written both or neither.
+        // A transaction, so that a process killed here has written both numbers or neither.
         let mut sale = redis::pipe();
         sale.atomic().set(stock, left - 1).incr(sold, 1);
         let () = sale.query(&mut self.redis)?;
         Ok(true)
     }
 
-    /// The first who comes here is killed or stopped, and goes on when it is woken.
+    /// The first caller blocks here, until its process is killed or the main process wakes it after the stop.
     fn dream(&mut self) -> Result<()> {
         if self.redis.set_nx(self.key("dreaming"), process::id())? {
             let woken: Option<[String; 2]> = self.redis.blpop(self.key("wake"), 60.0)?;
@@ -171,12 +172,12 @@ fn buyers(prefix: &str, act: Act) -> Result<()> {
         let mut guard = lock.lock()?;
         let waited = came.elapsed();
         while !shop.sell_one(act, Some(&guard))? {
-            // The lock was lost, so what was read is void as well.
+            // The lock was lost, so the stock that was read is out of date: lock and read again.
             shop.add_one("refused")?;
             drop(guard);
             guard = lock.lock()?;
         }
-        // Dropping it would do, but this tells if the lock was lost: too late for a plain client, which has written.
+        // Unlike a drop, `unlock` reports a lost lock: too late for a plain client, which has already written.
         match guard.unlock() {
             Err(Error::Lost { .. }) if act == Act::StoppedPlain => {}
             unlocked => unlocked?,
@@ -200,7 +201,7 @@ fn buyers(prefix: &str, act: Act) -> Result<()> {
 
 // --- The acts ---------------------------------------------------------------------------------------------------------
 
-/// What an act came to. Of a process that was killed only what it had sold.
+/// The result of an act. A process that was killed reports nothing, so only its sales are included.
 #[derive(Default)]
 struct Figures {
     sold: usize,
@@ -237,7 +238,7 @@ impl Figures {
     }
 }
 
-/// Opens the shop, lets everybody in at once, disturbs who dreams, counts when all have gone.
+/// Opens the shop, lets all buyers in at once, disturbs the dreamer, and counts when all have left.
 fn perform(shop: &mut Shop, url: &str, act: Act) -> Result<Figures> {
     let title = act.title();
     let _: () = shop.redis.set(shop.key("stock"), MOONCAKES)?;
@@ -287,7 +288,8 @@ fn perform(shop: &mut Shop, url: &str, act: Act) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Kills the process that dreams while it holds the lock, or stops it for a while. Returns how long the others stood still.
+/// Kills the process that dreams while it holds the lock, or stops it for a while. Returns how long the others could
+/// not sell.
 fn disturb(shop: &mut Shop, act: Act, processes: &mut Vec<Ours>) -> Result<Duration> {
     await_count(shop, "dreaming", 1)?;
     let (dreamer, sold) = (shop.count("dreaming")?, shop.count("sold")?);
@@ -296,7 +298,7 @@ fn disturb(shop: &mut Shop, act: Act, processes: &mut Vec<Ours>) -> Result<Durat
     let at = processes.iter().position(is_its).ok_or("who dreams?")?;
     let disturbed = Instant::now();
     let what = if act == Act::Killed {
-        processes.remove(at); // which kills it
+        processes.remove(at); // dropping it kills it
         "killed"
     } else {
         signal::kill(pid, Signal::SIGSTOP)?;
@@ -386,7 +388,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!right)))
 }
 
-// --- Stage hands ------------------------------------------------------------------------------------------------------
+// --- Helpers --------------------------------------------------------------------------------------------------------
 
 fn await_count(shop: &mut Shop, name: &str, count: usize) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
@@ -399,7 +401,7 @@ fn await_count(shop: &mut Shop, name: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// One line a step: on a terminal written over until it is final, elsewhere the final ones only.
+/// Shows a line that is overwritten on a terminal until the final one; elsewhere prints only final lines.
 fn progress(line: &str, is_final: bool) {
     if io::stderr().is_terminal() {
         eprint!("\r{line}\x1b[K{}", if is_final { "\n" } else { "" });

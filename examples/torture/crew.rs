@@ -1,4 +1,4 @@
-//! The workers: processes that are killed, replaced, stopped and let go on.
+//! The worker processes, which are started, killed, replaced, stopped and continued here.
 
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -16,14 +16,14 @@ use crate::kinds::{COUNT, Kind, PERMITS, epoch, epochs, latches};
 use crate::support::{eventually, ms, within};
 use crate::worker::Job;
 
-/// How this binary becomes a worker: by these arguments, and its environment.
+/// The arguments with which this binary becomes a worker, together with its environment.
 pub(crate) type Arguments = &'static [&'static str];
 
 pub(crate) struct Crew {
-    /// What the next one is to do.
+    /// The job of the next worker.
     job: Job,
     arguments: Arguments,
-    /// How long the run takes at most, in nanoseconds.
+    /// The longest time that the run may take, in nanoseconds.
     nanos: u64,
     members: Vec<Member>,
     journals: Vec<PathBuf>,
@@ -33,12 +33,12 @@ struct Member {
     number: i64,
     urls: Vec<String>,
     child: Child,
-    /// Its end is the order to stop.
+    /// The worker's standard input. Closing it tells the worker to end.
     input: Option<ChildStdin>,
 }
 
 impl Crew {
-    /// `job` is that of each, but for its number and URLs.
+    /// `job` is the template of every worker's job; its number and URLs are replaced.
     pub(crate) fn new(job: Job, arguments: Arguments, nanos: u64) -> Self {
         Self {
             job,
@@ -84,7 +84,7 @@ impl Crew {
         &self.job.kinds
     }
 
-    /// By which number the history knows the worker in that place.
+    /// The number of the worker at this index in the history.
     pub(crate) fn number(&self, at: usize) -> i64 {
         self.members[at].number
     }
@@ -95,7 +95,7 @@ impl Crew {
         child.wait().expect("a killed child ends");
     }
 
-    /// Another begins where one was killed.
+    /// Starts a new worker at the index of one that was killed.
     pub(crate) fn replace(&mut self, at: usize) {
         let urls = self.members[at].urls.clone();
         self.members[at] = self.member(urls);
@@ -118,7 +118,7 @@ impl Crew {
         kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
     }
 
-    /// Creates what the workers count on, and says so.
+    /// Creates the semaphores and latches that the workers expect, and notes them in the history.
     pub(crate) fn prepare(&self, deployed: &Deployed, journal: &Journal) {
         let client = deployed.client().expect("the servers are up");
         if self.kinds().contains(&Kind::Latch) {
@@ -134,7 +134,8 @@ impl Crew {
         self.set_permits(&client, 0).expect("the servers are up");
     }
 
-    /// Creates what servers have forgotten, as far as nobody has used it yet.
+    /// Creates again the semaphores that a server has lost, from the next epoch on: workers may still hold permits of
+    /// the current one.
     pub(crate) fn restore(&self, deployed: &Deployed) {
         let next = epoch(self.job.began) + 1;
         let done = within(ms(5_000), || {
@@ -161,7 +162,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Has all end in order; returns what was wrong with that.
+    /// Tells all workers to end and waits for them; returns what went wrong.
     pub(crate) fn end(&mut self, limit: Duration) -> Vec<String> {
         for member in &mut self.members {
             member.input = None;

@@ -1,4 +1,4 @@
-//! The servers, however many and however reached, and what can be done to them.
+//! The servers of a run, one or many, and the operations on them.
 
 use std::thread;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::support::cluster::Cluster;
 use crate::support::sentinel;
 use crate::support::{Proxy, Server, eventually, ms, within};
 
-/// Where the locks are.
+/// The kind of deployment that keeps the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// On a server that saves every write before it answers.
+    /// One server, which saves every write before it replies.
     One,
-    /// On the master that three Sentinels name, with two replicas.
+    /// The master that three Sentinels name, with two replicas.
     Sentinel,
-    /// In a cluster of three masters with a replica each.
+    /// A cluster of three masters with one replica each.
     Cluster,
-    /// On five servers that know nothing of each other: a `RedLock`.
+    /// Five servers that know nothing of each other, for a `RedLock`.
     Masters,
 }
 
 impl Place {
-    /// What the command line and the history call them.
+    /// The deployments by the names that the command line and the history use.
     pub(crate) const ALL: &[(Self, &str, &str)] = &[
         (Self::One, "one", "one"),
         (Self::Sentinel, "sentinel", "sentinel"),
@@ -43,7 +43,7 @@ impl Place {
         its.map_or("", |(.., name)| name)
     }
 
-    /// Whether a server that is killed still knows everything afterwards.
+    /// Whether a killed server still has all its data afterwards.
     pub(crate) fn is_durable(self) -> bool {
         matches!(self, Self::One | Self::Masters)
     }
@@ -57,17 +57,18 @@ enum Servers {
     Cluster(Cluster),
 }
 
-/// A deployment that runs.
+/// A running deployment.
 pub(crate) struct Deployed {
     pub(crate) place: Place,
     lease: Duration,
     servers: Servers,
-    /// For each worker, in front of each server; for all workers together where clients find the servers by other servers.
+    /// Indexed by worker, then by server. There is one set for all workers together where clients learn the servers'
+    /// addresses from other servers.
     pub(crate) proxies: Vec<Vec<Proxy>>,
 }
 
 impl Deployed {
-    /// `lease` is the longest that anybody uses.
+    /// `lease` is the longest lease in use.
     pub(crate) fn start(place: Place, workers: usize, lease: Duration) -> Self {
         let apart = |n: usize| {
             let servers = (0..n).map(|_| Server::start_with(&DURABLE));
@@ -101,7 +102,7 @@ impl Deployed {
         deployed
     }
 
-    /// What the worker in that place opens.
+    /// The URLs that the worker at this index opens.
     pub(crate) fn urls(&self, worker: usize) -> Vec<String> {
         match self.place.is_durable() {
             true => self.proxies[worker].iter().map(Proxy::url).collect(),
@@ -117,7 +118,7 @@ impl Deployed {
         }
     }
 
-    /// A client that no proxy is in the way of.
+    /// Opens a client that connects to the servers directly, past all proxies.
     pub(crate) fn client(&self) -> Result<Client> {
         Client::open(Config::new(&self.direct_urls()[0]))
     }
@@ -138,7 +139,7 @@ impl Deployed {
         }
     }
 
-    /// Has a replica take over from the master of `name`, although that is well.
+    /// Promotes a replica in place of the master of `name`, although that master works.
     pub(crate) fn fail_over(&self, name: &str) {
         match &self.servers {
             Servers::Apart(_) => panic!("nobody takes over {name}"),
@@ -156,7 +157,7 @@ impl Deployed {
         panic!("{name} has no slot");
     }
 
-    /// Waits until there are as many masters as there should be, however many of the servers live.
+    /// Waits for the expected number of masters, even if some servers are down, and returns the masters.
     pub(crate) fn has_masters(&self) -> Vec<usize> {
         let needed = match self.place {
             Place::Masters => 5,
@@ -180,7 +181,7 @@ impl Deployed {
         (0..self.servers().len()).filter(says).collect()
     }
 
-    /// Asks one of the servers, over a connection of its own.
+    /// Sends a command to one server, over a new connection.
     pub(crate) fn ask<T: FromRedisValue>(&self, server: usize, command: &[&str]) -> RedisResult<T> {
         match &self.servers {
             Servers::Watched(watched) => sentinel::try_ask(&watched.servers[server], command),
@@ -188,7 +189,7 @@ impl Deployed {
         }
     }
 
-    /// In whole seconds.
+    /// The server's uptime in whole seconds.
     fn uptime(&self, server: usize) -> u64 {
         let info = self
             .ask::<String>(server, &["INFO", "server"])
@@ -200,7 +201,7 @@ impl Deployed {
             .unwrap_or(0)
     }
 
-    /// Every key that any master has.
+    /// All keys of all masters.
     pub(crate) fn keys(&self) -> Vec<String> {
         let of = |n: usize| {
             self.ask::<Vec<String>>(n, &["KEYS", "*"])
@@ -212,7 +213,7 @@ impl Deployed {
         keys
     }
 
-    /// What the holders of each name have written, in the order of the server.
+    /// For each lock name, the entries that holders have written, in the order of the server.
     pub(crate) fn logs(&self) -> Vec<(String, Vec<String>)> {
         let mut logs = Vec::new();
         for n in self.has_masters() {
@@ -225,7 +226,7 @@ impl Deployed {
         logs
     }
 
-    /// All servers run, agree on who they are, and nothing is between them and their clients.
+    /// Ends all faults: every server runs and has its role, and the proxies pass everything.
     pub(crate) fn heal(&mut self) {
         for proxy in self.proxies.iter().flatten() {
             proxy.pass();
@@ -245,7 +246,7 @@ impl Deployed {
         self.settle();
     }
 
-    /// Waits until every server is what the others take it for, also if somebody has yet to find out that one was away.
+    /// Waits until the servers agree on the role of each, even if some have not yet noticed that one was down.
     pub(crate) fn settle(&self) {
         const NOTICED: Duration = ms(1_500);
         if !self.place.is_durable() {

@@ -1,4 +1,4 @@
-//! Holds of every kind, and what can be done with one.
+//! Holds of every kind behind one trait.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 use redlatch::{GuardedScript, Loss, Result};
 
-/// What all holds have in common.
+/// The operations that all kinds of holds have in common.
 pub(crate) trait Hold {
     fn valid_until(&self) -> Option<Instant> {
         None
@@ -23,7 +23,7 @@ pub(crate) trait Hold {
     fn id(&self) -> Option<&str> {
         None
     }
-    /// Appends to a log on the server if the hold is in force there. For kinds that guard commands.
+    /// Appends to a log on the server if the hold is in force there. Implemented by the kinds that guard commands.
     fn write(&self, _log: &str, _entry: &str, _by_script: bool) -> Result<()> {
         unreachable!("it guards no commands")
     }

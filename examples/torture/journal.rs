@@ -1,4 +1,4 @@
-//! What happened, one JSON object a line, on the clock that all processes of a machine share.
+//! The history of a run: one JSON object per line, with the time of the clock that all processes of a machine share.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 use crate::deployment::Deployed;
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// The current `CLOCK_MONOTONIC` time in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has it");
     let [seconds, nanos] = [time.tv_sec(), time.tv_nsec()].map(i64::cast_unsigned);
     seconds * 1_000_000_000 + nanos
 }
 
-/// One process's part of the history.
+/// The part of the history that one process writes.
 ///
-/// Each line is written at once and by a single call, so that a process that is killed leaves whole lines.
+/// Each line is written at once and by a single call, so a process that is killed leaves whole lines.
 pub(crate) struct Journal(File);
 
 impl Journal {
@@ -27,12 +27,12 @@ impl Journal {
         Ok(Self(file))
     }
 
-    /// Something that happens now.
+    /// Writes an event that happens now.
     pub(crate) fn note(&self, process: i64, kind: &str, f: &str, value: Value) {
         self.note_with(process, kind, f, value, None);
     }
 
-    /// The same with what was said against it.
+    /// Like [`note`](Self::note), with an error.
     pub(crate) fn note_with(
         &self,
         process: i64,
@@ -51,7 +51,7 @@ impl Journal {
         (&self.0).write_all(line.as_bytes()).expect("a disk");
     }
 
-    /// What servers have kept of guarded writes until now.
+    /// Writes the logs of guarded writes that the servers keep, as they are now.
     pub(crate) fn note_logs(&self, deployed: &Deployed) {
         for (name, entries) in deployed.logs() {
             let value = json!({ "name": name, "entries": entries });
@@ -60,7 +60,7 @@ impl Journal {
     }
 }
 
-/// The whole history: the lines of these files, without last ones that are broken off.
+/// Merges these files into the whole history. A last line that was cut off is left out.
 pub(crate) fn merged<P: AsRef<Path>>(files: &[P]) -> io::Result<String> {
     let mut all = String::new();
     for file in files {

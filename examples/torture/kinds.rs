@@ -1,4 +1,4 @@
-//! What is locked, and by which names.
+//! The kinds of locks that workers use, and the names of those locks.
 
 use crate::journal::now;
 
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Latch,
 }
 
-/// As the command line and the history have them.
+/// The kinds by the names that the command line and the history use.
 pub(crate) const NAMES: [(Kind, &str); 12] = [
     (Kind::Reentrant, "reentrant"),
     (Kind::Mutex, "mutex"),
@@ -34,24 +34,24 @@ pub(crate) const NAMES: [(Kind, &str); 12] = [
     (Kind::Latch, "latch"),
 ];
 
-/// How many names multi-locks take two of.
+/// The number of names of which a multi-lock takes two.
 pub(crate) const MEMBERS: usize = 3;
 
-/// How many permits each semaphore has.
+/// Permits of each semaphore.
 pub(crate) const PERMITS: u32 = 3;
 
-/// How many have to come to a latch.
+/// Count-downs that open a latch.
 pub(crate) const COUNT: u64 = 3;
 
-/// How long one semaphore is used: permits do not come back from a process that was killed, nor from a server that has lost
-/// its data.
+/// How long one semaphore is used before the next: permits do not come back from a process that was killed, nor from a
+/// server that lost its data.
 const EPOCH: u64 = 15_000_000_000;
 
-/// How long one latch is used.
+/// How long one latch is used before the next.
 const ROUND: u64 = 2_000_000_000;
 
 impl Kind {
-    /// Those that one server has.
+    /// The kinds that need one server only.
     pub(crate) fn of_one_server() -> Vec<Self> {
         let all = NAMES.iter().map(|(kind, _)| *kind);
         all.filter(|kind| *kind != Self::Red).collect()
@@ -62,7 +62,7 @@ impl Kind {
         its.map_or("", |(_, name)| name)
     }
 
-    /// Whether somebody else can release it.
+    /// Whether other clients can release it by force.
     pub(crate) fn can_be_forced(self) -> bool {
         !matches!(
             self,
@@ -70,7 +70,7 @@ impl Kind {
         )
     }
 
-    /// Whether commands can be guarded by its holds.
+    /// Whether its holds can guard commands.
     pub(crate) fn guards_commands(self) -> bool {
         !matches!(
             self,
@@ -78,7 +78,7 @@ impl Kind {
         )
     }
 
-    /// Whether that script is about locks of this kind.
+    /// Whether `script` is one of the scripts that this kind runs.
     pub(crate) fn uses(self, script: &str) -> bool {
         let (family, _) = script.split_once('_').unwrap_or((script, ""));
         if family == "guarded" {
@@ -102,12 +102,12 @@ impl Kind {
         Some(its.0)
     }
 
-    /// The name of the `n`th lock of this kind. Kinds that are one lock in Redis share them.
+    /// The name of the `n`th lock of this kind. Kinds that use the same lock in Redis share their names.
     pub(crate) fn name_of(self, n: u64) -> String {
         match self {
             Self::Reentrant | Self::Mutex => format!("plain-{n}"),
             Self::Fair | Self::FairMutex => format!("fair-{n}"),
-            // In one slot of a cluster.
+            // The hash tag keeps all members in one slot of a cluster.
             Self::Multi => format!("{{multi}}-{n}"),
             Self::Semaphore => format!("sem-{n}"),
             Self::ExpirableSemaphore => format!("permits-{n}"),
@@ -116,10 +116,10 @@ impl Kind {
     }
 }
 
-/// How the keys of logs end that servers keep.
+/// The suffix of the keys of logs that servers keep.
 pub(crate) const LOG: &str = ":log";
 
-/// The key of the log for the holders of that name, in its slot.
+/// The key of the log that the holders of `name` write, in the same slot.
 pub(crate) fn log_of(name: &str) -> String {
     match name.starts_with('{') {
         true => format!("{name}{LOG}"),
@@ -127,29 +127,29 @@ pub(crate) fn log_of(name: &str) -> String {
     }
 }
 
-/// Whose log that is, if it is one.
+/// The name of the lock whose log `key` is, or `None` for other keys.
 pub(crate) fn name_of_log(key: &str) -> Option<&str> {
     let name = key.strip_suffix(LOG)?;
     let inner = name.strip_prefix('{').and_then(|its| its.strip_suffix('}'));
     Some(inner.unwrap_or(name))
 }
 
-/// Which semaphore is used now, in a run that began then.
+/// The number of the semaphore in use now, in a run that began at `began`.
 pub(crate) fn epoch(began: u64) -> u64 {
     (now() - began) / EPOCH
 }
 
-/// How many semaphores a run of this many nanoseconds needs.
+/// The number of semaphores that a run of `nanos` nanoseconds needs.
 pub(crate) fn epochs(nanos: u64) -> u64 {
     nanos / EPOCH + 1
 }
 
-/// The latch that is used now.
+/// The name of the latch in use now.
 pub(crate) fn latch_of(began: u64) -> String {
     Kind::Latch.name_of((now() - began) / ROUND)
 }
 
-/// All that a run of this many nanoseconds needs.
+/// The names of all latches that a run of `nanos` nanoseconds needs.
 pub(crate) fn latches(nanos: u64) -> impl Iterator<Item = String> {
     (0..=nanos / ROUND).map(|n| Kind::Latch.name_of(n))
 }

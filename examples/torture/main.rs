@@ -1,4 +1,5 @@
-//! Processes that use every kind of lock while everything below them is broken, and a check of what they saw.
+//! Runs processes that use every kind of lock while faults hit servers, network and processes, and checks their
+//! history.
 //!
 //! ```text
 //! cargo run --release --all-features --example torture -- --minutes 10 --seed 42
@@ -11,7 +12,7 @@
 //!     --check FILE                   run nothing, and check a history that was kept
 //! ```
 //!
-//! All choices follow from the seed. Exits with 1 if anything was wrong, and says how to do it again.
+//! The seed determines all choices. Exits with 1 if anything was wrong, and prints the command that repeats the run.
 
 #![expect(clippy::print_stdout, reason = "it reports to whoever runs it")]
 
@@ -52,7 +53,7 @@ struct Wanted {
     kinds: Option<Vec<Kind>>,
     fixed_lease: Option<Duration>,
     log: Option<PathBuf>,
-    /// A history that is there already.
+    /// A saved history: check this file instead of running anything.
     check: Option<PathBuf>,
 }
 
@@ -96,7 +97,7 @@ impl Wanted {
     }
 }
 
-/// Those that `names` names, one after another with commas between them.
+/// The values whose names are in `names`, separated by commas.
 fn chosen<T>(
     names: &str,
     known: impl IntoIterator<Item = (T, &'static str)> + Clone,
@@ -164,7 +165,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_fine)))
 }
 
-/// The file for one deployment of several.
+/// The log file of one deployment; with several deployments, the name of each is part of its file's name.
 fn log_of(log: &Path, place: Place, is_only: bool) -> PathBuf {
     if is_only {
         return log.to_owned();

@@ -1,4 +1,4 @@
-//! What goes wrong: one fault at a time, now and then two, all chosen by the seed.
+//! The faults of a run, one at a time and now and then two, all chosen by the seed.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,32 +13,32 @@ use crate::support::{Mode, Proxy, Target, Trap, lua, ms, within};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// SIGKILL of a server, which starts again with all that it has answered for.
+    /// SIGKILL of a server, which then restarts with all the data that it has acknowledged.
     KillServer,
-    /// The same, but it starts again empty.
+    /// SIGKILL of a server, which then restarts empty.
     LoseData,
     /// SIGSTOP of a server.
     StopServer,
-    /// SIGKILL of two masters of five.
+    /// SIGKILL of two of the five masters.
     KillMasters,
     /// SIGKILL of a worker, which is replaced.
     KillWorker,
     /// SIGSTOP of a worker.
     StopWorker,
-    /// Connections of a worker are reset.
+    /// Resets connections of a worker.
     Cut,
-    /// Replies, or both ways, come late.
+    /// Delays replies, or both directions.
     Delay,
-    /// A request arrives, its reply and all that follow do not.
+    /// Forwards a request, but drops its reply and all that follow.
     Swallow,
-    /// Nothing arrives, also on new connections.
+    /// Drops everything, also on new connections.
     BlackHole,
-    /// The connections that there are stay open, and nothing comes through any more.
+    /// Keeps the present connections open, but forwards nothing on them any more.
     HalfOpen,
     ClientKill,
     ScriptFlush,
     ClientPause,
-    /// The Sentinels replace a master that works.
+    /// The Sentinels replace a working master.
     SentinelFailover,
     /// A replica of the cluster takes over, with its master's consent.
     ClusterFailover,
@@ -46,7 +46,7 @@ pub(crate) enum Fault {
     ClusterMigrate,
 }
 
-/// As the command line and the history have them.
+/// The faults by the names that the command line and the history use.
 pub(crate) const NAMES: [(Fault, &str); 17] = [
     (Fault::KillServer, "kill-server"),
     (Fault::LoseData, "lose-data"),
@@ -86,7 +86,7 @@ impl Fault {
         )
     }
 
-    /// Those that can befall this deployment.
+    /// The faults that are possible in this deployment.
     pub(crate) fn of(place: Place) -> Vec<Self> {
         let befalls = |fault: &Self| match fault {
             Self::LoseData => place.is_durable(),
@@ -100,7 +100,7 @@ impl Fault {
     }
 }
 
-/// A fault in full.
+/// A fault with all its details chosen.
 #[derive(Clone, Debug)]
 enum Blow {
     Kill {
@@ -112,19 +112,19 @@ enum Blow {
     },
     KillWorker(usize),
     StopWorker(usize),
-    /// The connections of a worker to some servers fare badly.
+    /// Disturbs the connections of a worker to some servers.
     Network {
         worker: usize,
         servers: Vec<usize>,
         target: Target,
         how: How,
     },
-    /// Servers are given a command.
+    /// Sends a command to servers.
     Command {
         servers: Vec<usize>,
         command: Vec<String>,
     },
-    /// Somebody takes over from the master of this name.
+    /// Promotes a replica of the master that keeps this name.
     Promote(String),
     Migrate(String),
 }
@@ -145,17 +145,17 @@ pub(crate) struct Nemesis<'a> {
     pub(crate) dice: Dice,
     pub(crate) faults: Vec<Fault>,
     pub(crate) lease: Duration,
-    /// Faults so far.
+    /// The number of faults so far.
     pub(crate) count: u64,
 }
 
 impl Nemesis<'_> {
-    /// One fault after another until then.
+    /// Causes faults, one after another, until `until`.
     pub(crate) fn run(&mut self, until: Instant) {
         let mut left: Vec<Fault> = Vec::new();
         while Instant::now() < until {
             if left.is_empty() {
-                // Each as often as the others.
+                // A new shuffle of all faults, so that each comes as often as the others.
                 let order = self.dice.shuffled(self.faults.len());
                 left = order.into_iter().map(|n| self.faults[n]).collect();
             }
@@ -163,7 +163,7 @@ impl Nemesis<'_> {
                 let left = until.saturating_duration_since(Instant::now());
                 return thread::sleep(left);
             };
-            // A long one outlasts a lease.
+            // One in four lasts longer than a lease.
             let lasts = match self.dice.draw(4) {
                 0 => self.lease + self.upto(1_000),
                 _ => ms(100) + self.upto(900),
@@ -171,7 +171,8 @@ impl Nemesis<'_> {
             self.befall(fault, lasts);
             let mut calm = ms(200) + self.upto(800);
             if self.faults.len() == 1 {
-                // What comes of it is to be over, or to be seen, before the next one would explain it.
+                // If only one kind of fault is tested, its effects must be over or visible before the next one could
+                // explain them.
                 calm += self.lease;
             }
             thread::sleep(calm);
@@ -190,7 +191,7 @@ impl Nemesis<'_> {
         all[self.dice.draw(all.len())].clone()
     }
 
-    /// One server or, where a majority is enough, up to two.
+    /// The servers to hit: one, or up to two of the five masters, of which a majority suffices.
     fn servers(&mut self) -> Vec<usize> {
         let place = self.deployed.place;
         if place == Place::Masters {
@@ -199,7 +200,7 @@ impl Nemesis<'_> {
         if place == Place::One {
             return vec![0];
         }
-        // A server that nobody writes to is not worth it.
+        // A fault of a replica shows little, so hit a master.
         let masters = self.deployed.has_masters();
         vec![self.one_of(&masters)]
     }
@@ -262,7 +263,7 @@ impl Nemesis<'_> {
             }
             Fault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
             Fault::ClientPause => {
-                // To be all of it would be dead for the Sentinels.
+                // Sentinels take a master that pauses all commands for dead, so pause only writes here.
                 let whom = match self.deployed.place.is_durable() {
                     true => self.one_of(&["ALL", "WRITE"]),
                     false => "WRITE",
@@ -275,7 +276,7 @@ impl Nemesis<'_> {
         }
     }
 
-    /// A name that is locked.
+    /// The name of a lock in use.
     fn name(&mut self) -> String {
         let at = self.below(self.crew.kinds().len());
         self.crew.kinds()[at].name_of(0)
@@ -283,7 +284,7 @@ impl Nemesis<'_> {
 
     fn network(&mut self, how: impl FnOnce(&mut Self) -> How) -> Blow {
         use Target::{All, Link, Subscriber, Watchdog};
-        // What servers say to each other may come this way too.
+        // Servers use shared proxies to talk to each other, and `All` would disturb that.
         let all = if self.is_shared() { Link } else { All };
         Blow::Network {
             worker: self.below(self.deployed.proxies.len()),
@@ -293,7 +294,7 @@ impl Nemesis<'_> {
         }
     }
 
-    /// Whether all workers come by way of the same proxies.
+    /// Whether all workers connect through the same proxies.
     fn is_shared(&self) -> bool {
         self.deployed.proxies.len() < self.crew.len()
     }
@@ -305,10 +306,11 @@ impl Nemesis<'_> {
         }
     }
 
-    /// What the history has about it.
+    /// The details of the fault for the history.
     fn described(&self, fault: Fault, blow: &Blow) -> Value {
         let durable = self.deployed.place.is_durable();
-        // A master that does not count until every lease is over has nothing to forget.
+        // A restarted master of a `RedLock` is not counted until every lease is over, so losing its data divides
+        // nothing.
         let majority = self.deployed.place == Place::Masters;
         let divides = match blow {
             Blow::Kill { forget, .. } => !majority && (*forget || !durable),
@@ -343,7 +345,7 @@ impl Nemesis<'_> {
         };
         note("begin");
         let traps = self.strike(&blow);
-        // One worker more in trouble meanwhile.
+        // Now and then disturb a worker at the same time.
         if !fault.is_about_workers() && self.dice.draw(5) == 0 {
             let others: Vec<_> = self
                 .faults
@@ -359,7 +361,8 @@ impl Nemesis<'_> {
         if traps.is_empty() {
             thread::sleep(lasts);
         } else {
-            // Whatever comes of it begins with that reply, and is measured from the end of the fault.
+            // The effects begin with the dropped reply and are measured from the end of the fault, so end it right
+            // then.
             within(lasts, || traps.iter().any(Trap::fired));
         }
         self.undo(&blow);
@@ -373,7 +376,7 @@ impl Nemesis<'_> {
             .collect()
     }
 
-    /// Returns what waits for a request, if it does.
+    /// Causes the fault. Returns the traps that wait for a certain request, if the fault sets any.
     fn strike(&mut self, blow: &Blow) -> Vec<Trap> {
         let mut traps = Vec::new();
         match blow {
@@ -415,7 +418,7 @@ impl Nemesis<'_> {
             Blow::Command { servers, command } => {
                 let command: Vec<&str> = command.iter().map(String::as_str).collect();
                 for n in servers {
-                    // It may be away for another reason.
+                    // The server may be down because of another fault.
                     self.deployed.ask::<redis::Value>(*n, &command).ok();
                 }
             }
@@ -429,7 +432,8 @@ impl Nemesis<'_> {
         match blow {
             Blow::Kill { servers, forget } => {
                 if !self.deployed.place.is_durable() {
-                    // One that came back empty before it was replaced would be followed.
+                    // A master that came back empty before its replacement would stay master, and its replicas would
+                    // drop their data too.
                     self.deployed.has_masters();
                 }
                 for n in servers {
@@ -463,7 +467,7 @@ impl Nemesis<'_> {
     }
 }
 
-/// Of the script in that file.
+/// The SHA1 hash of the script in this file.
 fn hash_of(file: &str) -> String {
     let its = lua::ALL.iter().find(|(its, _)| *its == file);
     let text = its.map_or("", |(_, text)| text);

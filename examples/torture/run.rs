@@ -1,4 +1,4 @@
-//! One run: a deployment, workers on it, faults, and the verdict over what everybody wrote down.
+//! One run: starts a deployment and workers, causes faults, and checks the history that they all wrote.
 
 use std::num::NonZero;
 use std::panic::{self, AssertUnwindSafe};
@@ -20,18 +20,18 @@ use crate::support::history::{self, Report};
 use crate::support::ms;
 use crate::worker::Job;
 
-/// Short, so that what a fault does to a lease is seen.
+/// Short, so that faults outlast leases.
 const LEASE: Duration = ms(2_000);
 const RESPONSE: Duration = ms(1_000);
 const WAITER_LEASE: Duration = ms(1_500);
 
-/// By how much a limit may be exceeded, besides the lateness of the machine.
+/// How far a time limit may be exceeded, apart from delays of the machine itself.
 const SLACK: Duration = ms(300);
 
-/// How late a thread that only sleeps has to be until the history says so.
+/// A thread that only sleeps has to be this late before the history notes a delay of the machine.
 const LATE: Duration = ms(20);
 
-/// What is asked of a run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) place: Place,
@@ -39,21 +39,22 @@ pub(crate) struct Plan {
     pub(crate) load: Duration,
     pub(crate) faults: Vec<Fault>,
     pub(crate) kinds: Vec<Kind>,
-    /// No lease is renewed, and they are so long or up to twice as long. By default a few are not, and longer.
+    /// No lease is renewed, and each lasts this long or up to twice as long. By default only a few leases are fixed,
+    /// and longer.
     pub(crate) fixed_lease: Option<Duration>,
     pub(crate) workers: usize,
     pub(crate) threads: usize,
-    /// Where to keep the history.
+    /// The file that keeps the history.
     pub(crate) log: Option<PathBuf>,
-    /// How this binary becomes a worker.
+    /// The arguments with which this binary becomes a worker.
     pub(crate) arguments: Arguments,
 }
 
-/// What came of it.
+/// The result of a run.
 pub(crate) struct Outcome {
-    /// What was wrong with the run itself.
+    /// Problems with the run itself, such as a worker that failed.
     pub(crate) wrong: Vec<String>,
-    /// What the history says.
+    /// The verdict of the checks on the history.
     pub(crate) report: Report,
 }
 
@@ -109,7 +110,7 @@ impl Plan {
             began,
             folder: folder.path().to_owned(),
         };
-        // The run goes on for a while after its last fault.
+        // The run continues for a while after its last fault.
         let nanos = u64::try_from((self.load + ms(60_000)).as_nanos()).expect("not centuries");
         let path = folder.path().join("nemesis.jsonl");
         let journal = Journal::open(&path).expect("a file");
@@ -168,9 +169,9 @@ impl Plan {
         })
     }
 
-    /// Faults, then peace, then the end; what was wrong with that.
+    /// Causes faults, leaves the workers undisturbed for a while, and ends them; returns what went wrong.
     fn play(&self, deployed: &mut Deployed, crew: &mut Crew, journal: &Journal) -> Vec<String> {
-        // They work before anything breaks.
+        // Let the workers lock undisturbed before the first fault.
         thread::sleep(ms(500));
         let peace = LEASE + RESPONSE;
         let until = Instant::now() + self.load.saturating_sub(peace + ms(500));
@@ -186,11 +187,11 @@ impl Plan {
         .run(until);
         deployed.heal();
         journal.note(-1, "info", "heal", json!({ "until": "end" }));
-        // Whatever was broken is over by then.
+        // The effects of the last fault end within this time.
         thread::sleep(peace);
         let wrong = crew.end(ms(10_000));
         journal.note(-1, "info", "ended", json!({}));
-        // What nobody gave back ends with its lease.
+        // Give the leases of holds that were never released time to expire.
         thread::sleep(LEASE + SLACK);
         journal.note_logs(deployed);
         let left: Vec<_> = deployed
@@ -203,8 +204,8 @@ impl Plan {
     }
 }
 
-/// What is meant to stay: counters of tokens, semaphores, latches nobody opened, logs, and what remembers a request for a
-/// while.
+/// Whether a key is meant to stay: token counters, semaphores, latches that nobody opened, logs, and keys that remember
+/// a request for a while.
 fn stays(key: &str) -> bool {
     let prefixes = [
         "redisson_lock_token:",
@@ -218,10 +219,11 @@ fn stays(key: &str) -> bool {
         || name_of_log(key).is_some()
 }
 
-/// Says how late a thread was that only slept, on one of the processors.
+/// Notes how late a thread is that only sleeps, on one of the processors.
 fn note_lateness(journal: &Journal, done: &AtomicBool, processor: usize) {
     const TICK: Duration = ms(5);
-    // Of a virtual machine one processor may stand still for a second while the others run.
+    // One processor of a virtual machine may stand still for a second while the others run, so bind the thread to its
+    // processor.
     #[cfg(target_os = "linux")]
     {
         let mut only = nix::sched::CpuSet::new();

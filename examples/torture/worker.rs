@@ -1,7 +1,7 @@
-//! A process that uses every kind of lock and writes down what it asked for, was granted and was notified of.
+//! A process that uses every kind of lock and writes a history of its requests, their results and its notifications.
 //!
-//! A line about a hold is written after it was granted and before it is released, so what the history shows of a hold is
-//! never more than the thread had.
+//! A grant is noted after it arrived and a release before it is sent, so the history never shows a hold longer than it
+//! was.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -20,32 +20,32 @@ use crate::journal::{Journal, now};
 use crate::kinds::{Kind, MEMBERS, epoch, latch_of, log_of};
 use crate::support::ms;
 
-/// Where a process that is to be a worker finds what to do.
+/// The environment variable that makes a process a worker; it contains the [`Job`].
 const JOB: &str = "REDLATCH_TORTURE_JOB";
 
-/// How long a set of kinds is used, so that threads meet.
+/// All workers use the same few kinds for this long, so that their threads meet.
 const SLOT: u64 = 400_000_000;
 
-/// How many kinds at a time.
+/// The number of kinds in use at a time.
 const KINDS_AT_A_TIME: usize = 3;
 
-/// What a worker is to do.
+/// The task of a worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) number: i64,
     pub(crate) seed: u64,
     pub(crate) threads: usize,
-    /// A client each.
+    /// The worker opens one client per URL.
     pub(crate) urls: Vec<String>,
     pub(crate) kinds: Vec<Kind>,
-    /// No lease is renewed, and the shortest is so long: see [`Plan`](crate::run::Plan).
+    /// If set, no lease is renewed, and this is the shortest: see [`Plan`](crate::run::Plan).
     pub(crate) fixed_lease: Option<Duration>,
     pub(crate) lease: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) waiter_lease: Duration,
-    /// When the run began, by [`now`].
+    /// The start of the run, by [`now`].
     pub(crate) began: u64,
-    /// Where its history goes, and the numbers that the locks protect.
+    /// The folder of the worker's history, and of the numbers that the locks protect.
     pub(crate) folder: PathBuf,
 }
 
@@ -54,7 +54,7 @@ impl Job {
         self.folder.join(format!("worker-{}.jsonl", self.number))
     }
 
-    /// Puts it where [`given`](Self::given) finds it.
+    /// Puts the job into the environment, where [`given`](Self::given) finds it.
     pub(crate) fn give(&self, command: &mut process::Command) {
         let millis = |span: Duration| u64::try_from(span.as_millis()).expect("a short time");
         let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.name()).collect();
@@ -67,7 +67,7 @@ impl Job {
         command.env(JOB, job.to_string());
     }
 
-    /// What this process is to do, if it is a worker.
+    /// The job of this process, if it is a worker.
     pub(crate) fn given() -> Option<Self> {
         let job: Value = serde_json::from_str(&env::var(JOB).ok()?).expect("what was given");
         let number = |what: &str| job[what].as_u64().expect("a number");
@@ -95,7 +95,7 @@ impl Job {
         })
     }
 
-    /// Works until its input ends, or its parent.
+    /// Works until standard input is closed or the parent dies.
     pub(crate) fn run(self) {
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("a signal");
@@ -183,7 +183,7 @@ enum Limit {
 }
 
 impl Limit {
-    /// As the history has it: nothing if there is none.
+    /// The limit in the history: null if there is none.
     fn ms(self) -> Value {
         match self {
             Self::Never => Value::Null,
@@ -195,15 +195,15 @@ impl Limit {
     }
 }
 
-/// What is asked for.
+/// A request for a lock.
 struct Wish {
     kind: Kind,
-    /// One, but of a multi-lock.
+    /// One name, or several for a multi-lock.
     names: Vec<String>,
     write: bool,
     permits: u32,
     limit: Limit,
-    /// Fixed, if not that of the client.
+    /// A fixed lease, or `None` for the client's, which is renewed.
     lease: Option<Duration>,
 }
 
@@ -239,9 +239,9 @@ struct Thread<'a> {
     worker: &'a Worker,
     process: i64,
     dice: Dice,
-    /// The last of the latches that it has been at.
+    /// The last latch that this thread used.
     latch: Option<String>,
-    /// How many guarded writes it has begun.
+    /// The number of guarded writes so far.
     writes: u64,
 }
 
@@ -285,7 +285,7 @@ impl<'a> Thread<'a> {
         self.dice.draw(n) == 0
     }
 
-    /// One of those that all workers use at the moment.
+    /// Chooses one of the kinds that all workers use at the moment.
     fn kind(&mut self) -> Kind {
         let job = &self.worker.job;
         let slot = (now() - job.began) / SLOT;
@@ -308,7 +308,7 @@ impl<'a> Thread<'a> {
         };
         let limit = match self.dice.draw(10) {
             0 => Limit::Once,
-            // Permits may not come back.
+            // Permits of a plain semaphore are lost with their process, so wait for them only up to a limit.
             1 | 2 if kind != Kind::Semaphore => Limit::Never,
             3..=5 => Limit::For(ms(100) + self.below(400)),
             _ => Limit::For(ms(1_000) + self.below(4_000)),
@@ -407,7 +407,7 @@ impl<'a> Thread<'a> {
             .note_with(self.process, kind, f, value, error);
     }
 
-    /// Asks for a lock, and has it for a while.
+    /// Acquires a lock, and keeps it for a while.
     fn lock(&mut self, kind: Kind) {
         let wish = self.wish(kind);
         let mut asked = wish.value();
@@ -435,17 +435,17 @@ impl<'a> Thread<'a> {
         self.note("ok", "acquire", value.clone());
         let lease = self.worker.job.lease;
         let for_so_long = match self.dice.draw(300) {
-            // Not renewed, and so to be noticed by itself.
+            // This lease is not renewed, so outstay it to see the loss noticed.
             n if n % 4 == 0 && wish.lease.is_some() => {
                 wish.lease.unwrap_or(lease) + self.below(300)
             }
-            // Long enough to outlive a server that has forgotten it.
+            // Long enough for a server that has forgotten the lock to be noticed.
             0 | 1 => lease + lease.mul_f64(self.dice.draw(200) as f64 / 100.0),
             2..=13 => self.below(400),
             _ => self.below(6),
         };
         let read = self.protected(wish).map(|file| (number_in(&file), file));
-        // The others have to notice by themselves that they were lost.
+        // Holds without guarded writes have to notice a loss by themselves.
         let writes = wish.kind.guards_commands() && self.one_in(2);
         if writes {
             self.write(wish, &hold);
@@ -491,11 +491,11 @@ impl<'a> Thread<'a> {
                 json!({ "name": name, "read": read, "wrote": wrote }),
             );
         }
-        // Also if it knows better: it is to be refused.
+        // Write also if the hold is known to be lost: the server must reject this.
         if writes {
             self.write(wish, &hold);
         }
-        // What it could not know when it looked last.
+        // The hold may have ended since the loop looked last.
         if !told && !hold.is_valid() {
             let mut lost = value.clone();
             lost["reason"] = "not valid".into();
@@ -516,7 +516,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Writes to the log that the server keeps beside the lock, which refuses that once the hold is over.
+    /// Appends to the log that the server keeps beside the lock, and must reject once the hold is over.
     fn write(&mut self, wish: &Wish, hold: &Held) {
         self.writes += 1;
         let name = &wish.names[0];
@@ -530,9 +530,9 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// One more hold of a lock that is held.
+    /// Acquires a lock again that this thread holds.
     fn once_more(&mut self, wish: &Wish) -> Option<redlatch::ReentrantLockGuard> {
-        // It would be renewed from then on.
+        // The second hold would make the watchdog renew a fixed lease.
         let is_renewed = wish.lease.is_none();
         if wish.kind != Kind::Reentrant || !is_renewed || !self.one_in(4) {
             return None;
@@ -540,7 +540,7 @@ impl<'a> Thread<'a> {
         let lock = self.worker.clients[0].reentrant_lock(&wish.names[0]);
         match lock.try_lock() {
             Ok(guard) => guard,
-            // It is lost by now.
+            // The first hold is lost already.
             Err(Error::Lost { .. }) => None,
             Err(err) => {
                 self.note_with("info", "reenter", wish.value(), err);
@@ -549,7 +549,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// What the lock protects: a number in a file, which has nothing to do with Redis.
+    /// The number that the lock protects, in a file, so that the check does not depend on Redis.
     fn protected(&self, wish: &Wish) -> Option<File> {
         if wish.mode() == "permits" || wish.mode() == "read" || wish.kind == Kind::Multi {
             return None;
@@ -568,7 +568,7 @@ impl<'a> Thread<'a> {
         Some(open.expect("a disk"))
     }
 
-    /// Takes a lock from whoever has it.
+    /// Releases a lock by force, for any holder.
     fn force(&mut self, kind: Kind) {
         let client = &self.worker.clients[0];
         let name = kind.name_of(0);
@@ -595,7 +595,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Counts the latch of the moment down once, and waits until all have.
+    /// Counts the current latch down once, and waits until it opens.
     fn latch(&mut self) {
         let job = &self.worker.job;
         let name = latch_of(job.began);
@@ -607,7 +607,7 @@ impl<'a> Thread<'a> {
             .latch(&name)
             .cancel_on(&self.worker.cancel);
         let value = json!({ "kind": "latch", "name": name });
-        // Every thread of a worker may be the last one that comes.
+        // The count-down of any thread may be the one that opens the latch, so each is noted.
         self.note("invoke", "count-down", value.clone());
         match latch.count_down() {
             Ok(()) => self.note("ok", "count-down", value.clone()),
@@ -630,12 +630,12 @@ fn number_in(file: &File) -> u64 {
     let mut bytes = [0; 8];
     match file.read_exact_at(&mut bytes, 0) {
         Ok(()) => u64::from_le_bytes(bytes),
-        // Nobody has written it.
+        // The file is new and empty.
         Err(_) => 0,
     }
 }
 
-/// A moment by [`now`].
+/// Converts an `Instant` to the clock of [`now`].
 fn on_our_clock(instant: Instant) -> u64 {
     let (our_now, its_now) = (now(), Instant::now());
     let nanos = |span: Duration| u64::try_from(span.as_nanos()).expect("centuries");

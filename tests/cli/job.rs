@@ -1,4 +1,4 @@
-//! The processes of a job: none outlives the lock, and each signal reaches them as often as it was sent.
+//! The processes of a job: none outlives the lock, and each gets a signal as often as it was sent.
 
 use std::fs;
 use std::io::{BufRead as _, Read as _};
@@ -12,7 +12,7 @@ use redlatch::Client;
 use crate::support::{Deployment, Server, eventually, ms, unique, unless_late};
 use crate::{done, redlatch, runs, started};
 
-/// The state of a process as the kernel tells it, `T` if it is stopped; nothing for one that has ended.
+/// The state of a process in the kernel, for example `T` if it is stopped; `None` for a process that has ended.
 fn state(pid: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next()?;
@@ -26,7 +26,7 @@ fn pid(says: &mut impl std::io::BufRead) -> Pid {
     Pid::from_raw(line.trim().parse().unwrap())
 }
 
-/// The README's kind of job: a script whose shell waits for the program that works.
+/// A script like the README's: its shell waits for the program that works.
 const SCRIPT: &str = "sh -c 'echo ready; echo $$; exec sleep 100'; echo after";
 
 #[cfg(target_os = "linux")]
@@ -39,7 +39,7 @@ fn no_process_of_a_job_outlives_the_lock() {
         Deployment::Cluster,
     ] {
         let server = Server::start_as(deployment);
-        // `timeout` makes a process group of its own.
+        // `timeout` creates a process group of its own.
         let own_group = "exec timeout 100 sh -c 'echo ready; echo $$; exec sleep 100'";
         for script in [SCRIPT, pipeline, own_group] {
             for (event, status) in [("lost", 70), ("TERM", 143), ("INT", 130), ("KILL", 0)] {
@@ -59,7 +59,7 @@ fn no_process_of_a_job_outlives_the_lock() {
                     eventually("its processes have ended", || state(worker).is_none());
                 } else {
                     assert_eq!(running.shell_status(), status, "{event}: {script}");
-                    // The name was not free before.
+                    // The worker ends before the name is released.
                     assert_eq!(state(worker), None, "{event}: {script}");
                 }
                 let mut rest = String::new();
@@ -146,7 +146,7 @@ fn an_upgrade_while_a_job_waits_does_not_break_it() {
     let mut running = crate::Running(command.spawn().unwrap());
     let mut errors = std::io::BufReader::new(running.0.stderr.take().unwrap());
     errors.read_line(&mut String::new()).unwrap();
-    // As package managers and `cargo install` do it.
+    // Replace the file as package managers and `cargo install` do.
     fs::copy(env!("CARGO_BIN_EXE_redlatch"), &new).unwrap();
     fs::rename(&new, &installed).unwrap();
     guard.unlock().unwrap();
@@ -154,7 +154,7 @@ fn an_upgrade_while_a_job_waits_does_not_break_it() {
     let mut line = String::new();
     says.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
-    // Nor does an upgrade keep it from ending what it has started.
+    // Even after an upgrade, the command ends the processes that it has started.
     let worker = pid(&mut says);
     running.signal(Signal::SIGKILL);
     #[cfg(target_os = "linux")]
@@ -182,7 +182,7 @@ fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
     let script = "kill -HUP $$; kill -INT $$; echo ready; read line; echo survived";
     let mut command = ignoring(&format!("run {name} -- sh -c '{script}'"));
     let (mut running, mut says) = started(command.stdin(Stdio::piped()));
-    // A job that waits survives both signals, too.
+    // A waiting job survives both signals as well.
     let mut waits = ignoring(&format!("run {name} -- echo ready"));
     let mut waits = crate::Running(
         waits
@@ -255,7 +255,7 @@ fn a_stop_stops_the_program_too_and_both_continue() {
             [itself, worker].map(state) == [Some('S'), Some('S')]
         });
     }
-    // A program that is stopped is ended all the same.
+    // A stopped program is ended, too.
     running.signal(Signal::SIGTSTP);
     eventually("both stop", || {
         [itself, worker].map(state) == [Some('T'), Some('T')]
@@ -263,7 +263,7 @@ fn a_stop_stops_the_program_too_and_both_continue() {
     running.signal(Signal::SIGKILL);
     running.0.wait().unwrap();
     eventually("its processes have ended", || state(worker).is_none());
-    // What was stopped until another has the name does no more work.
+    // A job that was stopped until another process could have the name must not continue.
     let name = unique("stop");
     let script = "echo ready; echo $$; exec sleep 100";
     let mut command = redlatch(&server);

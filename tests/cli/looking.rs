@@ -1,4 +1,4 @@
-//! Names, numbers, statuses and help.
+//! Names, numbers of permits, statuses and help.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use redlatch::{Client, Config};
 use crate::support::{Deployment, Server, free_port, unique};
 use crate::{Running, done, redlatch, runs};
 
-/// A name that clears a terminal and pretends to be another line.
+/// A name that would clear a terminal and look like another line.
 const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
 
 #[test]
@@ -57,7 +57,7 @@ fn names_are_shown_as_text() {
         );
     }
     drop(guard);
-    // For programs they stay as they are.
+    // In JSON the name stays as it is.
     let guard = client.mutex(&lost).lock().unwrap();
     let (_, said, _) = done(redlatch(&server).args(["ls", "--json"]));
     let listed: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -83,7 +83,7 @@ fn another_number_of_permits_is_told_and_can_be_set() {
     let (status, said, _) = done(redlatch(&server).args(words));
     assert!(status == 0 && said.contains("5 free"), "{said}");
     assert_eq!((run("5").0, run("1").0), (0, 64));
-    // Taken permits count as well.
+    // Permits that are held count as well.
     let script = "echo ready; exec sleep 100";
     let _one = runs(&server, &["--permits", "5"], &name, script);
     assert_eq!((run("5").0, run("4").0), (0, 64));
@@ -158,7 +158,7 @@ fn with_a_limit_a_server_that_starts_later_is_waited_for() {
     assert!(line.contains("waiting"), "{line}");
     server.restart();
     assert_eq!(running.status(), Some(0));
-    // The limit holds as well, whatever the command timeout.
+    // The limit also applies if the server is unreachable, whatever the `command_timeout`.
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.env(
         "REDLATCH_URL",

@@ -1,4 +1,4 @@
-//! The command, as people use it: in two shells, in a terminal, in a pipe, and with what they kill.
+//! The command as people use it: in two shells, on a terminal, in a pipe, and with processes that are killed.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use support::{Server, eventually, free_port, loosely, ms, unique};
 
-/// The command, for a server.
+/// The command, with the URL of the server.
 fn redlatch(server: &Server) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command
@@ -33,7 +33,7 @@ fn redlatch(server: &Server) -> Command {
     command
 }
 
-/// What comes of it: status, standard output and standard error.
+/// Runs the command; returns the status, the standard output and the standard error.
 #[track_caller]
 fn done(command: &mut Command) -> (i32, String, String) {
     let Output {
@@ -49,7 +49,7 @@ fn done(command: &mut Command) -> (i32, String, String) {
     )
 }
 
-/// Ended with the test, if it has not ended before.
+/// A process that is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -79,7 +79,7 @@ impl Running {
         self.end().code()
     }
 
-    /// As a shell shows it.
+    /// The status as a shell shows it.
     #[track_caller]
     fn shell_status(&mut self) -> i32 {
         let status = self.end();
@@ -88,7 +88,7 @@ impl Running {
     }
 }
 
-/// Runs a shell script under a lock, until it has said `ready`.
+/// Runs a shell script under a lock, and waits until it has printed `ready`.
 #[track_caller]
 fn runs(
     server: &Server,
@@ -104,7 +104,7 @@ fn runs(
     started(&mut command)
 }
 
-/// Starts a command, and waits until it has said `ready`.
+/// Starts a command, and waits until it has printed `ready`.
 #[track_caller]
 fn started(command: &mut Command) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut running = Running(
@@ -124,7 +124,7 @@ fn started(command: &mut Command) -> (Running, BufReader<std::process::ChildStdo
     (running, says)
 }
 
-/// Says that it is there, and waits until its input ends or a signal comes.
+/// A script that prints `ready`, and waits for a signal.
 const WAITS: &str = "echo ready; exec sleep 100";
 
 #[test]
@@ -167,7 +167,7 @@ fn a_program_runs_under_a_lock_and_its_status_is_the_commands() {
         .0,
         126
     );
-    // In a pipe.
+    // The program reads the command's standard input.
     let mut pipe = shell("tr a-z A-Z");
     let mut running = pipe
         .stdin(Stdio::piped())
@@ -206,7 +206,7 @@ fn in_two_shells_one_has_it_and_the_other_is_told_who() {
         status == 75 && begun.elapsed() >= ms(300) && why.contains("waiting for"),
         "{why}"
     );
-    // One that waits has it when the first is done, whatever becomes of that.
+    // A waiting command gets the lock when the first ends, in whatever way.
     let mut waits = Running(
         run(&[])
             .stdout(Stdio::piped())
@@ -362,14 +362,14 @@ fn whoever_is_killed_nothing_goes_on_without_the_lock() {
     says.read_line(&mut pid).unwrap();
     running.signal(Signal::SIGKILL);
     running.0.wait().unwrap();
-    // The program has died with it, and the lock is free when its lease is over.
+    // The program dies with the command, and the lock is free when its lease expires.
     let program = Pid::from_raw(pid.trim().parse().unwrap());
     eventually("the program has died", || {
         let state = std::fs::read_to_string(format!("/proc/{program}/stat"));
         state.is_err() || state.is_ok_and(|state| state.contains(") Z "))
     });
     eventually("it is free", || !server.exists(&name));
-    // The other way round.
+    // Here the program is killed instead.
     let (mut running, mut says) = runs(&server, &[], &name, "echo ready; echo $$; exec sleep 100");
     let mut pid = String::new();
     says.read_line(&mut pid).unwrap();
@@ -444,7 +444,7 @@ fn what_is_shown_can_be_read_by_programs() {
     assert!(said.contains(&name));
     let (status, said, _) = done(redlatch(&server).arg("check"));
     assert!(status == 0 && said.contains("role master"), "{said}");
-    // Somebody who reads the beginning only.
+    // The reader of the pipe ends after the first line.
     let shell = format!(
         "{} watch -i 50ms {name} | head -n 1",
         env!("CARGO_BIN_EXE_redlatch")
@@ -498,12 +498,12 @@ fn a_name_is_taken_from_one_owner_only() {
     drop(permit);
 }
 
-/// Talks to the command on a terminal: what it says, and its status.
+/// Runs the command on a terminal; returns the status and what it prints.
 fn on_terminal(server: &Server, args: &[&str], answer: &str) -> (i32, String) {
     on_terminal_with(server, args, answer, "")
 }
 
-/// The same with `NO_COLOR`.
+/// With this value of `NO_COLOR`.
 fn on_terminal_with(server: &Server, args: &[&str], answer: &str, no_color: &str) -> (i32, String) {
     let pty = openpty(None, None).unwrap();
     let slave = || Stdio::from(pty.slave.try_clone().unwrap());
@@ -521,7 +521,7 @@ fn on_terminal_with(server: &Server, args: &[&str], answer: &str, no_color: &str
     terminal.write_all(answer.as_bytes()).unwrap();
     let mut said = Vec::new();
     let mut some = [0; 1024];
-    // It ends with an error once nobody is at the other side.
+    // Reading ends with an error once the other side is closed.
     while let Ok(n @ 1..) = terminal.read(&mut some) {
         said.extend_from_slice(&some[..n]);
     }
@@ -547,7 +547,7 @@ fn on_a_terminal_it_asks_first_and_shows_colours() {
     let (status, said) = on_terminal(&server, &["unlock", &name, "--force"], "y\n");
     assert!(status == 0 && said.contains("taken away"), "{said}");
     assert!(!server.exists(&name));
-    // Without one it is not asked for.
+    // The command only asks on a terminal.
     let again = client.mutex(unique("again")).lock().unwrap();
     let (status, ..) = done(redlatch(&server).args(["unlock", again.name(), "--force"]));
     assert_eq!(status, 0);

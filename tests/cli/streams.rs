@@ -1,4 +1,4 @@
-//! Streams that nobody reads: no panic, the statuses stay, and a job that waits is run all the same.
+//! Output streams without a reader: the command does not panic, its statuses stay, and a waiting job runs.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use redlatch::Client;
 use crate::support::{Server, eventually, free_port, unique};
 use crate::{Running, done, redlatch};
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 fn unread() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -41,7 +41,7 @@ fn without_a_reader_of_errors_the_statuses_stay() {
     ] {
         assert_eq!(status(args, url), Some(expected), "{args:?}");
     }
-    // A lock that is lost, and a job that waits.
+    // A lost lock and a waiting job have the same statuses as with a reader.
     let lost = unique("lost");
     let mut command = redlatch(&server);
     command
@@ -106,7 +106,7 @@ fn who_reads_the_first_line_only_hears_of_no_error() {
         let stderr = running.0.stderr.as_mut().unwrap();
         stderr.read_to_string(&mut errors).unwrap();
         assert_eq!(errors, "", "{args:?}");
-        // No reader at all.
+        // Standard output without any reader.
         if args[0] != "watch" {
             let mut command = redlatch(&server);
             let status = command.args(args).stdout(unread()).output().unwrap().status;

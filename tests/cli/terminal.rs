@@ -12,7 +12,7 @@ use nix::pty::openpty;
 use crate::support::{GENEROUS, Server, eventually, loosely, ms, unique, within};
 use crate::{Running, done, redlatch};
 
-/// A program in a session of its own, on a terminal of its own.
+/// A program in a session of its own, with a terminal of its own.
 struct Terminal {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
@@ -24,7 +24,7 @@ impl Terminal {
     fn start(server: &Server, command: &[&str]) -> Self {
         let pty = openpty(None, None).unwrap();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
-        // `setsid` makes the terminal the controlling one.
+        // `setsid --ctty` makes this the controlling terminal.
         let child = Command::new("setsid")
             .arg("--ctty")
             .args(command)
@@ -58,7 +58,7 @@ impl Terminal {
         }
     }
 
-    /// An interactive shell.
+    /// Starts an interactive shell.
     fn shell(server: &Server) -> Self {
         let mut shell = Self::start(server, &["bash", "--norc", "--noprofile", "-b", "-i"]);
         shell.expect("$ ");
@@ -69,7 +69,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until a text is on the screen, and returns what was there before.
+    /// Waits until `text` is on the screen; returns everything up to its end.
     #[track_caller]
     fn expect(&mut self, text: &str) -> String {
         let shown = within(loosely(GENEROUS), || {
@@ -84,7 +84,7 @@ impl Terminal {
     }
 }
 
-/// Where the command is found first.
+/// A search path that begins with the folder of the command.
 fn path() -> String {
     let command = std::path::Path::new(env!("CARGO_BIN_EXE_redlatch"));
     let dir = command.parent().unwrap().display();
@@ -100,7 +100,7 @@ fn a_program_reads_the_terminal_stops_and_comes_back() {
     let server = Server::start();
     let name = unique("read");
     let mut shell = Terminal::shell(&server);
-    // The quotes keep the echo of the keys from being taken for output.
+    // The quotes keep the echo of the keys different from the output.
     shell.types(&format!(
         "redlatch run {name} -- sh -c 'echo as\"\"king; read a; echo first:$a; read b; echo second:$b'\n"
     ));
@@ -119,13 +119,13 @@ fn a_program_reads_the_terminal_stops_and_comes_back() {
     shell.expect("second:two");
     shell.expect("$ ");
     assert!(is_free(&server, &name));
-    // From the background it asks for the terminal, and the shell is told.
+    // A program in the background that reads the terminal is stopped, and the shell reports that.
     shell.types(&format!(
         "redlatch run {name} -- sh -c 'read c; echo third:$c' &\n"
     ));
     shell.expect("Stopped");
     shell.types("\necho no\"\"w; fg\n");
-    // The notice of the stop names the job as well.
+    // The shell's report contains the same words, so wait for the marker first.
     shell.expect("now");
     shell.expect("redlatch run");
     shell.types("three\n");
@@ -150,7 +150,7 @@ fn ctrl_c_is_one_interrupt_and_ends_a_script() {
     )
     .unwrap();
     let mut shell = Terminal::shell(&server);
-    // With the terminal as standard input, without, and in a pipeline.
+    // With the terminal as standard input, without it, and in a pipeline.
     for around in ["", "</dev/null", "| (trap '' INT; cat)"] {
         std::fs::remove_file(&go).ok();
         shell.types(&format!(
@@ -165,7 +165,7 @@ fn ctrl_c_is_one_interrupt_and_ends_a_script() {
         assert!(!rest.contains("int"), "{around}: {rest}");
         shell.expect("$ ");
     }
-    // Ctrl-C ends the program, and the script around it.
+    // Ctrl-C ends the program, and the script that runs the command.
     for around in ["", "</dev/null"] {
         let program = "sh -c \"echo wai\\\"\\\"ting; exec sleep 100\"";
         shell.types(&format!(
@@ -196,7 +196,7 @@ fn a_pager_behind_it_has_the_terminal() {
     shell.types("q\n");
     shell.expect("pager:q");
     shell.expect("text");
-    // Ctrl-Z stops all of a pipeline, of which this is the first part.
+    // Ctrl-Z stops the whole pipeline, of which the command is the first part.
     shell.types(&format!(
         "redlatch run {name} -- sh -c 'echo be\"\"gun; exec sleep 100' | cat\n"
     ));
@@ -204,7 +204,7 @@ fn a_pager_behind_it_has_the_terminal() {
     shell.types("\x1a");
     shell.expect("Stopped");
     shell.types("\necho no\"\"w; fg\n");
-    // The notice of the stop names the job as well.
+    // The shell's report contains the same words, so wait for the marker first.
     shell.expect("now");
     shell.expect("redlatch run");
     shell.types("\x03");
@@ -231,7 +231,7 @@ fn without_a_shell_nothing_stops_for_ever() {
         ],
     );
     alone.expect("asking");
-    // A session without a shell: nobody could continue it.
+    // A stopped job would stay stopped, since the session has no shell.
     alone.types("\x1aone\n");
     alone.expect("first:one");
     assert_eq!(alone.running.status(), Some(0));
@@ -250,7 +250,7 @@ fn a_terminal_that_is_closed_ends_the_job() {
     let Terminal {
         keyboard, running, ..
     } = shell;
-    // The thread that reads has a copy, which ends with the session.
+    // The thread that reads the terminal has a copy, which is closed when the session ends.
     drop((keyboard, running));
     eventually("it is free", || is_free(&server, &name));
 }

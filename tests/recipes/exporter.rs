@@ -1,4 +1,4 @@
-//! What the observer for the `metrics` crate records.
+//! The metrics that the observer for the `metrics` crate records.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -24,7 +24,7 @@ fn client(server: &Server, name: &str) -> (Client, Metrics) {
     (Client::open(config).unwrap(), metrics)
 }
 
-/// The rendered series of one client, without the label `client`.
+/// The rendered series of a client, without the label `client`.
 fn series(client: &str) -> BTreeMap<String, String> {
     let label = format!("client=\"{client}\"");
     let text = PROMETHEUS.render();
@@ -102,7 +102,7 @@ fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
         };
         let mutex = clients[which].0.mutex(lock);
         match dice.draw(3) {
-            // Acquired, and released in one of two ways.
+            // Acquired, then dropped or unlocked.
             0 => {
                 let guard = mutex.lock().unwrap();
                 if dice.draw(2) == 0 {
@@ -117,7 +117,7 @@ fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
                 count("hold_seconds_count", "kind=\"mutex\",lock=\"LOCK\"");
                 count("wait_seconds_count", "kind=\"mutex\",lock=\"LOCK\"");
             }
-            // Refused.
+            // Refused, because another client holds the lock.
             1 => {
                 let guard = other.mutex(lock).lock().unwrap();
                 assert!(mutex.try_lock().unwrap().is_none());
@@ -127,7 +127,7 @@ fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
                     "kind=\"mutex\",lock=\"LOCK\",outcome=\"busy\"",
                 );
             }
-            // Lost.
+            // Lost, because another client forces the lock open.
             _ => {
                 let guard = mutex.lock().unwrap();
                 assert!(other.mutex(lock).force_unlock().unwrap());

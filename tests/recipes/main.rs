@@ -1,4 +1,4 @@
-//! The recipes of the guide do what they say.
+//! The recipes of the guide do what the guide says.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unreachable_pub, reason = "recipes are copied from there")]
@@ -110,7 +110,7 @@ fn when_the_leader_ends_another_leads() {
         assert!(!leads[1].load(Ordering::SeqCst));
         stops[0].cancel();
         eventually("the second leads", || leads[1].load(Ordering::SeqCst));
-        // A clean shutdown is no error of the leader.
+        // A clean shutdown is no error for the leader.
         clients[1].close(Duration::from_secs(5)).unwrap();
     });
 }
@@ -127,7 +127,7 @@ fn a_leader_that_hangs_is_replaced() {
         scope.spawn(move || {
             let hangs = || {
                 leads.send(()).unwrap();
-                // Until the test has seen another leader.
+                // Hangs until the test has seen another leader.
                 leads.send(()).ok();
                 false
             };
@@ -198,7 +198,7 @@ fn without_redis_a_page_is_slow_but_there() {
 
 const ACCOUNT: i64 = 7;
 
-/// One account with this balance, in a file that other processes open as well.
+/// A file with an account of this balance, which other processes open as well.
 fn accounts(path: &Path, balance: i64) -> rusqlite::Connection {
     let db = rusqlite::Connection::open(path).unwrap();
     db.execute(sql::TABLE, ()).unwrap();
@@ -226,7 +226,7 @@ fn a_stopped_holder_changes_no_row_once_another_has() {
     );
     assert_eq!(holder.says("has read"), "100");
     holder.stop();
-    // Waits for the end of its lease.
+    // Waits until the holder's lease expires.
     let change = sql::change(&open(&server), &db, ACCOUNT, |balance| balance - 50);
     assert_eq!(change.unwrap(), sql::Change::Written);
     let (balance, token) = in_it(&db);
@@ -235,7 +235,7 @@ fn a_stopped_holder_changes_no_row_once_another_has() {
     holder.order("go on");
     assert_eq!(holder.says("is told"), "Overtaken");
     assert_eq!(in_it(&db), (50, token), "the data of the other");
-    // It begins again, with what the other has left.
+    // The holder repeats the change with the balance that the other has left.
     holder.order("again");
     assert_eq!(holder.says("is told"), "Written");
     holder.ends();
@@ -243,7 +243,7 @@ fn a_stopped_holder_changes_no_row_once_another_has() {
     assert!(balance == 20 && newer > token, "{balance}, {newer}");
 }
 
-/// Takes 30, and is stopped after it has read how much there is.
+/// Takes 30 from the account; the test stops this process after it has read the balance.
 #[test]
 #[ignore = "part of a_stopped_holder_changes_no_row_once_another_has"]
 fn part_that_writes_late() {
@@ -298,7 +298,7 @@ fn work_of_an_async_program_is_done_under_the_lock() {
     let (a, b) = runtime.block_on(async { tokio::join!(one(), one()) });
     a.unwrap();
     b.unwrap();
-    // Or with guards that live across an await.
+    // Guards that live across an `await`.
     let is_inside = AtomicBool::new(false);
     let one = || async {
         let guard = from_async::lock(&client, "async".into()).await.unwrap();
@@ -315,7 +315,7 @@ fn work_of_an_async_program_is_done_under_the_lock() {
     eventually("it is free", is_free);
 }
 
-/// A program that locks by hand, as the documentation of Redis has it.
+/// A program that locks with SET NX, as the documentation of Redis describes.
 struct ByHand<'a> {
     connection: redis::Connection,
     key: &'a str,
@@ -357,13 +357,13 @@ fn neither_old_nor_new_programs_take_what_the_other_has() {
     let name = unique("moving");
     let (lock, mut by_hand) = (client.mutex(&name), ByHand::new(&server, &name));
     let (long, short) = (Duration::from_secs(60), ms(100));
-    // The old one holds.
+    // The old program holds the lock.
     assert!(by_hand.try_lock("old", long));
     let busy = from_set_nx::lock_beside_set_nx(&lock, short);
     assert!(busy.unwrap().is_none());
     assert_eq!(by_hand.value().as_deref(), Some("old"), "left as it was");
     assert_eq!(by_hand.release("old").unwrap(), 1);
-    // The new one holds, and what an old one that comes too late releases is not the lock of the new one.
+    // The new program holds the lock; a late release by an old program does not end that hold.
     let guard = from_set_nx::lock_beside_set_nx(&lock, long);
     let guard = guard.unwrap().unwrap();
     assert!(!by_hand.try_lock("old", long));
@@ -371,7 +371,7 @@ fn neither_old_nor_new_programs_take_what_the_other_has() {
     assert_eq!(late.code(), Some("WRONGTYPE"), "{late}");
     assert!(lock.is_locked().unwrap());
     guard.unlock().unwrap();
-    // Nor the other way round.
+    // Nor does a late release by the new program end a hold of an old one.
     let fixed = lock.lease(short);
     let guard = fixed.lock().unwrap();
     eventually("it ends", || by_hand.try_lock("old", long));
@@ -431,7 +431,7 @@ fn two_futures_of_a_thread_are_one_owner() {
         tokio::task::yield_now().await;
         guard.map(|guard| guard.hold_count())
     };
-    // Both have it at the same time: what must not be done.
+    // Both futures hold the lock at the same time, which shows what not to do.
     let both = runtime.block_on(async { tokio::join!(reentrant(), reentrant()) });
     assert_eq!(both.0.unwrap().max(both.1.unwrap()), 2);
     let mutex = async || {
@@ -447,7 +447,7 @@ fn two_futures_of_a_thread_are_one_owner() {
 timed!(code_under_a_lock_is_tested_without_redis);
 fn code_under_a_lock_is_tested_without_redis() {
     use without_redis::{Alone, InMemory};
-    /// What a program does.
+    /// The code under test.
     fn count(alone: &dyn Alone, counter: &mut u32) {
         alone.alone("counter", &mut || *counter += 1).unwrap();
     }
@@ -457,7 +457,7 @@ fn code_under_a_lock_is_tested_without_redis() {
     assert_eq!(counter, 2);
 }
 
-/// All of them in a process of its own, which ends itself by a signal.
+/// The example runs every recipe in a process of its own, and ends that by a signal.
 #[test]
 fn the_example_runs_every_recipe() {
     let server = Server::start();

@@ -57,16 +57,16 @@ public final class Interop {
     private static final ThreadLocal<Map<String, Deque<Hold>>> HOLDS = ThreadLocal.withInitial(HashMap::new);
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
 
-    /** What a thread has. */
+    /** A hold of a thread. */
     private record Hold(long since, long token, Runnable release) {}
 
-    /** A way to take something: without limit if the wait is negative, renewed if the lease is; null if not in time. */
+    /** A way to acquire. A negative wait means no limit, a negative lease means renewal; returns null at the end of the wait. */
     private interface Kind {
         Hold take(long wait, long lease) throws InterruptedException;
     }
 
     public static void main(String[] args) throws IOException {
-        // Netty's: it is not to be heard when a server goes.
+        // Netty logs an error when a server goes away.
         LogManager.getLogManager().reset();
         say("ready " + Redisson.class.getPackage().getImplementationVersion());
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -152,7 +152,7 @@ public final class Interop {
         return "";
     }
 
-    /** Whether that thread waits for a message of a plain or read-write lock. */
+    /** Whether this thread is parked until a message of a plain or read-write lock arrives. */
     private static boolean isParked(String name) {
         return Thread.getAllStackTraces().entrySet().stream()
                 .filter(thread -> thread.getKey().getName().equals(name))
@@ -176,7 +176,7 @@ public final class Interop {
         }
         Object server = config.useSingleServer().setAddress(urls);
         if (!prefix.equals("-")) {
-            // Its type has moved to another package since 3.x.
+            // The class has been in another package since 3.x.
             for (Method setter : server.getClass().getMethods()) {
                 if (setter.getName().equals("setNameMapper")) {
                     Class<?> mapper = setter.getParameterTypes()[0];
@@ -194,7 +194,7 @@ public final class Interop {
         return Redisson.create(config);
     }
 
-    /** Of a RedLock the clients, and of a multi-lock the names, are joined by '+'. */
+    /** The clients of a RedLock and the names of a multi-lock are joined by '+'. */
     private static RLock lock(String client, String kind, String name) {
         if (kind.equals("red")) {
             return new RedissonRedLock(Arrays.stream(client.split("\\+"))

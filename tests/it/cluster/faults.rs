@@ -1,4 +1,4 @@
-//! Masters are replaced and slots move while everybody works: nobody is stuck, and what Redis lost is told.
+//! Masters are replaced and slots move under load: no waiter is stuck, and holds that Redis lost are reported.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::support::cluster::Cluster;
 use crate::support::load::Load;
 use crate::support::{BY_MESSAGE, Losses, elsewhere, eventually, loosely, ms, scoped, timed};
 
-/// Longer than it takes to elect a master, so that nobody's lease ends over that.
+/// Longer than the election of a master, so that no lease ends because of it.
 const LEASE: Duration = ms(9_000);
 
-/// A thread of each of two clients for each name.
+/// A load with one thread of each of two clients for each name.
 fn load(cluster: &Cluster, names: Vec<String>) -> Load {
     let open = |_| Client::open(cluster.config().lease(LEASE)).unwrap();
     Load::start(&[0, 1].map(open), names, 1)
@@ -43,9 +43,9 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
             (Instant::now(), got.and_then(|guard| guard.unlock()))
         });
         eventually("it listens", || waiter.stats().subscriptions == 1);
-        // Nothing is broken by that, so nobody may be told anything.
+        // A migration breaks nothing, so no holder may be notified.
         let to = cluster.migrate(&name, || {
-            // Some are asked for behind ASKING, and the holds are still renewed.
+            // Some keys have to be asked for with ASKING, and the holds are still renewed.
             let renewals = holder.stats().renewals;
             eventually("renewals go on", || holder.stats().renewals > renewals + 3);
         });
@@ -57,7 +57,7 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
         let renewals = holder.stats().renewals;
         eventually("renewals go on", || holder.stats().renewals > renewals);
         assert!(kept.is_valid() && waited_for.is_valid());
-        // Whoever waited listens at the new master.
+        // The waiter moves its subscription to the new master.
         let channel = format!("redisson_lock__channel:{}", tagged("waited for"));
         eventually("it listens there", || {
             cluster.listeners(&name, &channel) == 1
@@ -107,7 +107,7 @@ fn masters_are_replaced_by_consent_and_by_death() {
     scoped(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&waited_for).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
-        // By consent, so nothing is lost.
+        // A failover with consent loses nothing.
         cluster.fail_over(&waited_for);
         unharmed.ends();
         first.unlock().unwrap();
@@ -125,12 +125,12 @@ fn masters_are_replaced_by_consent_and_by_death() {
     cluster.replaces_the_silent();
     load.during(|_| {
         cluster.nodes[dies].kill();
-        // Nobody waits for it, and it follows to the new master.
+        // The dropped guard's release is not waited for, and reaches the new master.
         drop(dropped);
     });
     load.ends();
     eventually("the release has followed", || !cluster.exists(&free));
-    // One that did nothing meanwhile works, too.
+    // A client that was idle during the failover works as well.
     idle.mutex(&free).lock().unwrap().unlock().unwrap();
     let renewals = holder.stats().renewals;
     eventually("renewals go on", || holder.stats().renewals > renewals);
@@ -138,7 +138,7 @@ fn masters_are_replaced_by_consent_and_by_death() {
         let lost = told.reasons(name);
         let expected = match guard.is_valid() {
             true => vec![],
-            // What the replica had not got yet.
+            // The replica had not received this hold when its master died.
             false => vec![LossReason::Forced],
         };
         assert_eq!(lost, expected, "{name}");
@@ -165,20 +165,21 @@ fn each_release_of_a_failover_reaches_the_new_master() {
                 let (unlocked, dropped) = (hold(n), hold(n + EACH));
                 all_hold.wait();
                 it_is_dead.wait();
-                // Nobody waits for the one, this thread waits for the other, and both go to the new master.
+                // The release of the dropped guard is not waited for, that of the unlocked one is. Both reach the new
+                // master.
                 drop(dropped);
                 unlocked.unlock().unwrap();
             });
         }
         all_hold.wait();
         let keys = |n: usize| cluster.nodes[n].ask::<usize>(&["DBSIZE"]);
-        eventually("its replica has all of them", || {
+        eventually("its replica has all keys", || {
             keys(dies) >= 2 * EACH && keys(replica.unwrap()) == keys(dies)
         });
         cluster.replaces_the_silent();
         cluster.nodes[dies].kill();
         it_is_dead.wait();
-        // This one looks for the new master as well.
+        // This request looks for the new master at the same time.
         let next = client.mutex(format!("next:{{{name}}}")).lock();
         next.unwrap().unlock().unwrap();
     });
@@ -202,7 +203,7 @@ fn a_master_that_says_nothing_is_replaced() {
     scoped(|scope| {
         let waiting = scope.spawn(|| waiter.mutex(&name).lock()?.unlock());
         eventually("it listens", || waiter.stats().subscriptions == 1);
-        // Its connections stay open, and new ones are accepted.
+        // The frozen master's connections stay open, and the kernel accepts new ones.
         load.during(|_| cluster.nodes[0].freeze());
         let renewals = holder.stats().renewals;
         eventually("renewals go on", || holder.stats().renewals > renewals);
@@ -210,7 +211,7 @@ fn a_master_that_says_nothing_is_replaced() {
         kept.unlock().unwrap();
         waiting.join().unwrap().unwrap();
     });
-    // It comes back as a replica, and what it was asked before does no harm.
+    // The old master comes back as a replica, and requests that it received before have no effect.
     load.during(|_| {
         cluster.nodes[0].thaw();
         cluster.is_whole();
@@ -226,7 +227,7 @@ fn holds_at_a_master_that_is_gone_take_no_time_from_the_others() {
     let client = Client::open(cluster.config().lease(ms(3_000))).unwrap();
     let (dies, lives) = (cluster.name_at(0, "dies"), cluster.name_at(1, "lives"));
     let hold = |name: &str, n: usize| client.mutex(format!("{n}:{{{name}}}")).lock().unwrap();
-    // Those that live on end neither first nor last.
+    // Acquire the holds of the living master in the middle, so that their leases end neither first nor last.
     let mut gone: Vec<_> = (0..AT_THE_DEAD / 2).map(|n| hold(&dies, n)).collect();
     let kept: Vec<_> = (0..ELSEWHERE).map(|n| hold(&lives, n)).collect();
     gone.extend((AT_THE_DEAD / 2..AT_THE_DEAD).map(|n| hold(&dies, n)));
@@ -250,9 +251,9 @@ fn a_waiting_writer_keeps_readers_out_at_the_new_master_too() {
     let is_kept_out = || elsewhere(|| others.try_read().is_ok_and(|guard| guard.is_none()));
     scoped(|scope| {
         let writing = scope.spawn(|| writer.rw_lock(&name).write()?.unlock());
-        eventually("it is noted", is_kept_out);
+        eventually("the writer is noted", is_kept_out);
         cluster.fail_over(&name);
-        eventually("it is noted at the new master", is_kept_out);
+        eventually("the writer is noted at the new master", is_kept_out);
         reads.unlock().unwrap();
         writing.join().unwrap().unwrap();
     });

@@ -1,4 +1,4 @@
-//! What every kind of lock does in a cluster, wherever its name belongs.
+//! Every kind of lock in a cluster, with names at every master.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -60,7 +60,7 @@ fn threads_and_clients_exclude_each_other(kind: Kind, cluster: &Cluster) {
     }
 }
 
-/// Somebody waits with `wait` for what `held` keeps from it, and has it by a message.
+/// A client waits with `wait` for what `held` keeps from it, and is granted it because of a message.
 fn is_woken<H, T>(
     name: &str,
     waiter: &Client,

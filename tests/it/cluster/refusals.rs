@@ -1,4 +1,4 @@
-//! What does not work in a cluster, and says so.
+//! Operations that a cluster does not support, and their errors.
 
 use redlatch::{Client, Error, RedLock, Result};
 
@@ -38,9 +38,9 @@ fn names_whose_channels_leave_the_slot_are_refused() {
         .unwrap();
     assert!(
         is_invalid(client.latch(&tagged).count()),
-        "its channel has braces of its own"
+        "its channel adds braces"
     );
-    // One server has no slots.
+    // A single server has no slots.
     let single = Server::start();
     let client = Client::open(single.url()).unwrap();
     client
@@ -85,13 +85,13 @@ fn what_is_wrong_with_the_url_is_said() {
     says(&err, &["not a node of a cluster", &at, "redis://"]);
 
     let err = Client::open(format!("{}3", cluster.url())).unwrap_err();
-    // Only Valkey 9 may have more than one database in a cluster, and each server words it in its own way.
+    // Only Valkey 9 supports more than one database in a cluster, and the servers' texts differ.
     assert!(
         matches!(err, Error::Redis { .. }) && !err.is_retryable(),
         "{err}"
     );
 
-    // A node that is used like a single server.
+    // A cluster node that is used as a single server.
     let node = Client::open(cluster.nodes[0].url()).unwrap();
     let name = cluster.name_at(1, "elsewhere");
     let err = node.mutex(&name).lock().unwrap_err();

@@ -1,4 +1,4 @@
-//! The rights that the guide names are enough in a cluster.
+//! The rights that the guide gives are sufficient in a cluster.
 
 use redlatch::{Client, Config};
 
@@ -27,11 +27,11 @@ fn the_rights_in_the_guide_are_enough_in_a_cluster() {
             let _: redis::Value = cluster.ask(key, command);
         });
     }
-    // Of one slot, so by one script.
+    // Names of one slot are locked by one script.
     let tag = unique("tag");
     let names = ["one", "two"].map(|name| format!("{name}:{{{tag}}}"));
     drop(client.multi_lock(&names).lock().unwrap());
-    // A slot on its way to another node is asked for there.
+    // Keys of a slot that is migrating are asked for at the other node.
     let name = cluster.name_at(0, "moves");
     cluster.migrate(&format!("shop:{name}"), || {
         let guard = client.spin_lock(&name).lock().unwrap();

@@ -1,4 +1,4 @@
-//! A cluster whose nodes are known by the name that they announce, and by no address.
+//! A cluster whose certificates prove the announced names of its nodes, and no addresses.
 
 use redlatch::{Client, Config};
 
@@ -33,7 +33,7 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
         assert!(!ours.is_empty());
         assert!(ours.iter().all(|its| its.line.contains(&port)), "{ours:?}");
     }
-    // Redirections name nodes by their addresses.
+    // Redirections name a node by its address.
     let name = cluster.name_at(0, "moves");
     let held = client.mutex(&name).lock().unwrap();
     cluster.migrate(&name, || {});
@@ -62,7 +62,7 @@ fn a_new_node_is_reached_by_its_name_although_redirections_give_its_address() {
     scoped(|scope| {
         let mut asked = None;
         cluster.migrate_to(new, &name, || {
-            // It is not there, and nobody says yet what the node is called where it may be.
+            // The key is not at the old node, and a redirection gives the other node's address without its name.
             let commands = client.stats().commands;
             let client = &client;
             let tagged = format!("new:{{{name}}}");

@@ -1,4 +1,4 @@
-//! How a client learns which node has which slot, while nodes come and go.
+//! How a client learns which node owns which slot, while nodes join and leave.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -67,9 +67,9 @@ fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
             let lock = client.spin_lock(format!("{n}:{{{moves}}}"));
             lock.lock().unwrap().unlock().unwrap();
             ids.extend(ours().iter().map(|its| its.id));
-            // The housekeeping after the release comes sooner.
+            // Housekeeping, which would close an unused connection, runs before the next renewals.
             let renewals = client.stats().renewals;
-            eventually("it goes on", || client.stats().renewals > renewals + 1);
+            eventually("renewals go on", || client.stats().renewals > renewals + 1);
         }
         ids.dedup();
         assert_eq!(ids.len(), 1, "{ids:?}");
@@ -112,7 +112,7 @@ fn a_node_that_has_left_is_forgotten() {
         let () = node.ask(&["CLUSTER", "FORGET", &id]);
     }
     let () = cluster.nodes[leaves].ask(&["CLUSTER", "RESET"]);
-    eventually("nobody is connected to it", || {
+    eventually("no connection is left", || {
         works();
         cluster.nodes[leaves].clients_named("").is_empty()
     });
@@ -132,7 +132,7 @@ fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
     let client = Client::open(cluster.config().lease(LEASE)).unwrap();
     let (slow, quick) = (cluster.name_at(0, "slow"), cluster.name_at(1, "quick"));
     let hold = |name: &str, n: usize| client.mutex(format!("{n}:{{{name}}}")).lock().unwrap();
-    // Those at the other end neither first nor last.
+    // Acquire the holds of the quick master in the middle, so that their leases end neither first nor last.
     let mut waits: Vec<_> = (0..AT_THE_SLOW / 2).map(|n| hold(&slow, n)).collect();
     let kept: Vec<_> = (0..ELSEWHERE).map(|n| hold(&quick, n)).collect();
     waits.extend((AT_THE_SLOW / 2..AT_THE_SLOW).map(|n| hold(&slow, n)));
@@ -141,7 +141,7 @@ fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
     scoped(|scope| {
         let _stops = Stops(&done);
         scope.spawn(|| {
-            // It answers in time, and no more than what it was asked before.
+            // The node answers within the command timeout, but executes writes only between two pauses.
             let mut node = cluster.nodes[0].connection();
             let mut pauses = |words: &[&str]| {
                 let mut command = redis::cmd("CLIENT");
@@ -154,7 +154,7 @@ fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
             }
         });
         let before = ends().max().unwrap();
-        eventually("they are renewed again and again", || {
+        eventually("they are renewed repeatedly", || {
             let valid = kept.iter().all(|guard| guard.is_valid());
             assert!(valid, "{:?}", client.stats());
             ends().min().unwrap() > before + LEASE * 2

@@ -1,4 +1,4 @@
-//! Addresses of all kinds, and what in a URL has to be percent-encoded.
+//! Addresses of every form, and percent-encoding in URLs.
 
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use redlatch::{Client, Config, Error};
 
 use crate::support::{Server, config, connection_to, eventually, in_haste, skipped, unique};
 
-/// A password with everything that means something in a URL, and how it is written there.
+/// A password with every character that has a meaning in a URL, and its encoded form.
 const PASSWORD: &str = "p@:/?#%&+ \u{fc}";
 const ENCODED: &str = "p%40%3A%2F%3F%23%25%26%2B%20%C3%BC";
 
@@ -75,7 +75,7 @@ fn passwords_and_paths_are_percent_decoded() {
     locks(&format!("redis://:{ENCODED}@127.0.0.1:{}/", server.port()));
 }
 
-/// What a program has for its other commands leads there, to the same database and as the same user.
+/// The connection settings that a program uses for its other commands lead to the same server, database and user.
 #[test]
 fn settings_of_the_redis_crate_are_taken_as_they_are() {
     let server = Server::start_with(&[]);
@@ -90,21 +90,21 @@ fn settings_of_the_redis_crate_are_taken_as_they_are() {
     for addr in [tcp, ConnectionAddr::Unix(path.into())] {
         let info = addr.into_connection_info().unwrap();
         let info = info.set_redis_settings(login.clone());
-        // Theirs, as a proof that it is right.
+        // A connection of the redis crate proves that the settings are correct.
         let mut theirs = redis::Client::open(info.clone()).unwrap();
         let () = redis::cmd("PING").query(&mut theirs).unwrap();
         drop(theirs);
         let client = Client::open(in_haste(info.clone().into())).unwrap();
         let guard = client.mutex(unique("there")).lock().unwrap();
         eventually("it is renewed", || client.stats().renewals > 0);
-        // One for commands, one for renewals.
+        // A connection for commands and one for renewals.
         let ours = server.clients_named("");
         let as_told = |line: &str| line.contains(" db=3 ") && line.contains(" user=a:b ");
         assert_eq!(ours.len(), 2, "{ours:?}");
         assert!(ours.iter().all(|its| as_told(&its.line)), "{ours:?}");
         guard.unlock().unwrap();
         drop(client);
-        eventually("it is gone", || server.clients_named("").is_empty());
+        eventually("all are closed", || server.clients_named("").is_empty());
 
         let wrong = login.clone().set_password("other");
         let refused = Client::open(info.clone().set_redis_settings(wrong));

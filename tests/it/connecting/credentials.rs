@@ -1,4 +1,4 @@
-//! Passwords that change while a client lives.
+//! Passwords that change during the life of a client.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::support::{
     is_waited_for, logs, loosely, ms, scoped, subscribed, timed, unique,
 };
 
-/// A server that lets no one in without a user and a password.
+/// A server that requires a user and a password.
 fn closed_server() -> Server {
     let server = Server::start_with(&[]);
     with_users(&server);
@@ -27,7 +27,7 @@ fn with_users(server: &Server) {
     }
 }
 
-/// Where the password is kept, and how often it was asked for.
+/// The current login, and how often it was asked for.
 #[derive(Clone)]
 struct Vault {
     login: Arc<Mutex<(String, String)>>,
@@ -52,7 +52,7 @@ impl Vault {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Clients that ask here.
+    /// A configuration whose clients ask this vault.
     fn used_by(&self, config: Config) -> Config {
         let vault = self.clone();
         config.credentials(move || {
@@ -62,7 +62,7 @@ impl Vault {
     }
 }
 
-/// The connections of a client by role: their ids.
+/// The ids of the connections with this role and user.
 fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
     let named = server.clients_named(role);
     let user = format!(" user={user} ");
@@ -72,10 +72,10 @@ fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
     ids
 }
 
-/// The users of all connections of the crate are this one, and there are so many.
+/// Waits until the library has `n` connections, all logged in as `user`.
 #[track_caller]
 fn all_are(server: &Server, user: &str, n: usize) {
-    eventually("all are logged in so", || {
+    eventually("all have that user", || {
         server.clients_named("").len() == n && ids(server, "", user).len() == n
     });
 }
@@ -96,11 +96,11 @@ fn every_connection_asks_for_the_password_when_it_is_made() {
     let other = open();
     is_waited_for(&client, &other, &name, ms(50));
     eventually("it is renewed", || client.stats().renewals > 0);
-    // Two for commands, one for renewals, one for messages.
+    // Two connections for commands, one for renewals, one for messages.
     all_are(&server, "blue", 4);
     assert_eq!(vault.asked(), 4);
 
-    // What is connected stays so, whatever becomes of its password.
+    // A change of the password does not affect existing connections.
     server.cli(&["ACL", "SETUSER", "blue", ">blue:2", "<blue:1"]);
     is_waited_for(&client, &other, &name, ms(50));
     assert_eq!(vault.asked(), 4);
@@ -112,7 +112,7 @@ fn every_connection_asks_for_the_password_when_it_is_made() {
     assert!(guard.is_valid() && received.of(&kept).is_empty());
     guard.unlock().unwrap();
 
-    // Without a user it is the password of the default one.
+    // An empty user means the default user.
     server.cli(&["CONFIG", "SET", "requirepass", "p@ss"]);
     let bare = config(&server.url()).credentials(|| Ok((String::new(), "p@ss".into())));
     drop(Client::open(bare).unwrap().mutex(&name).lock().unwrap());
@@ -129,12 +129,12 @@ fn what_keeps_the_password_away_is_said() {
     for part in [&at, "Config::credentials", "the vault is sealed"] {
         assert!(said.contains(part), "{said}");
     }
-    // A client that has no connection yet waits for it to pass.
+    // A lazy client without a connection retries until its limit.
     let lazy = Client::open(failing().lazy()).unwrap();
     let refused = in_time("giving up", RESPONSE, || lazy.mutex("m").lock());
     assert!(refused.unwrap_err().to_string().contains("vault is sealed"));
 
-    // Printing where it panicked may take a while.
+    // Printing the backtrace of the panic may take a while.
     let panics = config(&server.url()).connect_timeout(LONG);
     let panics = panics.credentials(|| panic!("no vault at all"));
     let err = Client::open(panics).unwrap_err();
@@ -176,7 +176,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
             client.mutex(&name).try_lock_for(ms(60))
         });
     }
-    // They go on with one call, for whichever connection.
+    // Later connections wait for the call that is still running, instead of starting another.
     assert!(calls.load(Ordering::SeqCst) <= before + 2);
     for _ in 0..8 {
         answer.send(()).unwrap();
@@ -184,7 +184,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
     elsewhere(|| client.mutex(&name).lock().unwrap().unlock()).unwrap();
 }
 
-/// Long enough for what has to be done within a quarter of it on a busy machine.
+/// Long enough for connections to be replaced within a quarter of it on a busy machine.
 const AGE: Duration = ms(2_000);
 
 timed!(connections_with_an_old_login_are_replaced_and_what_is_held_is_kept);
@@ -208,19 +208,19 @@ fn connections_with_an_old_login_are_replaced_and_what_is_held_is_kept() {
     eventually("both are renewed", || {
         client.stats().renewals > 0 && other.stats().renewals > 0
     });
-    // Two for commands, two for renewals, one for messages.
+    // Two connections for commands, two for renewals, one for messages.
     all_are(&server, "blue", 5);
     vault.set("green", "green:1");
     all_are(&server, "green", 5);
-    // So nothing depends on the old one any more.
+    // The old user can be deleted, since no connection depends on it any more.
     server.cli(&["ACL", "DELUSER", "blue"]);
     assert_eq!(server.clients_named("").len(), 5);
     let renewals = client.stats().renewals;
     eventually("it is renewed", || client.stats().renewals > renewals + 1);
     assert!(guard.is_valid() && kept.is_valid());
     subscribed(&server, 1);
-    // The waiter asks again when the lease would have ended, which is right after a renewal. What it is granted then owes
-    // nothing to the message.
+    // The waiter polls when the lease would have ended, which is right after a renewal. A grant by that poll would not
+    // need the message, so wait until the poll is over.
     thread::sleep(loosely(ms(900)) / 6);
     assert!(!crew.is_finished());
     guard.unlock().unwrap();
@@ -243,7 +243,7 @@ fn a_connection_is_replaced_under_load_and_every_command_runs_once() {
     let vault = Vault::of("blue", "blue:1");
     let config = vault.used_by(config(&server.url()));
     let client = Client::open(config.reauth_after(ms(1_000))).unwrap();
-    // The thread that replaces connections runs once something is held.
+    // The thread that replaces connections starts with the first hold.
     let kept = client.mutex(unique("kept")).lock().unwrap();
     let (stop, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
     let counter = unique("counter");
@@ -289,7 +289,7 @@ fn a_login_that_is_refused_leaves_the_connections_as_they_are() {
     let before = ids(&server, "", "blue");
     vault.set("green", "wrong");
     let again = format!("logging in at redis, {}, again", server.addr());
-    eventually("both are refused and try again", || {
+    eventually("both are refused twice", || {
         logs.count(log::Level::Warn, &again) >= 4
     });
     assert!(

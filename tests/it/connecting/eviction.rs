@@ -1,4 +1,4 @@
-//! A server that deletes keys when its memory is full.
+//! A server that evicts keys when its memory is full.
 
 use redlatch::Client;
 
@@ -20,13 +20,13 @@ fn a_server_that_evicts_keys_is_warned_of_once_per_client() {
     is_waited_for(&client, &other, &unique("evicted"), ms(20));
     server.kill_clients_named("");
     is_waited_for(&client, &other, &unique("evicted"), ms(20));
-    // Closing waits for the log.
+    // Closing the clients waits for their log records.
     for its in [client, other] {
         its.close(ms(2_000)).unwrap();
     }
     assert_eq!(logs.about(&warned).len(), 2);
 
-    // One that is not asked, or does not evict, is not warned of.
+    // No warning follows if the client may not ask, or if the server does not evict.
     server.cli(&[
         "ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info",
     ]);

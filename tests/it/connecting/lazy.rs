@@ -1,4 +1,4 @@
-//! Clients that are opened while their server is away.
+//! Clients that are opened while their server is unreachable.
 
 use redlatch::{Client, Config, Error, RedLock};
 
@@ -36,7 +36,7 @@ fn a_client_may_be_opened_before_its_server_is_there() {
     let guard = client.mutex(&name).lock().unwrap();
     eventually("it is renewed", || client.stats().renewals > 0);
     guard.unlock().unwrap();
-    // One that was never used ends as it began.
+    // A client that was never used can be closed.
     Client::open(config(&url).lazy())
         .unwrap()
         .close(ms(100))
@@ -68,7 +68,7 @@ fn a_quorum_needs_no_more_than_a_majority_at_the_start() {
     let guard = take(&lock);
     assert!((3..=4).contains(&guard.nodes_held()));
     servers[3].restart();
-    // It takes part in what is granted from now on.
+    // The restarted server takes part in the next grant.
     guard.unlock().unwrap();
     let guard = take_from_all(&lock, 5);
     let until = guard.valid_until();

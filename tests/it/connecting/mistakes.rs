@@ -1,4 +1,4 @@
-//! What a user reads who prints nothing but the error: for each of the usual mistakes what it is, and what to do.
+//! The text of an error is all that a user reads: for each common mistake it says what is wrong and what to do.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use crate::support::{
     RESPONSE, SENTINEL, Server, client, config, free_port, in_time, ms, scoped, timed, unique,
 };
 
-/// The error, with what is essential in its text.
+/// Asserts that the text of the error contains `parts` and no password, and that the error has no source with more.
 #[track_caller]
 fn explained<T>(mistake: &str, result: Result<T>, parts: &[&str]) -> Error {
     let err = result.map(drop).expect_err(mistake);
@@ -21,12 +21,12 @@ fn explained<T>(mistake: &str, result: Result<T>, parts: &[&str]) -> Error {
     assert!(!text.ends_with('.') && !text.contains('\n'), "{text}");
     assert!(
         std::error::Error::source(&err).is_none(),
-        "all is told: {text}"
+        "nothing is left to the source: {text}"
     );
     err
 }
 
-/// Opens a client and locks something.
+/// Opens a client and acquires a lock.
 fn lock(config: Config) -> Result<()> {
     Client::open(config)?.mutex("orders").lock()?.unlock()
 }
@@ -211,7 +211,7 @@ fn what_a_key_holds_instead_is_said() {
         );
         assert!(matches!(err, Error::WrongType { found: Some(_), .. }));
     }
-    // Another of its keys.
+    // A lock's second key may hold something else as well.
     server.cli(&["SET", "redisson_lock_queue:{app:fair}", "x"]);
     let fair = client.fair_lock("fair").lock().map(drop);
     explained(
@@ -219,14 +219,14 @@ fn what_a_key_holds_instead_is_said() {
         fair,
         &["`redisson_lock_queue:{app:fair}` holds a string"],
     );
-    // What the script says itself.
+    // The reason that a script itself returns.
     let _reader = client.rw_lock("rw").read().unwrap();
     explained(
         "another lock",
         client.mutex("rw").try_lock(),
         &["the key holds a read-write lock"],
     );
-    // Without the right to ask.
+    // The user may not ask for the type of the key.
     let acl = ["ACL", "SETUSER", "default", "-type"];
     server.cli(&acl);
     let err = explained(

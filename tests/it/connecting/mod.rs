@@ -1,4 +1,4 @@
-//! How a client gets to its server: addresses, credentials that change, and servers that are away at first.
+//! How a client reaches its server: addresses, credentials that change, and servers that are unreachable at first.
 
 mod addresses;
 mod credentials;

@@ -1,4 +1,5 @@
-//! Servers that refuse a client: the reason is reported until a connection stands, and no call waits for another attempt.
+//! Servers that reject a client. The reason is reported until a connection succeeds, and no call waits for another
+//! attempt.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,12 +14,12 @@ use crate::support::{
     scoped, settings_as, timed, unique,
 };
 
-/// Longer than twenty refusals take, and shorter than the pauses after them.
+/// Longer than twenty rejections take, and shorter than the pauses after them.
 const SOON: Duration = ms(3_000);
 
 #[track_caller]
 fn is_refused<T>(result: redlatch::Result<T>, reason: &str) {
-    let err = result.map(drop).expect_err("it is refused");
+    let err = result.map(drop).expect_err("a rejection");
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
     let said = err.to_string();
     assert!(said.contains(reason) && !err.is_retryable(), "{said}");
@@ -53,7 +54,7 @@ fn is_let_in_later(deployment: Deployment) {
         ]);
     };
     password(">right");
-    // No call runs out of time here.
+    // The timeouts are so long that no call ends because of them.
     let settings = settings_as(&server, "locker:right@", "").command_timeout(LONG);
     let client = Client::open(settings.connect_timeout(LONG)).unwrap();
     let lock = client.mutex(unique("refused"));
@@ -70,12 +71,12 @@ fn is_let_in_later(deployment: Deployment) {
     in_time("recovering", loosely(SOON), || {
         eventually("the client is let in", || lock.lock().is_ok());
     });
-    // A connection that is lost later has no reason left over.
+    // The old reason is gone, so a later loss of the connection does not report it.
     assert!(server.kill_clients_named("link") > 0);
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// How a server refuses a client, if it has a slow network in front of it.
+/// The ways in which a server rejects a client: the reason in the error, the login, and the database.
 fn refusals() -> Vec<(&'static str, &'static str, &'static str)> {
     vec![
         ("WRONGPASS", "locker:wrong@", ""),
@@ -119,7 +120,7 @@ fn keeps_its_reason(server: &Server, reason: &str, login: &str, db: &str) {
     let client = Client::open(settings.lazy()).unwrap();
     let lock = client.mutex(unique("short"));
     is_refused(lock.lock(), reason);
-    // Long enough for another attempt.
+    // Continue long enough for another attempt.
     let until = Instant::now() + ms(2_000);
     while Instant::now() < until {
         is_refused(lock.try_lock_for(ms(30)), reason);
@@ -139,7 +140,7 @@ fn a_call_that_ends_while_another_master_is_looked_for_reports_the_replica() {
     server.cli(&["CONFIG", "SET", "replica-serve-stale-data", "yes"]);
     proxy.set(Target::All, Mode::Delay(ms(100)));
     let mut refused = 0;
-    eventually("it is refused a few times", || {
+    eventually("some calls are refused", || {
         match lock.try_lock_for(ms(150)) {
             Err(err) => {
                 assert!(err.to_string().contains("READONLY"), "{err}");
@@ -152,7 +153,7 @@ fn a_call_that_ends_while_another_master_is_looked_for_reports_the_replica() {
     });
 }
 
-/// Carries what comes over one connection to the other.
+/// Forwards everything from one connection to the other.
 fn carry(from: &TcpStream, to: &TcpStream) {
     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
     thread::spawn(move || {
@@ -179,7 +180,7 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
                 open.push((stream, Vec::new()));
                 made += 1;
             }
-            // The greeting of each, until the client closes it.
+            // Keep the greeting of each connection until the client closes it.
             open.retain_mut(|(stream, greeting)| {
                 let mut bytes = [0; 1_024];
                 let read = stream.read(&mut bytes);
@@ -189,7 +190,7 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
             most = most.max(open.len());
             thread::sleep(ms(5));
         }
-        // From now on nobody listens there.
+        // From now on no attempt can connect.
         drop(listener);
         assert_eq!(most, 2, "attempts at once");
         assert!(made > 2, "another after the second");

@@ -1,5 +1,5 @@
-//! Names, keys, settings and addresses that users get wrong or make strange: correct behaviour or a clear error, nothing
-//! overwritten, nothing sent.
+//! Names, keys, settings and addresses that are wrong or unusual. Each works or fails with a clear error; nothing is
+//! overwritten, and nothing invalid is sent.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::{
     timed, unique, verdicts, waited_for_by,
 };
 
-/// Names that could trip a parser, a pattern or a hash tag.
+/// Names that could confuse a parser, a pattern or a hash tag.
 fn odd_names() -> Vec<String> {
     [
         " ",
@@ -44,7 +44,7 @@ fn odd_names() -> Vec<String> {
     .collect()
 }
 
-/// What decides on the slot of a key in a cluster.
+/// The part of a key that decides its slot in a cluster.
 fn tag(key: &str) -> &str {
     let tag = key
         .split_once('{')
@@ -54,12 +54,12 @@ fn tag(key: &str) -> &str {
         .unwrap_or(key)
 }
 
-/// Whether a key and the channel beside it are in different slots: a cluster has no lock of that name.
+/// Whether a key and the lock's channel are in different slots, so that a cluster rejects the name.
 fn leaves_its_slot(key: &str) -> bool {
     deployment() == Deployment::Cluster && tag(key) != tag(&beside("redisson_lock__channel", key))
 }
 
-/// The odd names that can be locked.
+/// The odd names that the deployment accepts.
 fn good_names() -> Vec<String> {
     let mut names = odd_names();
     names.retain(|name| !leaves_its_slot(name));
@@ -70,7 +70,6 @@ fn good_names() -> Vec<String> {
 // Names
 // ---------------------------------------------------------------------------------------------------------------------
 
-// I11
 timed!(every_name_is_its_key_to_the_byte);
 fn every_name_is_its_key_to_the_byte() {
     let server = Server::start();
@@ -99,7 +98,7 @@ fn every_name_is_its_key_to_the_byte() {
                     mutex.try_lock()
                 };
                 assert!(guard.unwrap().is_some(), "{name:?}");
-                eventually("it is free", || !server.exists(&key));
+                eventually("the lock is released", || !server.exists(&key));
                 assert_eq!(
                     messages.published(&server),
                     [(channel.clone(), "0".to_owned())]
@@ -158,7 +157,6 @@ fn has_its_keys_whatever_the_name(kind: Kind) {
     }
 }
 
-// I11
 timed!(every_kind_has_its_keys_whatever_the_name);
 fn every_kind_has_its_keys_whatever_the_name() {
     for_each_kind(&KINDS, has_its_keys_whatever_the_name);
@@ -168,8 +166,9 @@ fn hears_of_releases_whatever_the_name(kind: Kind) {
     const ROUNDS: u32 = 5;
     let server = Server::start();
     let (holder, client) = (open(&server), open(&server));
-    // One that asks because it has waited for long does not hear of the release, on a late machine most of them: a name
-    // of which nobody hears spoils every round.
+    // A waiter that has just polled may find the lock free before the message arrives, which does not count as a
+    // wake-up. On a late machine that happens often, so a single round in which every name is notified is enough. A
+    // name whose channel is wrong fails in every round.
     let all_heard = (0..ROUNDS).any(|_| {
         let guards: Vec<_> = good_names()
             .iter()
@@ -189,7 +188,7 @@ fn hears_of_releases_whatever_the_name(kind: Kind) {
         crew.join();
         let woken = client.stats().wakes - wakes;
         eventually("nothing is left", || nothing_is_left_of(kind, &server));
-        eventually("nobody listens", || server.channels().is_empty());
+        eventually("no subscription is left", || server.channels().is_empty());
         kind.listens == 0 || woken >= good_names().len() as u64
     });
     assert!(all_heard, "{:?}", client.stats());
@@ -209,7 +208,8 @@ fn names_that_differ_are_different_locks() {
         .map(|name| client.mutex(name).try_lock().unwrap().unwrap())
         .collect();
     assert_eq!(server.dbsize(), good_names().len() as u64);
-    // A prefix makes others of them, and joins what spells the same key.
+    // A prefix makes a different lock of the same name; prefix and name that together spell the same key make the same
+    // lock.
     let prefixed = Client::open(settings(&server).key_prefix("two ")).unwrap();
     assert!(prefixed.mutex("0").try_lock().unwrap().is_some());
     assert!(prefixed.mutex("words").try_lock().unwrap().is_none());
@@ -249,10 +249,11 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Strangers' data
+// Keys of other applications
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A key that a kind has besides its lock belongs to a stranger: nothing is taken.
+/// The key of another application stands in place of a key that this kind needs besides its lock. The acquire fails and
+/// changes nothing.
 fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
     let server = Server::start();
     let client = open(&server);
@@ -269,7 +270,7 @@ fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
         server.cli(&command);
         let dump: Vec<u8> = server.ask(&["DUMP", &key]);
         for (verb, verdict) in verdicts(&lock) {
-            // Questions are about the lock alone, and forcing it open is no business of a counter.
+            // Questions read only the lock's own key, and a forced release does not touch the counter of tokens.
             let asks = ["is_locked", "remaining_lease"].contains(&verb);
             if asks || kind.tokens && verb == "force_unlock" {
                 verdict.unwrap();
@@ -281,7 +282,7 @@ fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
             }
         }
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &key]), dump);
-        eventually("nothing was taken", || {
+        eventually("only the other application's key is left", || {
             server.keys_but_requests() == [key.as_str()]
         });
         server.cli(&["DEL", &key]);
@@ -289,7 +290,6 @@ fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
     }
 }
 
-// I11
 timed!(a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is);
 fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
     let commands: [&[&str]; 3] = [
@@ -301,7 +301,6 @@ fn a_strangers_key_in_the_place_of_the_queue_is_an_error_and_stays_as_it_is() {
     is_refused_for(FAIR_MUTEX, "redisson_lock_timeout", &commands);
 }
 
-// I11
 timed!(a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is);
 fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
     let commands: [&[&str]; 6] = [
@@ -329,7 +328,9 @@ fn a_token_counter_at_its_very_end_is_an_error_and_takes_nothing() {
     for verdict in [lock.lock().map(Some), lock.try_lock()] {
         assert!(matches!(verdict, Err(Error::Redis { .. })), "{verdict:?}");
     }
-    eventually("nobody has it", || server.keys() == [counter.as_str()]);
+    eventually("only the counter is left", || {
+        server.keys() == [counter.as_str()]
+    });
     assert_eq!(server.get_int(&counter), i64::MAX);
 }
 
@@ -347,8 +348,8 @@ fn is_told_when_the_key_changes_its_type(kind: Kind) {
     assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
     assert!(matches!(lock.try_lock(), Err(Error::WrongType { .. })));
     assert_eq!(server.ask::<String>(&["GET", &name]), "precious");
-    assert_eq!(server.pttl(&name), -1, "nobody gave it a limit");
-    // Once it is gone the name is as good as any.
+    assert_eq!(server.pttl(&name), -1, "the key has no TTL");
+    // Once the key is deleted the name works as any other.
     server.cli(&["DEL", &name]);
     lock.lock().unwrap().unlock().unwrap();
 }
@@ -401,7 +402,7 @@ fn refuses_impossible_leases(kind: Kind) {
     guard.unlock().unwrap();
     match lock.lease(MIN_LEASE).try_lock() {
         Ok(guard) => assert!(guard.is_some()),
-        // On a busy machine the grant arrives after its lease.
+        // On a busy machine the reply arrives after the lease.
         Err(err) => assert!(err.is_retryable(), "{err:?}"),
     }
     let guard = lock.max_hold(Duration::MAX).try_lock_for(LONG);
@@ -410,7 +411,6 @@ fn refuses_impossible_leases(kind: Kind) {
     assert!(guard.lost().is_empty());
 }
 
-// L6
 timed!(impossible_leases_are_refused_and_nothing_is_sent);
 fn impossible_leases_are_refused_and_nothing_is_sent() {
     for_each_kind(&KINDS, refuses_impossible_leases);
@@ -448,7 +448,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     assert_eq!(server.command_total(), before);
     assert_eq!(client.stats().names, 0);
 
-    // The limits themselves are good, and so is none.
+    // The limits themselves are valid, and so is zero, which means no TTL.
     let year = 365 * 24 * 3600 * 1000;
     let mut last = 0;
     let mut take = |ttl, lives: &dyn Fn(i64) -> bool| {
@@ -463,13 +463,13 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     take(Duration::ZERO, &|left| left == -1);
     take(ms(60_000), &|left| (30_000..=60_000).contains(&left));
     take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
-    eventually("the counter goes", || server.dbsize() == 0);
+    eventually("the counter expires", || server.dbsize() == 0);
     take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
 }
 
 timed!(impossible_settings_are_refused_before_anything_is_sent);
 fn impossible_settings_are_refused_before_anything_is_sent() {
-    // Nobody is there, so that anything sent would be reported as an error of Redis.
+    // No server listens on this port, so a connection attempt would be reported as `Error::Redis`.
     let url = format!("redis://127.0.0.1:{}/", free_port());
     let ok = || Config::new(&*url);
     for (config, named) in [
@@ -498,7 +498,7 @@ fn impossible_settings_are_refused_before_anything_is_sent() {
     }
 }
 
-/// Spans at all edges of the numbers that they become.
+/// Durations at the limits of the integers into which they are converted.
 fn odd_spans() -> [Duration; 13] {
     let most = i64::MAX.unsigned_abs();
     [
@@ -526,7 +526,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
     let held = name("held");
     let (held, _guard) = (client.mutex(&held), other.mutex(&held).lock().unwrap());
     for span in odd_spans() {
-        // What is free is got, however much time there is. A moment may be too short to ask.
+        // A free lock is granted whatever the limit is, except that a very short one may end before the reply.
         let is_got = |got: redlatch::Result<bool>| got.unwrap() || span < LONG;
         let fair = client.fair_lock(name("fair")).try_lock_for(span);
         assert!(is_got(fair.map(|got| got.is_some())));
@@ -566,7 +566,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
             ),
             "{span:?}: {verdict:?}"
         );
-        // What is taken is waited for, if there is an end to that.
+        // A held lock is waited for only if the limit is short.
         let now = Instant::now();
         if span < LONG {
             assert!(held.try_lock_for(span).unwrap().is_none());
@@ -641,10 +641,11 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
         let lock = client.fair_lock(&name);
         crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
         subscribed(&server, 1);
-        // For longer than the shorter of the two: signs of life keep it.
+        // Wait longer than the shorter waiter lease: the waiter's signs of life keep its place.
         std::thread::sleep(3 * shorter + ms(50));
         let alive = beside("redisson_lock_alive", &name);
-        // A sign of life may be late on a busy machine; the next one brings the place back.
+        // On a busy machine a sign of life may be late and the place may expire; the next sign of life creates it
+        // again.
         eventually("the place is alive", || {
             let until: Vec<(String, f64)> =
                 server.ask(&["ZRANGE", &alive, "0", "-1", "WITHSCORES"]);
@@ -677,7 +678,7 @@ fn a_server_that_is_not_there_is_told_soon() {
     assert!(begun.elapsed() < loosely(ms(2000)), "{:?}", begun.elapsed());
 }
 
-/// A lock can be had and given back, and another thread waits for it.
+/// A lock can be acquired and released, and another client can wait for it.
 fn works(config: Config) {
     let client = Client::open(config.clone()).unwrap();
     let lock = client.reentrant_lock(unique("works"));
@@ -696,7 +697,7 @@ fn works(config: Config) {
     assert!(!lock.is_locked().unwrap());
 }
 
-/// For a client of that server, with what its URL may say besides.
+/// The settings for a client of `server` that logs in with `login` and selects `db`.
 fn settings_for(server: &Server, login: &str, db: &str) -> Config {
     let slash = match server.deployment() {
         Deployment::Sentinel if !db.is_empty() => "/",
@@ -725,7 +726,8 @@ timed!(an_acl_user_needs_no_more_than_the_locks_do);
 fn an_acl_user_needs_no_more_than_the_locks_do() {
     let server = Server::start();
     let acl = |rule: &[&str]| server.cli(&[&["ACL", "SETUSER"], rule].concat());
-    // Everything the scripts call, on the keys and channels of locks; a channel is among the KEYS of a script.
+    // Every command that the scripts call, on the keys and channels of locks. A channel counts as a key because scripts
+    // get it in KEYS.
     acl(&[
         "alice",
         "on",
@@ -784,7 +786,7 @@ fn an_acl_user_needs_no_more_than_the_locks_do() {
     assert!(!err.is_retryable(), "{err:?}");
     assert!(!server.exists("private"));
 
-    // Without the channel a release still releases, and who waits asks again and again.
+    // Without rights on the channel a release still releases, and waiters poll.
     acl(&["alice", "resetchannels"]);
     works(settings_for(&server, "alice:s3cret@", ""));
 }

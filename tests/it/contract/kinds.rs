@@ -1,4 +1,5 @@
-//! Locks of different kinds under one name: those that have one key exclude each other, the others say so.
+//! Locks of different kinds under one name. Kinds that use the same key in the same way exclude each other; all others
+//! report an error.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,16 +14,16 @@ use crate::support::{
     open_with_lease, scoped, stranger_holds, timed, unique, verdicts, waited_for_by,
 };
 
-/// Whoever is not told of a release asks after at most a second.
+/// A waiter that gets no message polls at least once a second.
 const BY_ASKING: Duration = ms(2_500);
 
-/// The lease of those here that are lost: long enough for a busy machine.
+/// The lease of holds that are lost: long enough for a busy machine to renew.
 const LEASE: Duration = ms(900);
 
-/// The kinds that have one key.
+/// The kinds that share one key.
 const ALIKE: [Kind; 4] = [REENTRANT_LOCK, FAIR_LOCK, FENCED_LOCK, SPIN_LOCK];
 
-/// Runs a test for every ordered pair of the kinds that have one key, a few at a time.
+/// Runs a test for every ordered pair of kinds that share one key, a few pairs at a time.
 #[track_caller]
 fn for_each_pair(test: fn(Kind, Kind)) {
     for_each_kind(&ALIKE, |one| {
@@ -37,7 +38,7 @@ fn are_one_kind(a: Kind, b: Kind) -> bool {
     a.title == b.title
 }
 
-/// Whether keys of neither kind are left but those that stay.
+/// Whether only those keys are left that stay after either kind.
 fn no_trace(a: Kind, b: Kind, server: &Server) -> bool {
     let keys = server.keys_but_requests();
     keys.iter().all(|key| a.stays(key) || b.stays(key))
@@ -52,29 +53,32 @@ fn one_keeps_the_other_out(a: Kind, b: Kind) {
     let (name, ours, theirs) = (unique("pair"), open(&server), open(&server));
     let held = a.of(&ours, &name).lock().unwrap();
     let fields = a.fields(held.owner(), 1);
-    // From another process, and through another entry of this one, where the thread that holds is no holder.
+    // A handle of another process, and one of this process that does not know that its thread holds the lock under the
+    // other kind.
     for other in [b.of(&theirs, &name), b.of(&ours, &name)] {
         if are_one_kind(a, b) && other.is_owned_by_current_thread() {
             continue;
         }
         assert!(other.try_lock().unwrap().is_none());
-        eventually("it is none", || match other.try_lock_for(ms(40)) {
-            Ok(guard) => {
-                assert!(guard.is_none());
-                true
+        eventually("the lock is not granted", || {
+            match other.try_lock_for(ms(40)) {
+                Ok(guard) => {
+                    assert!(guard.is_none());
+                    true
+                }
+                // The holding thread would wait for itself.
+                Err(Error::WouldDeadlock { .. }) => true,
+                Err(err) => !err.is_retryable(), // a busy machine may need longer for a round trip
             }
-            // It would wait for itself.
-            Err(Error::WouldDeadlock { .. }) => true,
-            Err(err) => !err.is_retryable(), // a busy machine may need longer for a round trip
         });
         assert!(other.is_locked().unwrap() && other.remaining_lease().unwrap().is_some());
         assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
     }
     assert_eq!(server.hgetall(&name), fields);
-    eventually("no place is kept", || line(&server, &name).is_empty());
+    eventually("the queue is empty", || line(&server, &name).is_empty());
     assert!(held.is_valid() && held.hold_count() == 1);
 
-    // Who waits gets it, if need be by asking.
+    // Waiters of the other kind are granted the lock after the release, by a message or by polling.
     let (sender, received) = unbounded();
     let mut crew = Crew::new();
     for client in [&ours, &theirs] {
@@ -116,7 +120,7 @@ fn kinds_with_one_key_keep_each_other_out() {
     for_each_pair(one_keeps_the_other_out);
 }
 
-/// A thread that has it as `a` and wants it as `b`.
+/// A thread that holds the lock as `a` and waits for it as `b`.
 fn one_waits_for_no_hold_of_its_own(a: Kind, b: Kind) {
     if are_one_kind(a, b) {
         return;
@@ -134,11 +138,11 @@ fn one_waits_for_no_hold_of_its_own(a: Kind, b: Kind) {
             matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name);
         assert!(received, "{verdict:?}");
     }
-    // A single attempt waits for nobody.
+    // A single attempt does not wait, so it cannot wait for itself.
     assert!(other.try_lock().unwrap().is_none());
     assert!(held.is_valid() && held.hold_count() == 1);
-    eventually("no place is kept", || line(&server, &name).is_empty());
-    // Another thread waits, also behind one that would not.
+    eventually("the queue is empty", || line(&server, &name).is_empty());
+    // A different thread may wait, even while the holder's own attempt fails.
     let (sender, received) = unbounded();
     let mut crew = Crew::new();
     crew.spawn({
@@ -150,9 +154,9 @@ fn one_waits_for_no_hold_of_its_own(a: Kind, b: Kind) {
     held.unlock().unwrap();
     received.recv_timeout(LONG).unwrap().unwrap();
     crew.join();
-    // What is lost is waited for no more than anybody else's.
+    // A hold that was lost does not count as the thread's own any more.
     let lost = a.of(&client, &name).lease(loosely(ms(200))).lock().unwrap();
-    eventually("its lease runs out", || !lost.is_valid());
+    eventually("the lease ends", || !lost.is_valid());
     drop(other.try_lock_for(LONG).unwrap().unwrap());
     drop(lost);
     eventually("nothing is left", || no_trace(a, b, &server));
@@ -163,13 +167,13 @@ fn a_thread_that_has_it_as_another_kind_would_wait_for_itself() {
     for_each_pair(one_waits_for_no_hold_of_its_own);
 }
 
-// O4: no kind gives back, renews or undoes what is another's.
+// No kind releases, renews or undoes a hold of another kind.
 fn one_does_not_touch_what_is_the_others(a: Kind, b: Kind) {
     let server = Server::start();
     let (name, ours, theirs) = (unique("touch"), open(&server), open(&server));
     let (lock, other) = (a.of(&ours, &name), b.of(&theirs, &name));
     let lost = lock.lease(loosely(ms(300))).lock().unwrap();
-    // Its lease runs out, and the other kind is next.
+    // The lease ends, and the other kind acquires the lock.
     let held = other.try_lock_for(LONG).unwrap().unwrap();
     let fields = b.fields(held.owner(), 1);
     assert!(!lost.is_valid());
@@ -179,7 +183,7 @@ fn one_does_not_touch_what_is_the_others(a: Kind, b: Kind) {
     assert!(matches!(lost.unlock(), Err(Error::Lost { .. })));
     assert_eq!(server.hgetall(&name), fields);
     assert!(held.is_valid() && server.pttl(&name) > 20_000);
-    // Unaware: its release finds the other kind.
+    // The holder does not know of its loss, so its release finds a hold of the other kind.
     held.unlock().unwrap();
     let unaware = a.of(&ours, &name).lock().unwrap();
     server.cli(&["DEL", &name]);
@@ -202,7 +206,6 @@ fn no_kind_touches_what_another_holds() {
     for_each_pair(one_does_not_touch_what_is_the_others);
 }
 
-// O7
 fn one_is_forced_open_by_the_other(a: Kind, b: Kind) {
     let server = Server::start();
     let lease = loosely(LEASE);
@@ -210,7 +213,7 @@ fn one_is_forced_open_by_the_other(a: Kind, b: Kind) {
     let guard = a.of(&ours, &name).lock().unwrap();
     assert!(b.of(&ours, &name).force_unlock().unwrap());
     assert!(!b.of(&ours, &name).force_unlock().unwrap());
-    // At once or at the next renewal, also in the same process: it has another entry.
+    // At once or at the next renewal. Handles of different kinds share no state, even in one process.
     let loss = guard.lost().recv_timeout(lease).unwrap();
     assert_eq!(loss.reason, LossReason::Forced);
     assert!(b.of(&ours, &name).try_lock().unwrap().is_some());
@@ -221,7 +224,7 @@ fn every_kind_can_be_forced_open_by_another() {
     for_each_pair(one_is_forced_open_by_the_other);
 }
 
-/// What threads of all kinds do under one name.
+/// The shared state of threads that lock one name as different kinds.
 struct Count<'a> {
     server: &'a Server,
     name: String,
@@ -244,7 +247,7 @@ impl Count<'_> {
             let guard = match guard {
                 Ok(Some(guard)) => guard,
                 Ok(None) => continue,
-                // A busy machine may need longer than that for a round trip.
+                // On a busy machine a round trip may take longer than the wait.
                 Err(err) if wait.is_some() && err.is_retryable() => continue,
                 Err(err) => panic!("{err:?}"),
             };
@@ -283,7 +286,8 @@ fn all_kinds_together_count_exactly() {
                 }
             }
         }
-        // Not until each has had a turn: among different kinds nobody promises one.
+        // Do not wait until each thread has had a turn, since kinds with different queues promise no order among each
+        // other.
         eventually("there were many turns", || {
             count.grants.load(Ordering::SeqCst) >= 200
         });
@@ -305,10 +309,10 @@ fn all_kinds_together_count_exactly() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One entry
+// The reentrant and the non-reentrant handle of one kind
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The reentrant and the other handle of one family are one lock, also to the thread that holds it.
+/// The reentrant and the non-reentrant handle of one family are the same lock, even for the thread that holds it.
 fn are_one_lock(lock: Kind, mutex: Kind) {
     let server = Server::start();
     let client = open(&server);
@@ -349,7 +353,7 @@ fn a_mutex_and_the_reentrant_lock_of_its_name_are_one_lock() {
 // Read-write locks
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// While `a` holds, no verb of `b` takes, changes or waits for anything.
+/// While `a` is held, every operation of `b` fails with `WrongType`, changes nothing and does not wait.
 fn is_of_another_type_than(a: Kind, b: Kind) {
     let server = Server::start();
     let name = unique("type");
@@ -368,7 +372,7 @@ fn is_of_another_type_than(a: Kind, b: Kind) {
         assert!(!other.is_owned_by_current_thread() && other.hold_count() == 0);
         assert!(
             ms(server.pttl(&name).unsigned_abs()) <= lease,
-            "not lengthened"
+            "the lease was not extended"
         );
     }
     assert!(begun.elapsed() < loosely(LONG / 4), "{:?}", begun.elapsed());
@@ -377,14 +381,14 @@ fn is_of_another_type_than(a: Kind, b: Kind) {
     keys.retain(|key| !a.stays(key));
     let mut expected = a.keys(&name, guard.owner());
     expected.retain(|key| !a.stays(key));
-    assert_eq!(keys, expected, "nothing was written besides");
-    // Nor does it harm who holds.
+    assert_eq!(keys, expected, "no key was added");
+    // The hold itself is not affected.
     let renewals = ours.stats().renewals;
     eventually("renewals go on", || ours.stats().renewals > renewals + 1);
     assert!(guard.is_valid());
     guard.unlock().unwrap();
     assert!(nothing_is_left_of(a, &server));
-    // And then the name is as good as any.
+    // After the release the name works for the other kind.
     b.of(&theirs, &name).lock().unwrap().unlock().unwrap();
 }
 
@@ -416,7 +420,7 @@ fn a_read_write_lock_says_so_when_asked_about_another() {
     assert!(!lock.is_read_locked().unwrap() && !lock.is_write_locked().unwrap());
 }
 
-/// What a key is first and what it becomes, for locks with scripts of their own.
+/// A kind of lock and the kind that its key turns into, for all kinds with scripts of their own.
 const TURNS: [(Kind, Kind); 6] = [
     (REENTRANT_LOCK, WRITING),
     (FAIR_LOCK, READING),
@@ -426,7 +430,7 @@ const TURNS: [(Kind, Kind); 6] = [
     (READING, FAIR_LOCK),
 ];
 
-/// Two wait for `a` when the key becomes a lock of the other type.
+/// Two threads wait for `a` when the key becomes a lock of the other type.
 fn a_wait_ends_with_the_type(a: Kind, b: Kind) {
     let server = Server::start();
     let name = unique("turn");
@@ -442,7 +446,7 @@ fn a_wait_ends_with_the_type(a: Kind, b: Kind) {
     waited_for_by(a, &server, asks);
     crew.all_parked();
     stranger_holds(b, &server, &name, 60_000);
-    // The first asks, and then the next.
+    // The contender asks first, then the next waiter.
     for _ in 0..2 {
         match received.recv_timeout(LONG).unwrap() {
             Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
@@ -452,7 +456,7 @@ fn a_wait_ends_with_the_type(a: Kind, b: Kind) {
     crew.join();
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
     assert!(is_held_by_stranger(b, &server, &name));
-    eventually("nothing but that is there", || {
+    eventually("only the stranger's lock is left", || {
         let keys = server.keys();
         keys.iter().all(|key| *key == name || a.stays(key))
     });
@@ -467,7 +471,7 @@ fn a_wait_ends_when_the_key_becomes_of_another_type() {
     });
 }
 
-/// A hold whose key turned into a lock of the other type is lost, and that one left as it is.
+/// A hold is lost when its key becomes a lock of the other type, which is left unchanged.
 fn a_hold_ends_with_the_type(a: Kind, b: Kind) {
     let server = Server::start();
     let client: Client = open_with_lease(&server, LEASE);

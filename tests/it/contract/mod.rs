@@ -1,5 +1,5 @@
-//! What every exclusive lock must do, whatever its kind. A lock plugs in at the foot of this file, and says in
-//! `support/kinds.rs` what is true of its kind alone.
+//! The behaviour of every exclusive lock, whatever its kind. A kind is added at the end of this file, and its
+//! differences are described in `support/kinds.rs`.
 
 mod bad_input;
 mod kinds;
@@ -31,7 +31,7 @@ use crate::support::{
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Whom one release notifies, if nobody is in a queue that Redis keeps.
+/// The messages of one release, if no waiter is in a queue that Redis keeps.
 fn told_by(kind: Kind, name: &str) -> Vec<(String, String)> {
     match kind.notified {
         Notified::All(prefix, payload) => {
@@ -119,7 +119,7 @@ fn keeps_out(holder: Kind, kind: Kind) {
     let (ours, theirs) = (open(&server), open(&server));
     let guard = holder.of(&ours, &name).lock().unwrap();
     assert!(kind.of(&theirs, &name).try_lock().unwrap().is_none());
-    // Reentrant or not: another thread is another.
+    // Reentrancy does not extend to another thread.
     elsewhere(|| {
         assert!(kind.of(&ours, &name).try_lock().unwrap().is_none());
         assert!(
@@ -133,7 +133,7 @@ fn keeps_out(holder: Kind, kind: Kind) {
     let theirs = kind.of(&theirs, &name).try_lock().unwrap();
     assert!(theirs.is_some_and(|guard| guard.is_valid()));
     elsewhere(|| {
-        // The release of the drop is under way on another connection.
+        // The release of the dropped guard may still be on its way on another connection.
         assert!(kind.of(&ours, &name).try_lock_for(LONG).unwrap().is_some());
     });
 }
@@ -145,7 +145,7 @@ fn a_limited_wait_takes_its_time_and_gives_none(kind: Kind) {
     let (holder, client) = (open(&server), open(&server));
     let guard = kind.foe().of(&holder, &name).lock().unwrap();
     let lock = kind.of(&client, &name);
-    // As the one who asks Redis, and as one in the queue of the holder's process.
+    // A thread that asks Redis, and a thread in the queue of the holder's own process.
     for lock in [lock, kind.of(&holder, &name)] {
         elsewhere(|| {
             let begun = Instant::now();
@@ -166,7 +166,7 @@ fn a_limited_wait_takes_its_time_and_gives_none(kind: Kind) {
         });
     }
     waited_for_by(kind, &server, 0);
-    eventually("no place is kept", || line(&server, &name).is_empty());
+    eventually("the queue is empty", || line(&server, &name).is_empty());
     guard.unlock().unwrap();
     eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
@@ -188,9 +188,9 @@ fn no_wait_is_one_attempt(kind: Kind) {
     assert_eq!(server.calls("evalsha") - before, 3);
     assert!(
         server.clients_named("subscriber").is_empty(),
-        "nobody waited"
+        "no waiter subscribed"
     );
-    assert!(line(&server, &name).is_empty(), "nobody stands in line");
+    assert!(line(&server, &name).is_empty(), "the queue is empty");
     delete(kind.foe(), &server, &name);
     assert!(lock.try_lock().unwrap().is_some());
     let zero = kind.of(&client, &unique("zero"));
@@ -231,7 +231,7 @@ fn with_holds_the_lock_for_as_long_as_it_runs(kind: Kind) {
     eventually("with releases the lock", || {
         nothing_is_left_of(kind, &server)
     });
-    // O6: an error would mean that the work did not run.
+    // An error would claim that the work did not run.
     let done = lock.with(|guard| {
         guard.settle();
         lose(kind, &server, &name);
@@ -242,14 +242,13 @@ fn with_holds_the_lock_for_as_long_as_it_runs(kind: Kind) {
         lock.with(|_| panic!("on purpose")).unwrap_or(())
     }));
     assert!(panicked.is_err());
-    eventually("a panic gives it back", || !server.exists(&name));
+    eventually("a panic releases the lock", || !server.exists(&name));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Waking
 // ---------------------------------------------------------------------------------------------------------------------
 
-// L1
 fn a_drop_wakes_a_waiter_of_another_client_by_message(kind: Kind) {
     let server = Server::start();
     let name = unique("wake");
@@ -276,7 +275,11 @@ fn a_drop_wakes_a_waiter_of_another_client_by_message(kind: Kind) {
         );
         crew.join();
         if kind.listens == 0 {
-            assert_eq!(client.stats().wakes, 0, "nobody was told");
+            assert_eq!(
+                client.stats().wakes,
+                0,
+                "a kind without messages has no wake-ups"
+            );
         } else {
             assert!(client.stats().wakes >= round, "{:?}", client.stats());
         }
@@ -306,13 +309,13 @@ fn a_release_publishes_redissons_message(kind: Kind) {
         let guard = kind.of(&client, name).lock().unwrap();
         elsewhere(|| assert!(kind.of(&client, name).force_unlock().unwrap()));
         drop(guard);
-        // On the connection of whatever the drop may have sent, and behind it.
+        // This request follows a release that the drop may have sent on the same connection.
         assert!(!kind.of(&client, name).is_locked().unwrap());
         let heard = messages.published(&server);
         assert_eq!(heard, received);
     }
 
-    // Two wait, in processes of their own.
+    // With two waiters in processes of their own.
     let name = unique("two");
     let guard = kind.of(&client, &name).lock().unwrap();
     let (sender, received) = unbounded();
@@ -357,7 +360,7 @@ fn a_release_publishes_redissons_message(kind: Kind) {
             (Notified::First, _) => {
                 assert_eq!(line.len(), waiters);
                 assert_eq!(heard.is_empty(), waiters == 0);
-                // Perhaps notified again by the other one, who comes by and finds the lock free.
+                // When the other waiter polls and finds the lock free, it may notify the first waiter a second time.
                 for (channel, payload) in heard {
                     let its = beside("redisson_lock__channel", &name);
                     assert_eq!(channel, format!("{its}:{}", line[0]));
@@ -373,7 +376,7 @@ fn a_release_publishes_redissons_message(kind: Kind) {
 fn a_strangers_lock_is_waited_for(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
-    // A client of another kind does not notify those in the queue.
+    // A client of another kind publishes to the common channel, which waiters in the queue do not subscribe to.
     for alike in [true, false] {
         if !alike && kind.notified != Notified::First {
             continue;
@@ -394,7 +397,7 @@ fn a_strangers_lock_is_waited_for(kind: Kind) {
         crew.all_parked();
         assert!(
             is_held_by_stranger(kind.foe(), &server, &name),
-            "left as it is"
+            "the stranger's hold is unchanged"
         );
         let before = client.stats();
         let freed = Instant::now();
@@ -412,7 +415,7 @@ fn a_strangers_lock_is_waited_for(kind: Kind) {
         } else {
             assert!(
                 took < loosely(ms(2500)),
-                "the poll cap is a second: {took:?}"
+                "waiters poll once a second: {took:?}"
             );
             assert_eq!(after.wakes, before.wakes);
             assert_eq!(after.missed_messages, before.missed_messages + 1);
@@ -421,7 +424,7 @@ fn a_strangers_lock_is_waited_for(kind: Kind) {
     }
 }
 
-// M2: whichever of several names it is that somebody else has as a lock of its own.
+// Any one of several names may be locked by somebody else on its own.
 fn each_of_several_names_is_waited_for(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
@@ -430,7 +433,7 @@ fn each_of_several_names_is_waited_for(kind: Kind) {
         hold_by_stranger(&server, &taken, 60_000);
         let lock = kind.of(&client, &name);
         assert!(lock.try_lock().unwrap().is_none());
-        assert_eq!(server.keys(), [&*taken], "nothing is kept meanwhile");
+        assert_eq!(server.keys(), [&*taken], "no other name stays locked");
         let (sender, received) = unbounded();
         let mut crew = Crew::new();
         crew.spawn(move || {
@@ -455,11 +458,10 @@ fn each_of_several_names_is_waited_for(kind: Kind) {
     assert_eq!(client.stats().missed_messages, 0);
 }
 
-// L2
 fn a_vanished_lock_is_noticed_without_a_message(kind: Kind) {
     let server = Server::start();
     let client = open(&server);
-    // Deleted by hand: the poll cap ends the wait. Expired: the lease does.
+    // A deleted lock is noticed by polling, an expired one at the end of the lease that the waiter knows.
     for deleted in [true, false] {
         let name = unique("vanish");
         let lease = if deleted { 6 * LONG } else { loosely(ms(400)) };
@@ -475,7 +477,8 @@ fn a_vanished_lock_is_noticed_without_a_message(kind: Kind) {
             sender.send(Instant::now()).unwrap();
         });
         waited_for_by(kind, &server, 1);
-        // What the second question finds, after the subscription was confirmed, needs no rescue.
+        // Wait for the second request, which the waiter sends once its subscription is confirmed: if that request found
+        // the lock free, no message would count as missed.
         eventually("it has asked twice", || {
             client.stats().commands >= asked + 2
         });
@@ -488,7 +491,7 @@ fn a_vanished_lock_is_noticed_without_a_message(kind: Kind) {
         if deleted {
             assert!(
                 took < loosely(ms(2500)),
-                "the poll cap is a second: {took:?}"
+                "waiters poll once a second: {took:?}"
             );
         } else {
             assert!(took < lease + loosely(BY_MESSAGE), "{took:?}");
@@ -505,7 +508,7 @@ fn a_vanished_lock_is_noticed_without_a_message(kind: Kind) {
 }
 
 fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
-    // Where Redis keeps the queue, every hand-over goes through it.
+    // If Redis keeps the queue, every hand-over needs Redis.
     if kind.queue == Queue::Redis {
         return;
     }
@@ -537,10 +540,11 @@ fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
     guard.unlock().unwrap();
     crew.join();
     let after = client.stats();
-    // Of the whole life of both: those who queue ask now and then meanwhile.
+    // The totals also match because waiters poll from time to time.
     assert_eq!(after.commands, server.calls("evalsha"));
     let scripts = server.calls("evalsha") - scripts;
-    // One token was drawn, since nobody waited then; the next to ask draws some for all who do now.
+    // The first token was drawn for one thread, since nobody waited then. The next acquire draws tokens for all waiters
+    // at once, so there is one more grant.
     let grants = u64::from(kind.tokens);
     let granted = after.acquired - before.acquired;
     assert_eq!(
@@ -550,7 +554,7 @@ fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
     assert_eq!(granted, grants);
     assert_eq!(scripts, 2 * grants + 1, "the release of the last");
     if grants == 0 {
-        // Of the server's own counting.
+        // The commands that the server itself counts.
         assert_eq!(server.command_total() - commands, kind.release);
     }
     assert!(nothing_is_left_of(kind, &server));
@@ -583,7 +587,6 @@ fn threads_of_a_process_are_served_in_order(kind: Kind) {
     }
 }
 
-// F6
 fn threads_of_several_processes_are_served_in_the_order_their_kind_promises(kind: Kind) {
     const THREADS: usize = 9;
     let server = Server::start();
@@ -606,7 +609,7 @@ fn threads_of_several_processes_are_served_in_the_order_their_kind_promises(kind
     match kind.queue {
         Queue::Redis => assert_eq!(order, (0..THREADS).collect::<Vec<_>>()),
         Queue::Process => {
-            // Who comes first of several processes is nobody's promise; within each it is.
+            // The order among processes is not defined; within each process it is.
             for process in 0..3 {
                 let of = |i: &usize| *i % 3 == process;
                 let theirs: Vec<_> = order.iter().copied().filter(of).collect();
@@ -632,7 +635,9 @@ fn one_who_leaves_the_queue_does_not_hold_it_up(kind: Kind) {
     impatient.join();
     crew.all_parked();
     if kind.queue == Queue::Redis {
-        eventually("their places too", || line(&server, &name).len() == 3);
+        eventually("the impatient waiters have left the queue", || {
+            line(&server, &name).len() == 3
+        });
     }
     drop(guard);
     crew.join();
@@ -640,7 +645,7 @@ fn one_who_leaves_the_queue_does_not_hold_it_up(kind: Kind) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What stands in Redis
+// Keys in Redis
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn redis_holds_what_redisson_would_write(kind: Kind) {
@@ -691,7 +696,6 @@ fn redis_holds_what_redisson_would_write(kind: Kind) {
     eventually("nothing is left", || nothing_is_left_of(kind, &server));
 }
 
-// I2
 fn owners_never_repeat(kind: Kind) {
     let server = Server::start();
     let name = unique("owner");
@@ -724,7 +728,7 @@ fn a_pair_of_lock_and_drop_is_two_commands(kind: Kind) {
 
     let guard = lock.lock().unwrap();
     guard.settle();
-    // One of several servers may just be confirming the grant, once.
+    // On several servers the last confirmation of the grant may still arrive once.
     eventually("one hold more sends nothing", || {
         let commands = server.command_total();
         if kind.reentrant {
@@ -740,17 +744,17 @@ fn a_pair_of_lock_and_drop_is_two_commands(kind: Kind) {
     drop(guard);
 }
 
-// W4: renewal and release of short leases cross all the time, and nothing is revived.
+// Short leases make renewals and releases cross all the time; no released lock may come back.
 fn nothing_is_renewed_after_its_release(kind: Kind) {
     let server = Server::start();
     let client = open_with_lease(&server, ms(30));
     let until = Instant::now() + ms(300);
     let mut rounds = 0_u64;
-    // It has to be so at least once, however late the machine is.
+    // On a late machine continue until at least one renewal was sent.
     while Instant::now() < until || (client.stats().renewals == 0 && rounds < 10_000) {
         rounds += 1;
         let lock = kind.of(&client, &format!("w4:{}", rounds % 5));
-        // Around a third of the lease: just when it is renewed.
+        // Hold for about a third of the lease, the moment of the renewal.
         if let Ok(guard) = lock.lock() {
             let linger = ms(9) + Duration::from_micros(rounds * 137 % 2000);
             thread::sleep(linger);
@@ -759,9 +763,9 @@ fn nothing_is_renewed_after_its_release(kind: Kind) {
     }
     assert!(client.stats().renewals > 0, "{:?}", client.stats());
     eventually("all are released", || nothing_is_left_of(kind, &server));
-    thread::sleep(loosely(ms(60))); // two leases; the answer to a renewal that came first may be unread
+    thread::sleep(loosely(ms(60))); // two leases, in which a late reply to a renewal is read
     let (renewals, calls) = (client.stats().renewals, server.calls("evalsha"));
-    thread::sleep(ms(60)); // two more
+    thread::sleep(ms(60)); // no renewal in two more leases
     assert_eq!(client.stats().renewals, renewals);
     assert_eq!(
         server.calls("evalsha"),
@@ -824,13 +828,12 @@ fn a_fixed_lease_ends_and_its_holder_is_notified(kind: Kind) {
     assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
     eventually("the key is gone", || !server.exists(&name));
     assert_eq!(client.stats().renewals, 0);
-    eventually("it is counted", || {
+    eventually("the loss is counted", || {
         (client.stats().lost, client.stats().holds) == (1, 0)
     });
     assert_lost(kind, guard.unlock(), &name, LossReason::Expired);
 }
 
-// W10
 fn max_hold_ends_renewal_and_frees_the_lock(kind: Kind) {
     let (lease, max) = (loosely(ms(300)), loosely(ms(500)));
     let server = Server::start();
@@ -842,7 +845,7 @@ fn max_hold_ends_renewal_and_frees_the_lock(kind: Kind) {
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     let received = Instant::now();
     assert_eq!(loss.reason, LossReason::MaxHold);
-    // It counts from the grant, which lies between the two.
+    // The limit counts from the grant, which happened between `asked` and `granted`.
     assert!(
         received >= asked + max && received < granted + max + loosely(BY_MESSAGE),
         "{:?}",
@@ -857,7 +860,6 @@ fn max_hold_ends_renewal_and_frees_the_lock(kind: Kind) {
     assert_lost(kind, guard.unlock(), &name, LossReason::MaxHold);
 }
 
-// D6, W5
 fn a_forgotten_guard_with_max_hold_frees_the_lock(kind: Kind) {
     let server = Server::start();
     let name = unique("forgot");
@@ -872,7 +874,6 @@ fn a_forgotten_guard_with_max_hold_frees_the_lock(kind: Kind) {
     assert_eq!(client.stats().holds, 0);
 }
 
-// W8
 fn leases_do_not_interfere(kind: Kind) {
     let (lease, short) = (loosely(ms(240)), loosely(ms(200)));
     let server = Server::start();
@@ -902,14 +903,14 @@ fn leases_do_not_interfere(kind: Kind) {
     crew.all_parked();
     let begun = Instant::now();
     while begun.elapsed() < 3 * lease / 2 {
-        assert!(guard.is_valid(), "renewed though a fixed one is in line");
+        assert!(guard.is_valid(), "renewed while a waiter has a fixed lease");
         thread::sleep(ms(5));
     }
     drop(guard);
     let left = received.recv_timeout(LONG).unwrap();
     assert!(
         left > short - ms(100) && left <= short,
-        "its own lease: {left:?}"
+        "the waiter's own lease: {left:?}"
     );
     crew.join();
 
@@ -922,7 +923,6 @@ fn leases_do_not_interfere(kind: Kind) {
     guard.unlock().unwrap();
 }
 
-// K2
 fn a_grant_that_comes_too_late_is_not_one(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::before(&server);
@@ -933,10 +933,13 @@ fn a_grant_that_comes_too_late_is_not_one(kind: Kind) {
     proxy.set(Target::Link, Mode::Delay(ms(400)));
     let late = lock.lease(ms(200)).lock().map(drop);
     let is_retryable = matches!(&late, Err(err @ Error::Redis { .. }) if err.is_retryable());
-    assert!(is_retryable, "nothing was done yet: {late:?}");
+    assert!(is_retryable, "the error is retryable: {late:?}");
     proxy.pass();
     assert_eq!(client.stats().holds, 0);
-    assert!(lock.try_lock().unwrap().is_some(), "no trace is left");
+    assert!(
+        lock.try_lock().unwrap().is_some(),
+        "the late grant was undone"
+    );
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -952,7 +955,7 @@ fn cancelling_ends_waits_and_the_queue_goes_on(kind: Kind) {
     let lock = kind.of(&client, &name);
     let mut cancelled = Crew::new();
     let mut patient = Crew::new();
-    // The first asks Redis, the others queue.
+    // The first thread asks Redis, the others queue behind it.
     for place in 0..4 {
         let lock = lock.clone();
         if place == 2 {
@@ -973,7 +976,9 @@ fn cancelling_ends_waits_and_the_queue_goes_on(kind: Kind) {
     assert!(took < loosely(ms(1000)), "{took:?}");
     assert!(!patient.is_finished());
     if kind.queue == Queue::Redis {
-        eventually("one place is left", || line(&server, &name).len() == 1);
+        eventually("one waiter is left in the queue", || {
+            line(&server, &name).len() == 1
+        });
     }
     drop(guard);
     patient.join();
@@ -982,12 +987,11 @@ fn cancelling_ends_waits_and_the_queue_goes_on(kind: Kind) {
     for verdict in [lock.lock().map(Some), lock.try_lock_for(LONG)] {
         assert!(matches!(verdict, Err(Error::Cancelled)), "{verdict:?}");
     }
-    eventually("nobody has it", || nothing_is_left_of(kind, &server));
-    // An attempt is no wait.
+    eventually("nothing is left", || nothing_is_left_of(kind, &server));
+    // A single attempt does not wait, so the token does not cancel it.
     assert!(lock.try_lock().unwrap().is_some());
 }
 
-// D1
 fn an_acquire_whose_caller_was_cancelled_is_undone(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::before(&server);
@@ -1007,9 +1011,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone(kind: Kind) {
         crew.join();
         assert!(begun.elapsed() < loosely(ms(1000)));
         proxy.pass();
-        eventually("what was taken is given back", || {
-            nothing_is_left_of(kind, &server)
-        });
+        eventually("the grant is undone", || nothing_is_left_of(kind, &server));
         assert_eq!(client.stats().holds, 0);
         assert!(
             kind.of(&client, &name)
@@ -1025,15 +1027,14 @@ fn an_acquire_whose_caller_was_cancelled_is_undone(kind: Kind) {
 // Loss
 // ---------------------------------------------------------------------------------------------------------------------
 
-// O7
 fn force_unlock_notifies_everybody_concerned(kind: Kind) {
     let server = Server::start();
     let name = unique("force");
     let client = open(&server);
     let lock = kind.of(&client, &name);
-    assert!(!lock.force_unlock().unwrap(), "nobody has it");
+    assert!(!lock.force_unlock().unwrap(), "a free lock is not forced");
 
-    // A holder of this client, at once.
+    // A holder of the same client is notified at once.
     let guard = lock.lock().unwrap();
     elsewhere(|| assert!(lock.force_unlock().unwrap()));
     let loss = guard.lost().recv_timeout(loosely(BY_MESSAGE)).unwrap();
@@ -1044,7 +1045,7 @@ fn force_unlock_notifies_everybody_concerned(kind: Kind) {
     }
     assert_lost(kind, guard.unlock(), &name, LossReason::Forced);
 
-    // One of another client at its next renewal; one who waits at once.
+    // A holder of another client is notified at its next renewal; a waiter is granted the lock at once.
     let holder = open_with_lease(&server, loosely(ms(600)));
     let guard = kind.of(&holder, &name).lock().unwrap();
     let other = open(&server);
@@ -1069,7 +1070,7 @@ fn force_unlock_notifies_everybody_concerned(kind: Kind) {
     crew.join();
 }
 
-// A hold that was granted after the key had been deleted is not the one that was forced.
+// A forced release must not mark a hold as lost that was granted after the release.
 fn forcing_does_not_mistake_a_later_hold(kind: Kind) {
     let server = Server::start();
     let name = unique("mistake");
@@ -1086,7 +1087,7 @@ fn forcing_does_not_mistake_a_later_hold(kind: Kind) {
         let until = Instant::now() + ms(300);
         let mut mistaken = 0;
         while Instant::now() < until {
-            // Let go at once, so that a release, a grant and the answer to the force come together.
+            // Release at once, so that a release, a grant and the reply to the forced release coincide.
             drop(lock.lock().unwrap());
             let guard = lock.lock().unwrap();
             let lost = guard
@@ -1103,12 +1104,15 @@ fn forcing_does_not_mistake_a_later_hold(kind: Kind) {
             }
         }
         done.store(true, Ordering::SeqCst);
-        assert_eq!(mistaken, 0, "told lost, and held in Redis");
+        assert_eq!(
+            mistaken, 0,
+            "reported as lost although Redis keeps the hold"
+        );
     });
 }
 
-// O2, O3
-// I3: the reply is lost, and somebody else takes the lock before the request is sent again.
+// The reply to a forced release is lost, and another client acquires the lock before the request is sent again. The
+// repetition must return the first result and leave the new hold alone.
 fn a_force_that_is_sent_twice_counts_once(kind: Kind) {
     let server = Server::start();
     let proxy = Proxy::start(server.client_addr());
@@ -1124,16 +1128,16 @@ fn a_force_that_is_sent_twice_counts_once(kind: Kind) {
         let (sender, received) = bounded(1);
         let lock = kind.of(&ours, &name);
         crew.spawn(move || sender.send(lock.force_unlock()).unwrap());
-        eventually("it was executed", || match held {
+        eventually("the first request was executed", || match held {
             true => !server.exists(&kind.names(&name)[0]),
             false => server.keys() != server.keys_but_requests(),
         });
         let second = open(&server);
         let guard = kind.of(&second, &name).lock().unwrap();
-        assert!(received.is_empty(), "no reply has come");
+        assert!(received.is_empty(), "the caller still waits");
         proxy.cut(Target::All);
         let forced = received.recv_timeout(LONG).unwrap();
-        assert_eq!(forced.unwrap(), held, "the answer of the first");
+        assert_eq!(forced.unwrap(), held, "the result of the first request");
         guard.unlock().unwrap();
         drop(lost);
         crew.join();
@@ -1151,7 +1155,6 @@ fn unlock_says_how_it_was_lost(kind: Kind) {
     lose(kind, &server, &name);
     assert_lost(kind, guard.unlock(), &name, LossReason::Forced);
 
-    // O4
     let name = unique("taken");
     let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
@@ -1167,7 +1170,7 @@ fn unlock_says_how_it_was_lost(kind: Kind) {
     assert_lost(kind, guard.unlock(), &name, LossReason::Expired);
     assert!(is_held_by_stranger(kind.foe(), &server, &name));
 
-    // I11: not a lock at all any more.
+    // The key is not a lock any more.
     let name = unique("string");
     let guard = kind.of(&client, &name).lock().unwrap();
     guard.settle();
@@ -1181,14 +1184,13 @@ fn unlock_says_how_it_was_lost(kind: Kind) {
     });
 }
 
-// O4, L8
 fn dropping_a_lost_guard_harms_nobody(kind: Kind) {
     let server = Server::start();
     let name = unique("stale");
     let (client, other) = (open(&server), open(&server));
     let lock = kind.of(&client, &name);
 
-    // Unaware: the release finds a stranger.
+    // The holder does not know of its loss, so its release finds a stranger's hold.
     let guard = lock.lock().unwrap();
     guard.settle();
     stranger_takes(kind, &server, &name, 60_000);
@@ -1198,19 +1200,20 @@ fn dropping_a_lost_guard_harms_nobody(kind: Kind) {
             client.stats().releases_of_lost == 1
         });
     }
-    // Behind the release on its connection; of several servers nobody adds up what they have answered to a drop.
+    // This question follows the release on the same connection. For a lock on several servers the replies to a dropped
+    // guard's release are not counted, so wait for nothing there.
     assert!(kind.foe().of(&client, &name).is_locked().unwrap());
     assert!(is_held_by_stranger(kind.foe(), &server, &name));
     delete(kind.foe(), &server, &name);
 
-    // Aware: an old guard of this thread next to a new one.
+    // The holder knows of its loss: an old guard next to a new one of the same thread.
     let old = short_lived(|lease| lock.lease(lease).lock());
     assert_eq!(
         old.lost().recv_timeout(LONG).unwrap().reason,
         LossReason::Expired
     );
-    // It is lost a little before Redis lets go of it. A server that still keeps it would refuse the new hold, and could
-    // take that later under another number.
+    // The client counts the lease as over slightly before Redis does. A server that still keeps the old hold would
+    // reject the new one and could be added to it later, with another owner.
     eventually("it has expired", || is_gone(kind, &server, &name));
     let new = lock.try_lock_for(LONG).unwrap().unwrap();
     assert_ne!(old.owner(), new.owner());
@@ -1224,18 +1227,17 @@ fn dropping_a_lost_guard_harms_nobody(kind: Kind) {
     assert!(kind.foe().of(&other, &name).try_lock().unwrap().is_none());
     new.unlock().unwrap();
 
-    // The next owner is another client.
+    // An old guard next to a new one of another client.
     let old = short_lived(|lease| lock.lease(lease).lock());
     let theirs = kind.foe().of(&other, &name);
     let new = theirs.try_lock_for(LONG).unwrap().unwrap();
-    eventually("it is told", || client.stats().lost >= 2);
+    eventually("the loss is reported", || client.stats().lost >= 2);
     drop(old);
     new.settle();
     assert_eq!(server.hgetall(&name), kind.foe().fields(new.owner(), 1));
     new.unlock().unwrap();
 }
 
-// L8
 fn a_lost_lock_is_free_for_threads_of_the_same_process(kind: Kind) {
     let server = Server::start();
     let name = unique("again");
@@ -1252,7 +1254,7 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process(kind: Kind) {
     guard.settle();
     lose(kind, &server, &name);
     let loss = guard.lost().recv_timeout(LONG).unwrap();
-    // Those who wait in Redis ask now and then, perhaps before the next renewal.
+    // Waiters in Redis's queue poll, so one may take the lock before the next renewal notices the loss.
     let may_be_taken = kind.queue == Queue::Redis;
     assert!(
         loss.reason == LossReason::Forced || may_be_taken && loss.reason == LossReason::TakenOver,
@@ -1267,7 +1269,6 @@ fn a_lost_lock_is_free_for_threads_of_the_same_process(kind: Kind) {
 // Guards and questions
 // ---------------------------------------------------------------------------------------------------------------------
 
-// A7
 fn questions_are_answered_truly(kind: Kind) {
     let server = Server::start();
     let name = unique("ask");
@@ -1308,7 +1309,6 @@ fn questions_are_answered_truly(kind: Kind) {
     assert!(lock.is_locked().unwrap() && !lock.is_owned_by_current_thread());
 }
 
-// O5
 fn reentry_is_for_the_holding_thread(kind: Kind) {
     let server = Server::start();
     let name = unique("reenter");
@@ -1344,7 +1344,7 @@ fn reentry_is_for_the_holding_thread(kind: Kind) {
         [2, 0, 1],
         [2, 1, 0],
     ] {
-        // Through another handle, by each verb.
+        // Use another handle, and a different verb each time.
         let again = kind.of(&client, &name);
         let first = lock.lock().unwrap();
         first.settle();
@@ -1364,7 +1364,7 @@ fn reentry_is_for_the_holding_thread(kind: Kind) {
         by_now(kind, "it is free", || !server.exists(&name));
         assert_eq!(lock.hold_count(), 0);
     }
-    // The count is Redisson's too, at the next renewal at the latest, and falls again.
+    // Redis has the same count as Redisson would, at least from the next renewal on, and the count falls again.
     let one = lock.lock().unwrap();
     let two = lock.lock().unwrap();
     assert_eq!(two.token(), one.token(), "one hold, one token");
@@ -1381,10 +1381,10 @@ fn reentry_is_for_the_holding_thread(kind: Kind) {
     drop(two);
     eventually("Redis knows of one hold", || received(1));
     drop(one);
-    eventually("W6: nothing is renewed", || client.stats().holds == 0);
+    eventually("no hold is left to renew", || client.stats().holds == 0);
 }
 
-// A fixed lease counts anew for every hold, and never less than before.
+// A fixed lease starts again with every reentry, and is never shortened.
 fn reentry_renews_a_fixed_lease(kind: Kind) {
     if !kind.reentrant {
         return;
@@ -1397,7 +1397,9 @@ fn reentry_renews_a_fixed_lease(kind: Kind) {
     let first = one.valid_until();
     let two = lock.lease(Duration::from_secs(20)).lock().unwrap();
     assert!(one.valid_until() > first && one.valid_until() == two.valid_until());
-    by_now(kind, "longer", || server.pttl(&name) > 10_000);
+    by_now(kind, "the lease is extended", || {
+        server.pttl(&name) > 10_000
+    });
     let three = lock.lease(ms(50)).lock().unwrap();
     assert!(server.pttl(&name) > 10_000, "never shortened");
     assert_eq!(three.hold_count(), 3);
@@ -1407,7 +1409,6 @@ fn reentry_renews_a_fixed_lease(kind: Kind) {
     by_now(kind, "it is free", || !server.exists(&name));
 }
 
-// D6
 fn a_panic_gives_the_lock_back(kind: Kind) {
     let server = Server::start();
     let name = unique("panic");
@@ -1428,7 +1429,7 @@ fn a_panic_gives_the_lock_back(kind: Kind) {
     assert_eq!(client.stats().lost, 0);
 }
 
-// A guard outlives its handle and its client's handle, and keeps both alive.
+// A guard works after its handle and its client's handle were dropped.
 fn a_guard_owns_what_it_needs(kind: Kind) {
     let server = Server::start();
     let name = unique("owns");
@@ -1450,7 +1451,7 @@ fn a_guard_owns_what_it_needs(kind: Kind) {
     });
 }
 
-/// Runs tests of this module for a kind of lock.
+/// Declares tests of this module for one kind of lock.
 macro_rules! held_to {
     ($kind:path: $($test:ident,)+) => {
         crate::contract::held_to! { $kind, crate::support::as_it_is: $($test,)+ }
@@ -1531,7 +1532,7 @@ contract! {
     rwlock_writing: WRITING,
 }
 
-/// Below a lock there is nothing that knows of TLS: what waits, listens, renews and is given up is enough.
+/// The layers above the connection do not know of TLS, so tests that wait, subscribe, renew and time out are enough.
 #[cfg(feature = "tls")]
 mod over_tls {
     macro_rules! over_tls {
@@ -1558,7 +1559,7 @@ mod over_tls {
     }
 }
 
-/// A name and another one, which has the slot of the first in a cluster.
+/// `name` and a second name that has the same slot in a cluster.
 fn two_names(name: &str) -> [String; 2] {
     let second = if name.contains('{') {
         format!("{name}:2")
@@ -1568,11 +1569,11 @@ fn two_names(name: &str) -> [String; 2] {
     [name.to_owned(), second]
 }
 
-/// Two names of one client: the one that is asked for, and a second. They are two holds.
+/// A multi-lock over the name that the test asks for and a second one, which makes two holds.
 const TWO_NAMES: Kind = Kind {
     title: "multi-lock",
     handle: |client, name| {
-        // In the wrong order, and one of them twice.
+        // The names are given in the wrong order, and one of them twice.
         let [one, two] = two_names(name);
         client.multi_lock([&two, &one, &two]).into()
     },
@@ -1581,9 +1582,9 @@ const TWO_NAMES: Kind = Kind {
 };
 
 mod multi_lock {
-    // Missing is what is reported of one hold. Commands, owners and losses of two are twice as many, and each is
-    // reported by the name of its own lock; those who wait for a second lock with the first in hand begin anew, and
-    // have no place in a line; and a member that is not lost itself stays locked until the guard is gone.
+    // The list omits tests of a single hold. A multi-lock has twice the commands, owners and losses, each reported
+    // under the name of its member; a waiter that holds one member releases it and starts again, so it has no place in
+    // a queue; and a member that is not lost itself stays locked until the guard is dropped.
     crate::contract::held_to! { super::TWO_NAMES:
         each_of_several_names_is_waited_for,
         threads_and_clients_exclude_each_other,

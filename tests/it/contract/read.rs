@@ -1,4 +1,4 @@
-//! What reading a read-write lock has in common with holding any other, and what it has not.
+//! Where reading a read-write lock behaves like any other lock, and where it differs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -55,7 +55,6 @@ mod as_any_other {
 // Sharing
 // ---------------------------------------------------------------------------------------------------------------------
 
-// RW4
 timed!(readers_share_and_a_writer_is_alone);
 fn readers_share_and_a_writer_is_alone() {
     const ROUNDS: usize = 40;
@@ -142,7 +141,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
         received.recv_timeout(LONG).unwrap();
     }
     assert_eq!(server.hgetall(&name), READING.fields(first.owner(), 1));
-    // Whoever is last gives it back, and nobody before.
+    // Only the last reader releases the hold in Redis.
     first.unlock().unwrap();
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
     for _ in 1..THREADS {
@@ -152,7 +151,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     let after = client.stats();
     assert_eq!(after.shared - before.shared, THREADS);
     assert_eq!(after.acquired, before.acquired);
-    // But for a look after writers, now and then.
+    // Readers check now and then whether a writer waits.
     let scripts = server.calls("evalsha") - scripts;
     assert!(scripts <= 2, "{scripts} with that of is_read_locked");
     go.send(()).unwrap();
@@ -160,7 +159,6 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// RW7, R1
 timed!(a_writer_that_leaves_lets_all_readers_in_at_once);
 fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     const THREADS: u64 = 6;
@@ -181,14 +179,14 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
             });
         }
     }
-    // Those of the writer's own process are notified by it.
+    // Readers in the writer's own process are notified without a subscription.
     subscribed(&server, 2);
     crew.all_parked();
     let before = clients.each_ref().map(Client::stats);
     let left = Instant::now();
     drop(writer);
     for _ in 0..3 * THREADS {
-        // Nobody leaves before all are in.
+        // No reader leaves before all have entered.
         let came = received.recv_timeout(LONG).unwrap();
         assert!(came - left < loosely(ms(500)), "{:?}", came - left);
     }
@@ -205,7 +203,6 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     eventually("nothing is left", || server.dbsize() == 0);
 }
 
-// W8
 timed!(leases_of_readers_do_not_interfere);
 fn leases_of_readers_do_not_interfere() {
     let lease = loosely(ms(240));
@@ -245,7 +242,7 @@ fn leases_of_readers_do_not_interfere() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// W8, W10: what one thread takes besides is no reason to keep what another has for longer than it asked for.
+// A further hold of one thread must not extend the hold of another thread beyond the lease that it asked for.
 timed!(a_fixed_lease_ends_for_each_reader_as_it_asked);
 fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     let server = Server::start();
@@ -270,14 +267,16 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
     go.send(()).unwrap();
     crew.join();
-    assert!(again.is_valid() && mine.is_valid(), "this was asked for");
+    assert!(
+        again.is_valid() && mine.is_valid(),
+        "the renewed read extends the thread's own hold"
+    );
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One thread
 // ---------------------------------------------------------------------------------------------------------------------
 
-// RW5
 timed!(who_reads_and_wants_to_write_would_wait_for_itself);
 fn who_reads_and_wants_to_write_would_wait_for_itself() {
     let server = Server::start();
@@ -302,13 +301,13 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
         );
     }
     assert!(begun.elapsed() < loosely(ms(500)));
-    assert_eq!(server.command_total(), commands, "nothing was asked");
+    assert_eq!(server.command_total(), commands, "no command was sent");
     assert!(read.is_valid() && read.hold_count() == 1);
-    // Only that thread would.
+    // Other threads do not hold the lock, so they only fail to get it.
     elsewhere(|| {
         assert!(lock.try_write().unwrap().is_none());
         assert!(lock.try_write_for(ms(30)).unwrap().is_none());
-        // And one that shares its hold.
+        // A thread that shares the hold would wait for itself as well.
         let shared = lock.read().unwrap();
         let verdict = lock.try_write();
         assert!(matches!(verdict, Err(Error::WouldDeadlock { .. })));
@@ -320,7 +319,6 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// RW4, A7
 timed!(who_writes_may_read_and_each_hold_is_counted_for_itself);
 fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
     let server = Server::start();
@@ -351,7 +349,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
             assert!(lock.try_read().unwrap().is_none());
         });
         assert!(theirs.try_read().unwrap().is_none());
-        // Both are renewed.
+        // Both holds are renewed.
         let begun = Instant::now();
         while begun.elapsed() < 3 * lease / 2 {
             assert!(read.is_valid() && write.is_valid());
@@ -365,7 +363,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
             assert_eq!((counts(), state()), ((1, 0), (true, false)));
             assert!(lock.is_owned_by_current_thread());
             assert_eq!(server.hgetall(&name), READING.fields(read.owner(), 1));
-            // Others may read now, and nobody may write.
+            // Now other clients may read, but not write.
             theirs.try_read().unwrap().unwrap().unlock().unwrap();
             assert!(theirs.try_write().unwrap().is_none());
             assert!(matches!(lock.try_write(), Err(Error::WouldDeadlock { .. })));
@@ -382,7 +380,7 @@ fn who_writes_may_read_and_each_hold_is_counted_for_itself() {
     assert_eq!(client.stats().holds, 0);
 }
 
-// W8, W10: the read hold below keeps the hash alive, and must not keep the write hold alive with it.
+// The read hold of the same thread keeps the hash alive, but must not keep the expired write hold alive.
 timed!(a_write_hold_that_is_over_is_over_although_a_read_hold_is_below);
 fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
     let server = Server::start();
@@ -399,14 +397,14 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
         let begun = Instant::now();
         assert!(other.rw_lock(&name).try_read().unwrap().is_none());
         assert_eq!(write.lost().recv_timeout(LONG).unwrap().reason, reason);
-        // Though the guard stays, as that of a wedged thread would.
+        // The write hold ends even though its guard still exists, as that of a stuck thread would.
         let theirs = other.rw_lock(&name).try_read_for(LONG).unwrap().unwrap();
         assert!(begun.elapsed() < limit + lease + loosely(SLACK));
         assert!(read.is_valid() && lock.write_hold_count() == 0);
         theirs.unlock().unwrap();
         assert!(other.rw_lock(&name).try_write().unwrap().is_none());
         drop(write);
-        eventually("only the read hold is there", || {
+        eventually("only the read hold is left", || {
             server.hgetall(&name) == READING.fields(read.owner(), 1)
         });
         read.unlock().unwrap();
@@ -418,7 +416,8 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
 // Loss
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Two threads share a hold; after `robbed` both are notified of `reason`, once, and the hold is not revived.
+/// Two threads share a hold. After `robbed` both are notified of `reason` exactly once, and the hold does not come
+/// back.
 fn both_are_told(reason: LossReason, robbed: impl Fn(&Server, &str, &str) + Send + Sync) {
     unless_late(&|| both_are_told_once(reason, &robbed));
 }
@@ -452,17 +451,21 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
             matches!(unlocked, Err(Error::Lost { reason: its, .. }) if its == reason),
             "{unlocked:?}"
         );
-        assert_eq!(server.hgetall(&name), left, "theirs is untouched");
+        assert_eq!(server.hgetall(&name), left, "the other holds are unchanged");
     });
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
     let renewals = client.stats().renewals;
     drop(guard);
-    assert!(!server.exists(&hold_key(&name, &owner)), "not revived");
-    eventually("told once", || received.reasons(&name) == [reason]);
+    assert!(
+        !server.exists(&hold_key(&name, &owner)),
+        "the hold does not come back"
+    );
+    eventually("the loss is reported once", || {
+        received.reasons(&name) == [reason]
+    });
     assert_eq!(client.stats().renewals, renewals);
 }
 
-// O7, S6
 timed!(a_read_hold_whose_hash_vanishes_is_forced);
 fn a_read_hold_whose_hash_vanishes_is_forced() {
     both_are_told(LossReason::Forced, |server, name, _| {
@@ -470,7 +473,7 @@ fn a_read_hold_whose_hash_vanishes_is_forced() {
     });
 }
 
-// RW1, S6: others go on reading.
+// Other readers keep their holds.
 timed!(a_read_hold_that_loses_its_half_is_forced_and_others_are_not);
 fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
     for half in ["field", "key"] {
@@ -483,7 +486,7 @@ fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
                 "field" => server.cli(&["HDEL", name, owner]),
                 _ => server.cli(&["DEL", &hold_key(name, owner)]),
             };
-            eventually("the other half goes too", || {
+            eventually("the other half is removed", || {
                 server.hgetall(name) == READING.fields(STRANGER, 1)
                     && server.keys() == READING.keys(name, STRANGER)
             });
@@ -491,7 +494,6 @@ fn a_read_hold_that_loses_its_half_is_forced_and_others_are_not() {
     }
 }
 
-// W7, O2
 timed!(a_read_hold_where_somebody_writes_is_taken_over);
 fn a_read_hold_where_somebody_writes_is_taken_over() {
     both_are_told(LossReason::TakenOver, |server, name, _| {
@@ -500,18 +502,16 @@ fn a_read_hold_where_somebody_writes_is_taken_over() {
     });
 }
 
-// O7
 timed!(a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once);
 fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
     both_are_told(LossReason::Forced, |server, name, owner| {
         let other = open(server);
         assert!(other.rw_lock(name).force_unlock().unwrap());
-        // What is left of it ends by itself.
+        // The hold's own key is left to expire.
         assert!(!server.exists(name) && server.pttl(&hold_key(name, owner)) > 0);
     });
 }
 
-// W1, W12
 timed!(half_a_lease_without_renewal_is_survived_by_readers);
 fn half_a_lease_without_renewal_is_survived_by_readers() {
     let server = Server::start();
@@ -526,7 +526,7 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
                 let name = unique("half");
                 let guard = client.rw_lock(&name).read().unwrap();
                 let renewals = client.stats().renewals;
-                eventually("it is renewed", || client.stats().renewals > renewals);
+                eventually("the hold is renewed", || client.stats().renewals > renewals);
                 proxy.set(Target::Watchdog, mode);
                 thread::sleep(span / 2);
                 proxy.pass();
@@ -542,7 +542,7 @@ fn half_a_lease_without_renewal_is_survived_by_readers() {
     assert_eq!(server.dbsize(), 0);
 }
 
-// W1, W9, RW1: notified before a writer can be in.
+// The reader is notified before a writer can acquire the lock.
 timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let server = Server::start();
@@ -556,10 +556,10 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     let (name, other) = (unique("gone"), open(&server));
     let guard = client.rw_lock(&name).read().unwrap();
     let renewals = client.stats().renewals;
-    eventually("it is renewed", || client.stats().renewals > renewals);
+    eventually("the hold is renewed", || client.stats().renewals > renewals);
     let begun = Instant::now();
     proxy.set(Target::All, Mode::BlackHole);
-    // It finds the reader dead, though nobody gave anything back.
+    // The writer finds that the reader is dead, without any release.
     let write = other.rw_lock(&name).try_write_for(LONG).unwrap().unwrap();
     let took = begun.elapsed();
     assert!(!guard.is_valid(), "valid next to a writer");
@@ -568,7 +568,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     assert_eq!(loss.reason, LossReason::Unreachable);
     proxy.pass();
     drop(guard);
-    eventually("told once", || {
+    eventually("the loss is reported once", || {
         received.reasons(&name) == [LossReason::Unreachable]
     });
     assert!(write.is_valid());
@@ -577,7 +577,6 @@ fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {
     eventually("nothing is left", || server.dbsize() == 0);
 }
 
-// D2, L7
 timed!(closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read);
 fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let server = Server::start();
@@ -588,7 +587,7 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
-    // One asks, others queue behind it, and one shares what is read.
+    // The first thread asks Redis, the others queue behind it, and one more shares the read hold.
     for n in 0..4 {
         let (lock, sender) = (client.rw_lock(&busy), sender.clone());
         crew.spawn(move || {
@@ -621,7 +620,11 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
         let outcome = received.recv_timeout(LONG).unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
-    assert_eq!(server.keys(), [busy.as_str()], "all of ours is given back");
+    assert_eq!(
+        server.keys(),
+        [busy.as_str()],
+        "every hold of the closed client is released"
+    );
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Closed);
     go.send(()).unwrap();
@@ -632,7 +635,6 @@ fn closing_wakes_those_who_wait_to_read_and_gives_back_what_is_read() {
     assert!(matches!(lock.try_write(), Err(Error::Closed)));
     assert!(matches!(lock.is_read_locked(), Err(Error::Closed)));
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
-    // D3
     let again = other.rw_lock(&held).write().unwrap();
     drop(guard);
     assert_eq!(server.hgetall(&held), WRITING.fields(again.owner(), 1));

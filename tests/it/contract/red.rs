@@ -1,7 +1,7 @@
-//! What the lock over several masters has in common with every other, and what it has not.
+//! Where a lock over several masters behaves like any other lock, and where it differs.
 //!
-//! It plugs into the suite with a server of the test, whose client is the first of three, and two companions, which all
-//! tests share: names are unique.
+//! The suite runs with the test's own server, whose client is the first of three, and two companion servers that all
+//! tests share. Names are unique, so the tests do not disturb each other.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
@@ -18,12 +18,12 @@ use crate::support::{
     timed, unique,
 };
 
-/// The lock over three masters, of which the test knows the first; and the clients of the others, which the next lock gets
-/// too for as long as these are there.
+/// A lock over three masters, of which the test knows the first. The clients of the other two live as long as the lock,
+/// and other locks of the same client use them too.
 #[derive(Clone, Debug)]
 struct Red(RedLock, Arc<[Client; 2]>);
 
-/// The companions, for as long as a test needs them.
+/// The companion servers, which live as long as a test needs them.
 static SERVERS: Mutex<Weak<Vec<Server>>> = Mutex::new(Weak::new());
 
 fn companions() -> Arc<Vec<Server>> {
@@ -35,11 +35,12 @@ fn companions() -> Arc<Vec<Server>> {
     })
 }
 
-/// The companions' clients that go with a client of a test: always the same, so that its locks of one name are one.
+/// The clients of the companions that belong to a client of a test. Each client always gets the same pair, so that
+/// its locks of one name are the same lock.
 fn clients_for(client: &Client) -> Arc<[Client; 2]> {
     static CLIENTS: Mutex<Option<HashMap<String, Weak<[Client; 2]>>>> = Mutex::new(None);
     let who = loop {
-        // With a short lease it may be over by the time.
+        // A client with a short lease may lose the hold before the reply, so retry.
         if let Ok(guard) = client.mutex(unique("who")).lease(LONG).lock() {
             let uuid = guard.owner().split(':').next().unwrap().to_owned();
             guard.unlock().unwrap();
@@ -93,7 +94,7 @@ const RED: Kind = Kind {
     ..REENTRANT_LOCK
 };
 
-/// A majority of masters is not asked for in clusters, so there is nothing to test.
+/// A `RedLock` rejects clients of a cluster, so there is nothing to test.
 fn is_refused() -> bool {
     let refused = deployment() == Deployment::Cluster;
     if refused {
@@ -102,7 +103,7 @@ fn is_refused() -> bool {
     refused
 }
 
-/// Runs a test with companions that live as long.
+/// Runs a test with companions that live at least as long.
 fn with_companions(test: &dyn Fn()) {
     if is_refused() {
         return;
@@ -148,10 +149,9 @@ mod as_any_other {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The tests of the suite that count what one server was asked, or spoil the way to it, in terms of three
+// Tests of the suite that count requests or disturb a connection, rewritten for three servers
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M3
 #[test]
 fn no_wait_is_one_attempt() {
     if is_refused() {
@@ -164,10 +164,13 @@ fn no_wait_is_one_attempt() {
     stranger_holds(RED, &server, &name, 60_000);
     let lock = Red::of(&client, &name);
     let past = Instant::now();
-    // An acquire that is refused runs one, and so does a look by one who knows that it was refused lately.
+    // `PTTL` runs once in a rejected acquire, and once in the check that replaces an acquire which was rejected shortly
+    // before.
     let before = server.calls("pttl");
     let asked = |n: u64| {
-        eventually("it was asked", || server.calls("pttl") >= before + n);
+        eventually("the server was asked", || {
+            server.calls("pttl") >= before + n
+        });
         assert_eq!(server.calls("pttl"), before + n);
     };
     assert!(lock.try_lock().unwrap().is_none());
@@ -183,7 +186,7 @@ fn no_wait_is_one_attempt() {
     assert!(server.clients_named("subscriber").is_empty());
 }
 
-// Who waits for the plain lock of that name on any of the servers is notified as by a plain lock.
+// Each server publishes the message of a plain lock, so waiters for the plain lock of that name are notified too.
 #[test]
 fn a_release_publishes_redissons_message_on_each_server() {
     if is_refused() {
@@ -203,12 +206,13 @@ fn a_release_publishes_redissons_message_on_each_server() {
             "dropped" => drop(guard),
             _ => elsewhere(|| assert!(lock.force_unlock().unwrap())),
         }
-        eventually("it is free", || is_gone(RED, &server, &name));
+        eventually("the lock is released", || is_gone(RED, &server, &name));
         for (server, messages) in servers.iter().zip(&mut listeners) {
             let mut heard = messages.published(server);
             heard.retain(|(channel, _)| channel.contains(&name));
             if how == "forced" {
-                // The holder gives back what nobody else has taken yet.
+                // After a forced release, the holder also releases what is not taken by others, which publishes the
+                // message twice.
                 heard.dedup();
             }
             let received = (beside("redisson_lock__channel", &name), "0".to_owned());
@@ -252,7 +256,7 @@ fn passing_it_on_inside_the_process_asks_nobody() {
     eventually("the last has released", || is_gone(RED, &server, &name));
 }
 
-// M4, M9: later than a node is waited for is too late, and a minority that has granted in time gets it back.
+// A reply after the node's timeout does not count, and a grant by a minority is released again.
 timed!(a_grant_that_comes_too_late_is_not_one);
 fn a_grant_that_comes_too_late_is_not_one() {
     if is_refused() {
@@ -289,12 +293,13 @@ fn a_grant_that_comes_too_late_is_not_one() {
     for proxy in &proxies {
         proxy.pass();
     }
-    eventually("no trace is left", || is_gone(RED, &server, &name));
+    eventually("the late grants are undone", || {
+        is_gone(RED, &server, &name)
+    });
     assert_eq!(clients[0].stats().holds, 0);
     assert!(lock.try_lock_for(LONG).unwrap().is_some());
 }
 
-// D1, M1
 timed!(an_acquire_whose_caller_was_cancelled_is_undone);
 fn an_acquire_whose_caller_was_cancelled_is_undone() {
     if is_refused() {
@@ -326,9 +331,7 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
         for proxy in &proxies {
             proxy.pass();
         }
-        eventually("what was taken is given back", || {
-            is_gone(RED, &server, &name)
-        });
+        eventually("the grants are undone", || is_gone(RED, &server, &name));
         assert_eq!(clients[0].stats().holds, 0);
         assert!(lock.try_lock_for(LONG).unwrap().is_some());
         eventually("free", || is_gone(RED, &server, &name));
@@ -336,10 +339,9 @@ fn an_acquire_whose_caller_was_cancelled_is_undone() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What loses every other lock
+// Faults that lose every other lock
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M5, M7, S5
 timed!(a_server_that_forgets_or_dies_does_not_lose_the_lock);
 fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
     if is_refused() {
@@ -358,7 +360,7 @@ fn a_server_that_forgets_or_dies_does_not_lose_the_lock() {
         } else {
             server.cli(&["FLUSHALL"]);
         }
-        eventually("two keep it", || guard.nodes_held() == 2);
+        eventually("two servers keep the hold", || guard.nodes_held() == 2);
         let begun = Instant::now();
         while begun.elapsed() < 3 * lease / 2 {
             assert!(guard.is_valid(), "renewed by a majority");
@@ -384,7 +386,7 @@ fn two_servers_that_forget_lose_the_lock() {
     }
     let (server, companions) = (Server::start(), companions());
     let client = open_with_lease(&server, loosely(ms(600)));
-    // Renewed so seldom that none of its servers has the lock again when the next one forgets it.
+    // With the default lease no renewal restores the lock on the first server before the second one loses it.
     let unaware = open(&server);
     let servers = [&server, &companions[0], &companions[1]];
     let mut connections = servers.map(Server::connection);
@@ -403,10 +405,12 @@ fn two_servers_that_forget_lose_the_lock() {
         let loss = guard.lost().recv_timeout(LONG).unwrap();
         assert_eq!((loss.reason, loss.name), (LossReason::Forced, name.clone()));
         assert!(!guard.is_valid() && guard.nodes_held() == 0);
-        eventually("the third is given back", || is_gone(RED, &server, &name));
+        eventually("the third server's hold is released", || {
+            is_gone(RED, &server, &name)
+        });
         assert!(guard.unlock().is_err());
 
-        // The same, with an unlock before anybody knows.
+        // A loss that the unlock notices instead of a renewal.
         let guard = Red::of(&unaware, &name).lock().unwrap();
         guard.settle();
         forget();
@@ -419,7 +423,6 @@ fn two_servers_that_forget_lose_the_lock() {
     }
 }
 
-// D2
 #[test]
 fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
     if is_refused() {
@@ -441,7 +444,7 @@ fn closing_the_first_client_wakes_and_gives_back_on_every_server() {
     crew.join();
     let loss = guard.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Closed);
-    eventually("it is given back", || is_gone(RED, &server, &held));
+    eventually("the hold is released", || is_gone(RED, &server, &held));
     drop(guard);
     assert!(theirs.is_valid() && !is_gone(RED, &server, &busy));
 }

@@ -1,4 +1,4 @@
-//! A key that the application uses for something else: every verb of every kind says so, and changes nothing.
+//! A key that the application uses for something else: every operation of every kind reports that, and changes nothing.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::support::{
     verdicts,
 };
 
-/// A verb, what it is called on, and what it says.
+/// An operation and its result.
 type Verb = (&'static str, Result<()>);
 
-/// Keys that hold no lock of a kind: a title, and the commands that make one.
+/// Values that are not a lock of some kind: a title, and the commands that create the value.
 type Strangers = &'static [(&'static str, &'static [&'static [&'static str]])];
 
-/// No lock and nothing that counts.
+/// Values that are neither a lock nor a number.
 const OF_ANY: Strangers = &[
     ("a text", &[&["SET", "KEY", "hello"]]),
     ("a list", &[&["RPUSH", "KEY", "a", "b"]]),
@@ -35,10 +35,10 @@ const OF_ANY: Strangers = &[
     ),
 ];
 
-/// Permits, or a count.
+/// The value of a semaphore or a latch.
 const NUMBER: Strangers = &[("a number", &[&["SET", "KEY", "1"]])];
 
-/// Almost a lock.
+/// Values that resemble a lock.
 const OF_LOCKS: Strangers = &[
     (
         "a record with a mode",
@@ -96,7 +96,7 @@ const PLAIN: Strangers = &[(
     ],
 )];
 
-/// Nothing where the deployment's servers are clusters, of which there is no `RedLock`.
+/// Empty for deployments with clusters, which a `RedLock` rejects.
 fn red_lock(clients: &[Client; 2], name: &str) -> Vec<Verb> {
     match RedLock::new(clients, name) {
         Ok(lock) => verdicts(&lock.into()),
@@ -148,7 +148,7 @@ fn latch([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
     ]
 }
 
-/// The verbs that are not about one kind.
+/// Operations that belong to no kind.
 fn any([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
     vec![
         ("inspect", client.inspect(name).map(drop)),
@@ -159,7 +159,7 @@ fn any([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
     ]
 }
 
-/// Whether this is what is wrong, with every member that failed.
+/// Whether the result is `WrongType` for `name`, or a failure of members that all have this error.
 fn is_wrong_type(verdict: &Result<()>, name: &str) -> bool {
     match verdict {
         Err(Error::WrongType { name: its, .. }) => its == name,
@@ -170,7 +170,7 @@ fn is_wrong_type(verdict: &Result<()>, name: &str) -> bool {
     }
 }
 
-/// Has `verbs` deal with each of these, at the name's key or at the one that `key` says.
+/// Calls `verbs` while each of these values is stored at the key of the name, or at the key that `key` returns.
 fn are_told(
     kind: &str,
     strangers: &[Strangers],
@@ -245,7 +245,7 @@ fn every_verb_of_every_kind_says_that_a_key_is_no_such_lock() {
             "latch": &[OF_ANY, PLAIN], latch;
             "any": &[OF_ANY, OF_LOCKS], any;
         }
-        // Permits that are out are in a key of their own, of which the dead are removed.
+        // Permits are kept in a key of their own, from which an acquire removes the expired ones.
         scope.spawn(|| {
             are_told(
                 "permits",
@@ -304,14 +304,14 @@ fn who_waits_is_told_when_the_key_becomes_a_record() {
     }
 }
 
-// Locks as Redisson's clients and this crate's make them: nobody takes one for something else.
+// Locks in every form that Redisson and this crate create must be recognized as locks.
 timed!(a_lock_of_others_is_waited_for_whatever_it_looks_like);
 fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
     let server = Server::start();
     let client = open(&server);
     let name = unique("theirs");
     let negative = STRANGER.replace(":57", ":-8812345678901234567");
-    // Of a transaction.
+    // The owner of a lock in a transaction.
     let number = "0123456789abcdef0123456789abcdef";
     let transaction = format!("{STRANGER}:{number}");
     for (owner, limited) in [
@@ -332,7 +332,7 @@ fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
         ] {
             let command = [&["HSET", &name], fields].concat();
             server.cli(&command);
-            // Of a reader, or it counts as dead.
+            // The reader's own key, without which the reader counts as dead.
             let hold = format!("{{{name}}}:{owner}:rwlock_timeout:1");
             server.cli(&["SET", &hold, "1"]);
             if limited {

@@ -1,4 +1,5 @@
-//! What a reader can rely on: every public method has an example, what the guide names exists, and it can be read.
+//! The documentation is complete and short: every public method has an example, names in the guide exist, and pages
+//! keep their limits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,9 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The public functions in a file, each with whether the comment above it has an example.
+/// The public functions of a file, and whether the comment of each has an example.
 ///
-/// `pub` without a limit is the public API: a lint refuses it for what cannot be reached from outside.
+/// Plain `pub` marks the public API: a lint rejects it for items that are not exported.
 fn public_functions(text: &str) -> Vec<(&str, bool)> {
     let mut found = Vec::new();
     let mut has_example = false;
@@ -78,7 +79,7 @@ fn the_search_for_examples_finds_what_has_none() {
     assert_eq!(found, [("one", true), ("two", false), ("three", false)]);
 }
 
-/// Whoever moves a file mends the map.
+/// A renamed file must be renamed in the guide as well.
 #[test]
 fn files_that_the_guide_names_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -103,7 +104,7 @@ fn files_that_the_guide_names_exist() {
     assert!(seen > 20, "only {seen} files");
 }
 
-/// The cells of all tables in a page, or in the comments of a source.
+/// The cells of all tables in a page, or in the comments of a source file.
 fn cells(text: &str) -> Vec<String> {
     let rows = text
         .lines()
@@ -138,7 +139,7 @@ fn the_readme_and_the_front_page_have_one_table_of_locks() {
     assert_eq!(readme, front);
 }
 
-/// What takes longer to say in a table is a paragraph below it.
+/// Text that does not fit into a cell belongs into a paragraph below the table.
 #[test]
 fn the_guide_is_short_and_so_is_each_cell_of_a_table() {
     const MOST: usize = 12_000;
@@ -171,7 +172,7 @@ fn the_guide_is_short_and_so_is_each_cell_of_a_table() {
     assert!(seen > 500, "only {seen} cells");
 }
 
-/// An image is a file, and rustdoc, which copies none, has it as text.
+/// Each image is a file, and rustdoc, which copies no files, gets it inlined.
 #[test]
 fn the_images_of_the_guide_exist_and_are_small() {
     const MOST: usize = 20 * 1024;
@@ -193,13 +194,13 @@ fn the_images_of_the_guide_exist_and_are_small() {
     assert!(seen > 5, "only {seen} images");
 }
 
-/// What the compiler says about a program that uses the crate; `None` if there is no compiler.
+/// The output of the compiler for a program that uses the crate; `None` without a compiler.
 pub(super) fn compiled(program: &str) -> Option<String> {
     let rustc = std::env::var("RUSTC").unwrap_or("rustc".into());
     compiled_by(&rustc, Path::new("."), program)
 }
 
-/// The same by another compiler, whose lints have their settings in this folder.
+/// The output of another compiler, whose lints take their settings from `lints`.
 pub(super) fn compiled_by(compiler: &str, lints: &Path, program: &str) -> Option<String> {
     let exe = std::env::current_exe().unwrap();
     let deps = exe.parent().unwrap();

@@ -1,5 +1,5 @@
-//! What `fork()` leaves to a child process: nothing. Each test runs in a process of its own, since a child has only the
-//! thread that forked and whatever mutexes the others had locked.
+//! A child of `fork()` inherits no locks and must not touch those of its parent. Each test runs in a process of its
+//! own, because a child has only the thread that forked, while mutexes that other threads had locked stay locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -26,12 +26,12 @@ fn a_forked_child_leaves_the_locks_of_its_parent_alone() {
 #[ignore = "part of a_forked_child_leaves_the_locks_of_its_parent_alone"]
 fn a_process_that_forks() {
     let Some([url]) = given() else { return };
-    // Long enough for a guard that is dropped to hand the lock over.
+    // A tenure that is long enough for a dropped guard to pass the lock on.
     let client = Client::open(Config::new(&url).tenure(ms(1_000))).unwrap();
     let wanted = client.reentrant_lock(unique("wanted"));
     let done = AtomicBool::new(false);
     scoped(|scope| {
-        // So that mutexes of the client are locked when the child is made.
+        // These threads make it likely that mutexes of the client are locked at the moment of the fork.
         for _ in 0..2 {
             let (busy, done) = (client.reentrant_lock(unique("busy")), &done);
             scope.spawn(move || {
@@ -54,7 +54,7 @@ fn a_process_that_forks() {
     client.close(ms(5_000)).unwrap();
 }
 
-/// Ends the other threads also when this one panics.
+/// Stops the other threads, even when this one panics.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -63,7 +63,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Holds one of each kind, and one that other threads wait for, lets a child drop its copies, and still has them.
+/// Holds every kind of lock, including one that other threads wait for. The child drops its copies, and the parent
+/// still holds everything.
 fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     let waited_for = wanted.lock().unwrap();
     let name = unique("forked");
@@ -143,7 +144,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
                 other_leased,
             ));
             drop((lock, rwlock, semaphore, leased, latch));
-            // Ends without running anything else of what was copied.
+            // The signal ends the child before any other copied state can run.
             signal::kill(Pid::this(), Signal::SIGKILL).unwrap();
             unreachable!("killed");
         }
@@ -201,7 +202,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     assert_eq!(latch.count().unwrap(), 1);
 }
 
-/// In the child, where nobody would see a panic.
+/// Asserts in the child, where a panic would not be reported.
 fn expect(truth: bool, what: &str) {
     if !truth {
         eprintln!("in the child: {what}");

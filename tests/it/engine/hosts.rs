@@ -10,7 +10,7 @@ use crate::support::{
     timed, unique,
 };
 
-/// Commands, renewals and messages all work over this url.
+/// Commands, renewals and messages work over this URL.
 fn works_over(server: &Server, url: &str) {
     let (holder, waiter) = (
         Client::open(config(url).lease(loosely(ms(600)))).unwrap(),
@@ -18,7 +18,7 @@ fn works_over(server: &Server, url: &str) {
     );
     let name = unique("host");
     let guard = holder.mutex(&name).lock().unwrap();
-    eventually("it is renewed", || holder.stats().renewals > 0);
+    eventually("the hold is renewed", || holder.stats().renewals > 0);
     guard.unlock().unwrap();
     is_waited_for(&holder, &waiter, &name, ms(100));
     for role in ["link", "watchdog", "subscriber"] {
@@ -36,7 +36,7 @@ fn a_host_name_will_do() {
 
 timed!(a_host_name_whose_first_address_refuses_will_do);
 fn a_host_name_whose_first_address_refuses_will_do() {
-    // In a namespace of its own a process has its own hosts; some systems do not let it.
+    // A process in its own mount namespace can have its own `/etc/hosts`; some systems do not allow that.
     let hosts = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(hosts.path(), "::1 localhost\n127.0.0.1 localhost\n").unwrap();
     let script =

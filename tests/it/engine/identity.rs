@@ -1,4 +1,5 @@
-//! Which servers the clients of one lock talk to: two addresses may be those of one, and some may be down when it is asked.
+//! Which servers the clients of one lock talk to: two addresses may belong to one server, and a server may be down when
+//! it is asked.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ fn is_config<T: std::fmt::Debug>(verdict: &redlatch::Result<T>) {
     assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
 }
 
-/// A client that cannot reach its server any more.
+/// A client that has lost the connection to its server.
 fn cut_off(proxy: &Proxy) -> Client {
     let client = quick(&proxy.url());
     proxy.set(Target::All, Mode::Refuse);
@@ -41,7 +42,7 @@ fn a_red_lock_is_made_while_some_masters_are_down() {
     servers[4].kill();
     let lock = RedLock::new(&clients, unique("down")).unwrap();
     drop(take(&lock));
-    // However many there are, they cost no more than one does.
+    // Several unreachable masters cost no more time than one.
     servers[3].kill();
     servers[2].freeze();
     let name = unique("down");
@@ -61,7 +62,7 @@ fn a_red_lock_is_made_while_some_masters_are_down() {
     let guard = take_from_all(&lock, 5);
     guard.unlock().unwrap();
     nothing_is_left(&servers);
-    // Settings are looked at all the same.
+    // The settings are checked even while masters are down.
     is_config(&RedLock::new(
         [&clients[0], &clients[1], &clients[0]],
         &name,
@@ -78,7 +79,7 @@ fn a_master_that_turns_out_to_be_another_one_is_told_at_the_next_lock() {
     drop(take(&lock));
     proxy.pass();
     eventually(
-        "it is found out",
+        "the duplicate is detected",
         || matches!(lock.try_lock(), Err(Error::Config { what, .. }) if what.contains("clients 1 and 3")),
     );
     is_config(&lock.lock());
@@ -96,7 +97,7 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
     let lock = RedLock::new(clients.iter().chain([&fourth]), unique("replica")).unwrap();
     servers[3].cli(&["REPLICAOF", "127.0.0.1", &servers[0].port().to_string()]);
     proxy.pass();
-    eventually("it is connected again", || {
+    eventually("the fourth client is connected", || {
         drop(take(&lock));
         proxy.connections(Target::Link) > 0
     });
@@ -107,7 +108,7 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
     }
     let fourth = quick(&servers[3].url());
     is_config(&RedLock::new(clients.iter().chain([&fourth]), "replica"));
-    // Once it is a master again it does.
+    // As a master again, the fourth server takes part.
     servers[3].cli(&["REPLICAOF", "NO", "ONE"]);
     let guard = take_from_all(&lock, 4);
     drop(guard);
@@ -118,7 +119,7 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
 // MultiLock
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// How many commands they have sent.
+/// The number of commands that these clients have sent.
 fn sent(clients: &[&Client]) -> u64 {
     clients.iter().map(|client| client.stats().commands).sum()
 }
@@ -150,14 +151,15 @@ fn a_lock_and_the_same_by_another_address_are_no_two_members() {
     ]);
     let before = sent(&[&tcp, &unix]);
     let guard = apart.lock().unwrap();
-    // Which is clear without a question.
+    // Different names need no question about the servers.
     assert_eq!(sent(&[&tcp, &unix]), before + 2);
     drop(guard);
-    // A restart makes it another server; who connected before does not take it for two.
+    // The restarted server has a new id. A client that connected before the restart must learn it, so that both
+    // addresses count as one server.
     server.restart();
     let later = open(&server.url());
     let lock = both(&unix, &later, &name);
-    eventually("it is connected again", || match lock.try_lock() {
+    eventually("the client is connected again", || match lock.try_lock() {
         Err(Error::Config { .. }) => true,
         Err(err) => {
             assert!(err.is_retryable(), "{err}");
@@ -174,7 +176,7 @@ fn different_servers_are_asked_once_who_they_are() {
     let servers = masters(2);
     let clients = open_all(&servers);
     let (name, both_of) = (unique("asked"), [&clients[0], &clients[1]]);
-    // The servers know the scripts from then on.
+    // Load the scripts first, so that only the question about the servers is counted.
     for client in both_of {
         drop(client.mutex(&name).lock().unwrap());
     }
@@ -198,7 +200,7 @@ fn whether_two_members_are_one_is_found_out_when_the_address_answers() {
     let lock = both(&direct, &indirect, &name);
     let away = lock.try_lock();
     assert!(matches!(away, Err(Error::Members { .. })), "{away:?}");
-    // Somebody waits for it meanwhile.
+    // A stranger holds the lock, so the call has to wait and can detect the duplicate meanwhile.
     hold_by_stranger(&server, &name, 60_000);
     proxy.pass();
     let begun = Instant::now();

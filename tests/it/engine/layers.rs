@@ -1,13 +1,13 @@
-//! The layers of `src/`: a file imports from its own layer or from a lower one, and no imports run in a circle.
+//! The layers of `src/`: a file imports only from its own layer or a lower one, and imports form no cycle.
 //!
-//! What does not comply yet is listed at the end. A commit may only shorten the lists: an entry that is no longer needed
-//! fails as well.
+//! Exceptions are listed at the end. A commit may only shorten the lists, since an entry that is no longer needed fails
+//! too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// From top to bottom: the files and folders of `src/` that make up a layer.
+/// The files and folders of `src/` in each layer, from top to bottom.
 const LAYERS: [&[&str]; 12] = [
     &["bin"],
     &["lib", "client", "guide"],
@@ -26,7 +26,7 @@ const LAYERS: [&[&str]; 12] = [
     ],
 ];
 
-/// Where a file belongs, counted from the top.
+/// The layer of a module, counted from the top.
 fn layer(module: &str) -> Option<usize> {
     let first = module.split("::").next().unwrap_or_default();
     LAYERS.iter().position(|layer| layer.contains(&first))
@@ -36,7 +36,7 @@ fn layer(module: &str) -> Option<usize> {
 // Reading
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The code of a file without comments, the contents of literals, and what only its own tests use.
+/// The code of a file without comments, the contents of literals, and items for its tests.
 fn code_of(text: &str) -> String {
     without_tests(without_comments(text, |_| String::new()))
 }
@@ -49,7 +49,7 @@ fn without_tests(mut code: String) -> String {
     code
 }
 
-/// The code without comments, and with something else in place of each literal.
+/// The code without comments, with `literal` applied to each literal.
 fn without_comments(text: &str, literal: impl Fn(&str) -> String) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -89,7 +89,7 @@ fn is_raw(text: &str) -> bool {
     text[1..].trim_start_matches('#').starts_with('"')
 }
 
-/// A character, and no lifetime.
+/// Whether this is a character literal, not a lifetime.
 fn is_char(text: &str) -> bool {
     let mut after = text.chars().skip(1);
     match after.next() {
@@ -112,7 +112,7 @@ fn end_of_quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// Where the first item with its attributes ends: at a semicolon or the end of a block, and outside of any other bracket.
+/// The end of the first item: a semicolon outside of brackets, or the end of its block.
 fn end_of_item(code: &str) -> usize {
     let mut depth = 0_u32;
     for (at, c) in code.char_indices() {
@@ -131,7 +131,7 @@ fn end_of_item(code: &str) -> usize {
     code.len()
 }
 
-/// All paths that begin with `crate` or `super`, whether in a `use` or not, each as its segments from the root.
+/// All paths that begin with `crate` or `super`, anywhere in the code, as segments from the root.
 fn paths_in(code: &str, module: &str) -> BTreeSet<Vec<String>> {
     let own: Vec<String> = module.split("::").map(str::to_owned).collect();
     let mut paths = BTreeSet::new();
@@ -147,7 +147,7 @@ fn paths_in(code: &str, module: &str) -> BTreeSet<Vec<String>> {
     paths
 }
 
-/// Reads one path, or a group of them, and returns what is left.
+/// Reads one path or a group of paths; returns the rest of the code.
 fn read_paths<'a>(code: &'a str, base: &[String], paths: &mut BTreeSet<Vec<String>>) -> &'a str {
     let code = code.trim_start();
     if let Some(mut rest) = code.strip_prefix('{') {
@@ -162,7 +162,7 @@ fn read_paths<'a>(code: &'a str, base: &[String], paths: &mut BTreeSet<Vec<Strin
             }
             let left = read_paths(rest, base, paths);
             if left.len() == rest.len() {
-                return left; // no import
+                return left; // not a path
             }
             rest = left;
         }
@@ -228,7 +228,7 @@ fn imports_are_read_wherever_they_are() {
 // The graph
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Which modules import which; a module is a file.
+/// Each module (a file) with the modules that it imports.
 struct Graph(BTreeMap<String, BTreeSet<String>>);
 
 impl Graph {
@@ -254,7 +254,7 @@ impl Graph {
         all.flat_map(|(from, to)| to.iter().map(move |to| (from.as_str(), to.as_str())))
     }
 
-    /// Everything that can be reached from a module.
+    /// Every module that `module` imports directly or indirectly.
     fn reach(&self, module: &str) -> BTreeSet<&str> {
         let mut reached = BTreeSet::new();
         let mut todo: Vec<_> = self.0[module].iter().collect();
@@ -266,7 +266,7 @@ impl Graph {
         reached
     }
 
-    /// The modules that import themselves by way of others.
+    /// The modules that import themselves through others.
     fn in_circles(&self) -> BTreeSet<&str> {
         let all = self.0.keys().map(String::as_str);
         all.filter(|module| self.reach(module).contains(module))
@@ -274,7 +274,7 @@ impl Graph {
     }
 }
 
-/// The modules below a folder with their texts.
+/// Collects the modules in a folder with their texts.
 fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -291,7 +291,7 @@ fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// The file in which a path leads to something: what the root itself has is in `lib`.
+/// The module to which a path leads; items of the root belong to `lib`.
 fn owner_of(path: &[String], files: &BTreeMap<String, String>) -> String {
     let modules = (1..=path.len()).rev().map(|n| path[..n].join("::"));
     let mut known = modules.filter(|module| files.contains_key(module));
@@ -308,7 +308,7 @@ fn file_of(module: &str) -> String {
     }
 }
 
-/// Fails unless what was found is what is listed.
+/// Fails unless the findings are exactly those of the list.
 #[track_caller]
 fn compare(what: &str, found: &BTreeSet<String>, listed: &[&str]) {
     let known: BTreeSet<String> = listed.iter().map(|&entry| entry.to_owned()).collect();
@@ -316,7 +316,7 @@ fn compare(what: &str, found: &BTreeSet<String>, listed: &[&str]) {
     let gone: Vec<_> = known.difference(found).collect();
     assert!(
         new.is_empty() && gone.is_empty(),
-        "{what}: {new:#?}\nno longer, and to be taken off the list: {gone:#?}"
+        "{what}: {new:#?}\nnot found any more, remove from the list: {gone:#?}"
     );
     assert_eq!(known.len(), listed.len(), "listed twice");
 }
@@ -356,7 +356,7 @@ fn imports_run_in_no_circle() {
 // Error codes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The codes of errors that say whether, when and where to send a request again, and their names in the client crate.
+/// Error codes that decide whether, when and where a request is sent again, with their names in the client crate.
 const CODES: [(&str, &str); 12] = [
     ("NOSCRIPT", "NoScript"),
     ("MOVED", "Moved"),
@@ -372,12 +372,12 @@ const CODES: [(&str, &str); 12] = [
     ("NOREPLICAS", ""),
 ];
 
-/// Files that consist of tests.
+/// Files that contain only tests.
 const TESTS: [&str; 6] = ["golden", "model", "schedules", "search", "strange", "tests"];
 
-/// The codes in the code of a file: in literals that begin with one, and by their names.
+/// The codes that occur in a file's code: at the beginning of a literal, or by name.
 fn codes_in(text: &str) -> Vec<&'static str> {
-    // Without what an item may end with.
+    // Remove the characters that would end an item.
     let kept = |literal: &str| literal.replace(['{', '}', '(', ')', '[', ']', ';', '#'], " ");
     let code = without_tests(without_comments(text, kept));
     let stands = |what: &str| {
@@ -431,7 +431,7 @@ fn one_file_says_what_the_error_codes_of_redis_mean() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What does not comply yet
+// Exceptions
 // ---------------------------------------------------------------------------------------------------------------------
 
 const UPWARD: &[&str] = &[];
@@ -439,6 +439,6 @@ const UPWARD: &[&str] = &[];
 const IN_CIRCLES: &[&str] = &[];
 
 const WITH_CODES: &[&str] = &[
-    // Commands of these names.
+    // The name of a command flag.
     "src/protocol/guarded.rs: READONLY",
 ];

@@ -1,4 +1,4 @@
-//! How waiters hear of releases: messages, and asking where messages do not come.
+//! How waiters learn of a release: by messages, and by polling where messages are missing.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use crate::support::{
     unique, within,
 };
 
-/// The url of a user who may do everything but `rules`.
+/// The URL of a user who may do everything except `rules`.
 fn url_without(server: &Server, rules: &[&str]) -> String {
     let user = [
         &["ACL", "SETUSER", "user", "on", ">pw", "~*", "&*", "+@all"][..],
@@ -23,7 +23,7 @@ fn a_user_without_ping_hears_of_releases_also_after_silence() {
     let server = Server::start();
     let url = url_without(&server, &["-ping"]);
     let (holder, waiter) = (client(&url), client(&url));
-    // The second is silent for long enough that a sign of life is asked for.
+    // The second hold is long enough for the client to check whether the silent connection is alive.
     for held in [ms(50), ms(2_700)] {
         let before = waiter.stats();
         is_waited_for(&holder, &waiter, &unique("no-ping"), held);
@@ -68,20 +68,20 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
         let guard = holder.mutex(&name).lock().unwrap();
         scoped(|scope| {
             let waiting = scope.spawn(|| waiter.mutex(&name).lock().unwrap().unlock().unwrap());
-            eventually("it listens", subscribed);
+            eventually("the waiter is subscribed", subscribed);
             disturb();
-            eventually("it has asked again", || {
+            eventually("the waiter has asked again", || {
                 waiter.stats().commands >= commands + 2
             });
-            thread::sleep(ms(10)); // for what a confirmation must not do
+            thread::sleep(ms(10)); // time for a wake-up that a confirmation must not cause
             guard.unlock().unwrap();
             waiting.join().unwrap();
         });
-        eventually("it listens no more", || !subscribed());
+        eventually("the subscription has ended", || !subscribed());
     };
     hand_over(&|| {
         assert_eq!(server.kill_clients_named("subscriber"), 1);
-        eventually("it listens again", || {
+        eventually("the waiter is subscribed again", || {
             waiter.stats().resubscriptions == 1 && subscribed()
         });
     });
@@ -96,7 +96,7 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
         wakes > ROUNDS / 2 && wakes <= ROUNDS + ROUNDS / 5,
         "{wakes} of {ROUNDS}: {after:?}"
     );
-    // A grant, a busy answer, one more after the confirmation, and the release.
+    // A busy reply, another one after the confirmation, a grant, the release, and one in reserve.
     let commands = after.commands - before.commands;
     assert!(commands <= ROUNDS * 5, "{commands}: {after:?}");
     nothing_is_left(&server);
@@ -119,7 +119,7 @@ fn processes_that_take_turns_send_little_more_than_three_commands_each() {
                     let lock = client.mutex(&name);
                     for _ in 0..turns {
                         let _guard = lock.lock().unwrap();
-                        // Its work, during which the other begins to wait.
+                        // While one client works, the other begins to wait.
                         thread::sleep(ms(10));
                     }
                 });
@@ -130,8 +130,8 @@ fn processes_that_take_turns_send_little_more_than_three_commands_each() {
     let before = sent();
     take_turns(TURNS);
     let sent = sent() - before;
-    // A request that is refused, one that is granted, and the release; in the beginning each of them subscribes, and at the
-    // end the other is not there.
+    // Each turn takes a rejected request, a grant and the release. In addition, each client subscribes at the
+    // beginning, and the last one runs alone.
     assert!(sent <= 2 * TURNS * 7 / 2, "{sent} for {}", 2 * TURNS);
     for client in &clients {
         let stats = client.stats();
@@ -151,7 +151,7 @@ fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
             .iter()
             .any(|client| client.subscriptions == 1)
     };
-    // The lease of a holder that is gone ends soon after the confirmation, or long after.
+    // The dead holder's lease ends soon after the confirmation of the subscription, or long after.
     for left in ["30", "200"] {
         let ends_soon = || {
             let name = unique("expires");
@@ -160,7 +160,7 @@ fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
             let guard = waiter.mutex(&name).lock().unwrap();
             let ends_soon = within(ms(150), || !subscribed());
             drop(guard);
-            eventually("it listens no more", || !subscribed());
+            eventually("the subscription has ended", || !subscribed());
             ends_soon
         };
         assert!((0..10).any(|_| ends_soon()), "after {left} ms");

@@ -1,4 +1,4 @@
-//! The logger is the user's code: it may block, panic, and use the client that it hears of.
+//! The logger is the user's code: it may block, panic, or use the client whose records it gets.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::support::{
     timed, unique,
 };
 
-/// No more than what a busy machine may need.
+/// A limit that only a deadlock exceeds.
 const LONG: Duration = Duration::from_secs(20);
 
-/// The logger's hooks for some fragments; gone at the end, also of a test that fails.
+/// The logger's hooks for some fragments, which are removed even if the test fails.
 struct Hooked(&'static Logs, Vec<String>);
 
 impl Drop for Hooked {
@@ -29,7 +29,7 @@ impl Drop for Hooked {
     }
 }
 
-/// Runs `work` on a thread of its own, since what this is about would keep it for ever.
+/// Runs `work` on a new thread and fails if it does not return, since the faults tested here would block it forever.
 #[track_caller]
 fn returns(what: &str, work: impl FnOnce() + Send + 'static) {
     let (sender, received) = bounded(1);
@@ -45,7 +45,7 @@ timed!(a_logger_may_use_the_client_that_it_hears_of);
 fn a_logger_may_use_the_client_that_it_hears_of() {
     let logs = logs();
     let server = Arc::new(Server::start());
-    returns("nobody waits for the logger for ever", move || {
+    returns("nothing deadlocks on the logger", move || {
         let proxy = Proxy::start(server.addr());
         let client = Client::open(config(&proxy.url()).lease(ms(900))).unwrap();
         let (name, log_file) = (unique("logged"), unique("file"));
@@ -53,7 +53,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         let (sender, received) = unbounded();
         let _hooked = Hooked(logs, vec![name.clone(), away.clone()]);
         for fragment in [&name, &away] {
-            // As if one process at a time could write to the file.
+            // The hook locks, as a logger would if only one process at a time may write to the file.
             let (client, log_file, sender) = (client.clone(), log_file.clone(), sender.clone());
             logs.hook(fragment, move |_, text| {
                 let locked = client.mutex(&log_file).try_lock_for(LONG);
@@ -81,7 +81,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
         hears_and_locks("is lost");
 
-        // A release that comes to nothing, since Redis is away until its lease is over.
+        // The release fails because Redis is unreachable until the lease is over.
         let guard = client.mutex(format!("{name}:late")).lease(ms(400));
         let guard = guard.lock().unwrap();
         let until = guard.valid_until() + ms(400);
@@ -89,7 +89,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         proxy.cut(Target::Link);
         drop(guard);
         assert!(other.lock().is_err());
-        // The logger cannot lock now either.
+        // Redis is unreachable for the logger as well.
         assert!(hears(&away).1.is_err());
         logs.unhook(&away);
         let (_, locked) = hears("it frees itself");
@@ -117,7 +117,7 @@ fn a_logger_that_blocks_over_a_sentinel_delays_nobody_who_needs_the_master() {
     returns("the master is found", move || {
         let client = Client::open(url.as_str()).unwrap();
         received.recv_timeout(LONG).unwrap();
-        // The thread that found it is in the logger.
+        // The thread that found the master is blocked in the logger.
         let master = &deployment.servers[deployment.named()];
         for _ in 0..3 {
             let killed: u64 = ask(master, &["CLIENT", "KILL", "TYPE", "normal"]);
@@ -145,14 +145,14 @@ fn a_logger_that_panics_ends_no_thread() {
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
         let loss = guard.lost().recv_timeout(LONG).unwrap();
         assert_eq!(loss.reason, LossReason::Forced);
-        eventually("the listener is told", || {
+        eventually("the listener is called", || {
             received.reasons(&name).len() == n
         });
-        eventually("and the logger", || {
+        eventually("the logger is called", || {
             logs.count(log::Level::Warn, &name) == n
         });
         let renewals = client.stats().renewals;
-        eventually("what is held is renewed", || {
+        eventually("the other hold is renewed", || {
             client.stats().renewals >= renewals + 2
         });
     }
@@ -178,12 +178,12 @@ fn a_logger_that_blocks_delays_its_own_thread_alone() {
     });
     let guard = client.mutex(&name).lock().unwrap();
     assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
-    // Who found the hold lost logs it.
+    // The thread that finds the hold lost calls the logger.
     let thread = begun.recv_timeout(LONG).unwrap();
     assert_eq!(thread.as_deref(), Some("redlatch-watchdog"));
-    // The logger has it in hand, and does not return.
+    // The logger has the record and does not return.
     assert_eq!(guard.lost().try_recv().unwrap().reason, LossReason::Forced);
-    eventually("the listener is told", || {
+    eventually("the listener is called", || {
         received.reasons(&name).len() == 1
     });
     let other = client.mutex(unique("other"));
@@ -191,7 +191,7 @@ fn a_logger_that_blocks_delays_its_own_thread_alone() {
     let other = other.lock().unwrap();
     drop(release);
     let renewals = client.stats().renewals;
-    eventually("what is held is renewed", || {
+    eventually("the other hold is renewed", || {
         client.stats().renewals >= renewals + 2
     });
     drop(other);
@@ -215,11 +215,11 @@ fn a_logger_that_blocks_over_one_master_delays_no_renewal_on_the_others() {
     confirmed_by_all(&guard, &servers);
     assert_eq!(servers[1].ask::<i64>(&["DEL", &name]), 1);
     begun.recv_timeout(LONG).unwrap();
-    // The logger has it in hand, and does not return.
+    // The logger has the record and does not return.
     all_keep(&guard, 2);
     for _ in 0..2 {
         let until = guard.valid_until();
-        eventually("it is renewed", || guard.valid_until() > until);
+        eventually("the hold is renewed", || guard.valid_until() > until);
     }
     drop(release);
     guard.unlock().unwrap();
@@ -235,7 +235,7 @@ fn a_logger_that_causes_what_it_logs_is_not_called_for_ever() {
     server.cli(&["HSET", &name, STRANGER, "1"]);
     let (its, own) = (client.clone(), name.clone());
     logs.hook(&name, move |_, _| {
-        // A wait that is long enough to be logged.
+        // The wait is long enough to be logged itself.
         let granted = its.mutex(&own).try_lock_for(ms(200)).unwrap();
         assert!(granted.is_none());
     });

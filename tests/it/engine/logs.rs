@@ -1,4 +1,5 @@
-//! What is logged when nothing else says it: a server that is away, a wait that takes long, and who has lost what.
+//! Log records that the caller would not notice otherwise: an unreachable server, a long wait, and losses with their
+//! owners.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use redlatch::Client;
 
 use crate::support::{STRANGER, Server, config, eventually, logs, ms, scoped, unique};
 
-/// Somebody else has the plain lock, with a lease of 99 s.
+/// A plain lock that somebody else holds with a lease of 99 s.
 fn held_by_a_stranger(server: &Server) -> String {
     let name = unique("logged");
     server.cli(&["HSET", &name, STRANGER, "1"]);
@@ -30,7 +31,7 @@ fn a_server_that_goes_is_logged_once_and_so_is_its_return() {
             logs.count(Level::Info, &back),
         )
     };
-    // One connection each for commands, renewals and messages.
+    // Opens one connection each for commands, renewals and messages.
     let uses_all = |server: &Server| {
         let (waited_for, kept) = (held_by_a_stranger(server), client.mutex(unique("kept")));
         let kept = kept.lock().unwrap();
@@ -60,7 +61,7 @@ fn a_server_that_goes_is_logged_once_and_so_is_its_return() {
             server.freeze();
         }
         let other = client.mutex(unique("other"));
-        eventually("that is logged", || {
+        eventually("the outage is logged", || {
             assert!(other.lock().is_err());
             logged() == (n, n - 1)
         });
@@ -70,7 +71,7 @@ fn a_server_that_goes_is_logged_once_and_so_is_its_return() {
         } else {
             server.thaw();
         }
-        eventually("it is back", || other.lock().is_ok());
+        eventually("the server is reachable", || other.lock().is_ok());
         drop(uses_all(&server));
         assert_eq!(
             logged(),
@@ -138,7 +139,7 @@ fn whatever_a_thread_waits_for_is_logged() {
         semaphore.acquire().unwrap(),
         permits.acquire().unwrap(),
     );
-    // Once it is its turn in this process, it waits for the stranger.
+    // The second waiter first waits for its turn in this process, then for the stranger.
     let first = there.lock().unwrap();
     scoped(|scope| {
         scope.spawn(|| assert!(here.try_lock_for(span).unwrap().is_none()));
@@ -150,7 +151,7 @@ fn whatever_a_thread_waits_for_is_logged() {
         }
         scope.spawn(|| assert!(!latch.wait_for(span).unwrap()));
         scope.spawn(|| assert!(there.try_lock_for(2 * span).unwrap().is_none()));
-        eventually("it waits in the queue", || {
+        eventually("the wait in the queue is logged", || {
             logs.count(Level::Info, &named("after")) == 1
         });
         server.cli(&["DEL", &named("after")]);
@@ -167,7 +168,7 @@ fn whatever_a_thread_waits_for_is_logged() {
         ("latch` (latch)", 1),
         ("after` (reentrant)", 1),
     ] {
-        // Two if the machine is slow to end a wait.
+        // On a slow machine a wait may end so late that it is logged again.
         let logged = logs.count(Level::Info, &named(kind));
         assert!(
             (waiters..=3 * waiters).contains(&logged),
@@ -196,7 +197,7 @@ fn a_loss_and_a_release_in_vain_are_logged_with_the_owner() {
     let guard = client.mutex(&lost).lock().unwrap();
     server.cli(&["DEL", &lost]);
     eventually("the loss is logged", || said(guard.owner(), "is lost"));
-    // Nobody knows who removed the key.
+    // The client cannot tell why the key is gone, since anybody may have removed the key.
     assert!(said(
         guard.owner(),
         "removed: forced open, deleted or evicted"

@@ -1,4 +1,4 @@
-//! Holds that survive, holds that are lost, and how their holders learn of it.
+//! Holds that survive a fault, holds that are lost, and how their holders are notified.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -19,7 +19,6 @@ fn lease(url: &str, lease: Duration, received: &Losses) -> Client {
 
 timed!(half_a_lease_without_the_watchdog_is_survived);
 fn half_a_lease_without_the_watchdog_is_survived() {
-    // W1, W12
     let server = Server::start();
     scoped(|scope| {
         for mode in [
@@ -38,7 +37,7 @@ fn half_a_lease_without_the_watchdog_is_survived() {
                 let guard = client.mutex(&name).lock().unwrap();
                 for _ in 0..2 {
                     let renewals = client.stats().renewals;
-                    eventually("it is renewed", || client.stats().renewals > renewals);
+                    eventually("the hold is renewed", || client.stats().renewals > renewals);
                     proxy.set(Target::Watchdog, mode);
                     if mode == Mode::Refuse {
                         proxy.cut(Target::Watchdog);
@@ -60,7 +59,6 @@ fn half_a_lease_without_the_watchdog_is_survived() {
 
 timed!(a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone);
 fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
-    // W1, W9
     let server = Server::start();
     scoped(|scope| {
         for mode in [Mode::BlackHole, Mode::Stall, Mode::Refuse] {
@@ -73,7 +71,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
                 let name = unique("gone");
                 let guard = client.mutex(&name).lock().unwrap();
                 let renewals = client.stats().renewals;
-                eventually("it is renewed", || client.stats().renewals > renewals);
+                eventually("the hold is renewed", || client.stats().renewals > renewals);
                 proxy.set(Target::All, mode);
                 if mode == Mode::Refuse {
                     proxy.cut(Target::All);
@@ -91,7 +89,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
                 };
                 assert!(!guard.is_valid(), "{mode:?}: valid without a key");
                 assert!(guard.valid_until() < missing);
-                eventually("it is told", || !received.of(&name).is_empty());
+                eventually("the loss is reported", || !received.of(&name).is_empty());
                 let (at, reason) = received.of(&name)[0];
                 assert_eq!(reason, LossReason::Unreachable);
                 let late = at.saturating_duration_since(missing);
@@ -100,24 +98,30 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
                     "{mode:?}: told {late:?} after the key was gone"
                 );
                 assert_eq!(guard.lost().recv().unwrap().reason, reason);
-                // The same name, locked again, is renewed again, whatever arrives late.
+                // A new hold of the name is renewed, even though late replies to the old hold arrive.
                 proxy.pass();
                 let mut again = None;
-                eventually("it is locked again", || {
+                eventually("the name is locked again", || {
                     again = client.mutex(&name).lock().ok();
                     again.is_some()
                 });
                 let again = again.unwrap();
                 drop(guard);
                 let renewals = client.stats().renewals;
-                eventually("it is renewed", || client.stats().renewals > renewals + 2);
+                eventually("the new hold is renewed", || {
+                    client.stats().renewals > renewals + 2
+                });
                 assert!(again.is_valid());
                 assert_eq!(
                     server.hgetall(&name),
                     [(again.owner().to_owned(), "1".into())]
                 );
                 again.unlock().unwrap();
-                assert_eq!(received.reasons(&name), [reason], "told once");
+                assert_eq!(
+                    received.reasons(&name),
+                    [reason],
+                    "the loss is reported once"
+                );
             });
         }
     });
@@ -126,7 +130,6 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
 
 timed!(thousands_of_holds_are_renewed_in_time_on_a_busy_machine);
 fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
-    // W3
     const HOLDS: usize = 5_000;
     let server = Server::start();
     let span = loosely(ms(3_000));
@@ -170,8 +173,7 @@ fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
 
 timed!(after_an_outage_what_ends_first_is_renewed_first);
 fn after_an_outage_what_ends_first_is_renewed_first() {
-    // W3
-    const HOLDS: usize = 600; // some batches
+    const HOLDS: usize = 600; // several batches
     let server = Server::start_with(&[
         "--slowlog-log-slower-than",
         "0",
@@ -189,10 +191,10 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
     proxy.cut(Target::All);
     server.cli(&["SLOWLOG", "RESET"]);
     let all_are_due = Instant::now() + span / 3;
-    eventually("all are due", || Instant::now() > all_are_due);
+    eventually("all renewals are due", || Instant::now() > all_are_due);
     proxy.pass();
-    // None is lost, unless this machine has no time for anything.
-    eventually("nothing is left to be renewed", || {
+    // No hold is lost unless the machine is extremely busy; both count as done.
+    eventually("every hold was renewed or lost", || {
         let stats = client.stats();
         stats.renewals + stats.lost >= HOLDS as u64
     });
@@ -216,7 +218,7 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
 
 timed!(a_key_that_vanishes_is_told_as_forced_and_not_revived);
 fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
-    // W7: taken and given back by another between two renewals.
+    // Another client takes the deleted lock and releases it between two renewals.
     let server = Server::start();
     let received = Losses::default();
     let span = loosely(ms(900));
@@ -242,14 +244,13 @@ fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
         "{result:?}"
     );
     assert_eq!(server.hgetall(&name)[0].0, next.owner());
-    eventually("told once", || {
+    eventually("the loss is reported once", || {
         received.reasons(&name) == [LossReason::Forced]
     });
 }
 
 timed!(a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched);
 fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
-    // W7, O2
     let server = Server::start();
     let received = Losses::default();
     let span = loosely(ms(900));
@@ -266,14 +267,13 @@ fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
         server.hgetall(&name) != [(next.owner().to_owned(), "1".into())]
     }));
     next.unlock().unwrap();
-    eventually("told once", || {
+    eventually("the loss is reported once", || {
         received.reasons(&name) == [LossReason::TakenOver]
     });
 }
 
 timed!(every_other_reason_is_told_once_to_guard_and_listener);
 fn every_other_reason_is_told_once_to_guard_and_listener() {
-    // W9, W10
     let server = Server::start();
     let received = Losses::default();
     let [span, ends, limit] = [600, 300, 500].map(|span| loosely(ms(span)));
@@ -297,7 +297,10 @@ fn every_other_reason_is_told_once_to_guard_and_listener() {
         guard.lost().recv_timeout(LONG).unwrap().reason
     };
     assert_eq!(reason(2), LossReason::Forced);
-    assert!(begun.elapsed() < loosely(ms(250)), "told at once");
+    assert!(
+        begun.elapsed() < loosely(ms(250)),
+        "the loss is reported at once"
+    );
     assert_eq!(reason(0), LossReason::Expired);
     let at = begun.elapsed();
     assert!(
@@ -307,7 +310,7 @@ fn every_other_reason_is_told_once_to_guard_and_listener() {
     assert_eq!(reason(1), LossReason::MaxHold);
     let at = begun.elapsed();
     assert!(at >= limit && at < limit + loosely(SLACK), "{at:?}");
-    // Others have it within a lease of that, although the guard is alive.
+    // Other threads get the lock within a lease after `max_hold`, although the guard still exists.
     let got = client
         .mutex(&limited)
         .try_lock_for(span + loosely(SLACK))
@@ -327,14 +330,13 @@ fn every_other_reason_is_told_once_to_guard_and_listener() {
         (&forced, LossReason::Forced),
         (&closed, LossReason::Closed),
     ] {
-        eventually("told", || !received.of(name).is_empty());
+        eventually("the loss is reported", || !received.of(name).is_empty());
         assert_eq!(received.reasons(name), [reason]);
     }
 }
 
 timed!(validity_counts_from_before_the_request_was_sent);
 fn validity_counts_from_before_the_request_was_sent() {
-    // W11
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let client = Client::open(config(&proxy.url()).command_timeout(ms(3_000))).unwrap();
@@ -348,7 +350,7 @@ fn validity_counts_from_before_the_request_was_sent() {
         assert!(begun.elapsed() >= delay);
         assert!(guard.valid_until() <= begun + span + ms(5));
         let left = guard.valid_until() - Instant::now();
-        let drift = span / 100 + ms(2); // for clocks that run at different speeds
+        let drift = span / 100 + ms(2); // the margin for clocks that run at different speeds
         assert!(left <= span - delay - drift, "{left:?} left with {delay:?}");
         assert!(left + delay + loosely(SLACK) > span);
         proxy.pass();
@@ -358,13 +360,12 @@ fn validity_counts_from_before_the_request_was_sent() {
 
 timed!(failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds);
 fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
-    // W11
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let client = Client::open(config(&proxy.url()).command_timeout(ms(1_200))).unwrap();
     let span = loosely(ms(1_000));
     let lock = client.mutex(unique("attempts")).lease(span);
-    let trap = proxy.swallow_reply_to(acquire_sha()); // costs half a command timeout
+    let trap = proxy.swallow_reply_to(acquire_sha()); // the attempt fails after half a command timeout
     let begun = Instant::now();
     let guard = lock.lock().unwrap();
     assert!(trap.fired() && begun.elapsed() >= ms(590));
@@ -375,7 +376,7 @@ fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
 
 timed!(a_hold_whose_grant_came_late_is_renewed_in_time);
 fn a_hold_whose_grant_came_late_is_renewed_in_time() {
-    // W1, W11: a third of the lease counts from where the lease does.
+    // The next renewal is due a third of the lease after the request was sent, not after the grant.
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
     let received = Losses::default();
@@ -400,7 +401,6 @@ fn a_hold_whose_grant_came_late_is_renewed_in_time() {
 
 timed!(a_listener_that_panics_or_blocks_harms_nobody);
 fn a_listener_that_panics_or_blocks_harms_nobody() {
-    // W2
     let server = Server::start();
     let (calls, logs) = (std::sync::Arc::new(AtomicU64::new(0)), logs());
     let config = config(&server.url()).lease(loosely(ms(600))).on_lost({
@@ -420,8 +420,10 @@ fn a_listener_that_panics_or_blocks_harms_nobody() {
         let _guard = client.mutex(name).lock().unwrap();
         in_time("forcing", ms(0), || client.mutex(name).force_unlock()).unwrap();
     }
-    eventually("all were told", || calls.load(Ordering::SeqCst) == 5);
-    eventually("and it was said", || {
+    eventually("the listener is called", || {
+        calls.load(Ordering::SeqCst) == 5
+    });
+    eventually("the panic is logged", || {
         logs.count(log::Level::Error, &forced[4]) == 1
     });
     let renewals = client.stats().renewals;
@@ -446,7 +448,6 @@ fn part_that_is_suspended() {
 
 timed!(a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody);
 fn a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody() {
-    // W3, W9, O2
     let server = Server::start();
     let client = client(&server.url());
     let name = unique("suspended");
@@ -469,15 +470,15 @@ fn a_process_suspended_past_its_lease_knows_it_at_once_and_harms_nobody() {
     next.unlock().unwrap();
 }
 
-/// Longer than anything here is held or asked for, so that it is only gone if somebody gave it back.
+/// Longer than any test, so that a key can only be gone because it was released.
 const HOUR: Duration = Duration::from_secs(3600);
 
 timed!(a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind);
 fn a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind() {
-    // Redis extends it in time, and the reply comes when the hold has been reported lost.
+    // Redis extends the lease in time, but the reply arrives after the hold was reported as lost.
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    // A late reply is no reason to give the connection up, however late the machine makes it.
+    // The long command timeout keeps the connection open, however late the reply is.
     let config = Config::new(proxy.url()).command_timeout(2 * LONG);
     let client = Client::open(config).unwrap();
     let name = unique("late");
@@ -497,7 +498,7 @@ fn a_fixed_lease_renewed_too_late_for_its_holder_leaves_nothing_behind() {
         let loss = first.lost().try_recv().unwrap();
         assert_eq!(loss.reason, LossReason::Expired);
         assert!(!first.is_valid());
-        // Not one hold more of the lost one, but another.
+        // The reentry creates a new hold instead of a second level of the lost one.
         let again = again.unwrap().unwrap();
         assert!(again.is_valid() && again.owner() != first.owner());
         assert_eq!(again.hold_count(), 1);
@@ -531,14 +532,14 @@ fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
                     let short = client.reentrant_lock(&name).lease(ms(20));
                     let long = client.reentrant_lock(&name).lease(HOUR);
                     let Ok(first) = short.lock() else {
-                        continue; // so late that it was over
+                        continue; // the lease was over before the grant
                     };
                     let before = Duration::from_micros(20 + 5 * ((thread + 3 * round) % 60));
                     while first.valid_until() > Instant::now() + before {
                         thread::sleep(Duration::from_micros(5));
                     }
                     let again = in_time("reentering", ms(1_000), || long.try_lock_for(ms(3_000)));
-                    let again = again.unwrap().expect("nobody else wants it");
+                    let again = again.unwrap().expect("the lock is free");
                     assert!(again.is_valid());
                     lost.fetch_add(u64::from(!first.is_valid()), Ordering::Relaxed);
                     drop(again);
@@ -547,7 +548,7 @@ fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
             });
         }
     });
-    // Else no round met the end of its lease.
+    // At least one round must have met the end of its lease.
     assert!(lost.into_inner() > 0, "{:?}", client.stats());
     nothing_is_left(&server);
     eventually("no hold is left", || client.stats().holds == 0);
@@ -566,7 +567,9 @@ fn forcing_somebody_elses_hold_open_does_not_lose_ours_that_comes_after() {
                 assert!(!within(ms(3), || !guard.is_valid()));
                 guard.unlock().unwrap();
             });
-            eventually("it waits", || ours.stats().subscriptions == 1);
+            eventually("the waiter is subscribed", || {
+                ours.stats().subscriptions == 1
+            });
             assert!(ours.mutex(&name).force_unlock().unwrap());
             next.join().unwrap();
         });
@@ -576,8 +579,8 @@ fn forcing_somebody_elses_hold_open_does_not_lose_ours_that_comes_after() {
     eventually("nothing is left", || server.keys_but_requests().is_empty());
 }
 
-/// Threads take turns for a while, with holds lost in every moment of their lives. Who finds his hold lost keeps the
-/// guard until somebody else has the lock: nobody but the queue itself brings that about.
+/// Threads take turns for a while, and holds are lost at every moment of their lives. A thread whose hold is lost keeps
+/// its guard until somebody else has the lock, so only the queue itself can let the next thread in.
 fn turns_with_losses(
     lease: Option<Duration>,
     delay: Option<Duration>,
@@ -605,13 +608,13 @@ fn turns_with_losses(
                     None => lock,
                 };
                 let mut round = thread as u64;
-                // One after another leaves, and the last has nobody behind it.
+                // The threads stop one by one, and the last one has no successor.
                 while !over.load(Ordering::SeqCst) {
                     let guard = match lock.try_lock_for(LONG) {
                         Ok(Some(guard)) => guard,
-                        Ok(None) => panic!("the line stands still"),
+                        Ok(None) => panic!("the queue is stuck"),
                         Err(Error::Lost { .. }) => continue,
-                        // Granted when its lease was over.
+                        // The grant arrived after its lease was over.
                         Err(err @ Error::Redis { .. }) if err.is_retryable() => continue,
                         Err(err) => panic!("{err:?}"),
                     };
@@ -628,7 +631,7 @@ fn turns_with_losses(
                                 || running.load(Ordering::SeqCst) == 1
                                 || over.load(Ordering::SeqCst)
                         });
-                        assert!(went_on, "a lost hold stops the line");
+                        assert!(went_on, "a lost hold blocks the queue");
                     }
                     drop(guard);
                 }
@@ -650,7 +653,7 @@ fn turns_with_losses(
         "{grants}, {kept}, {stats:?}"
     );
     eventually("nothing is left", || server.keys_but_requests().is_empty());
-    eventually("nobody is left", || {
+    eventually("no hold, name or subscription is left", || {
         let stats = client.stats();
         (stats.holds, stats.names, stats.subscriptions) == (0, 0, 0)
     });
@@ -658,7 +661,7 @@ fn turns_with_losses(
 
 timed!(a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_queue);
 fn a_hold_that_runs_out_as_it_is_granted_does_not_stop_the_queue() {
-    // Of a lease of 10 ms not quite 8 count, and the grant takes about as long.
+    // Of a lease of 10 ms slightly less than 8 ms count, and the reply takes about as long.
     for delay in [ms(5), ms(7)] {
         turns_with_losses(Some(ms(10)), Some(delay), |_, _| thread::sleep(ms(5)));
     }

@@ -1,4 +1,4 @@
-//! The page about common mistakes quotes what the compiler and the library say.
+//! The page about common mistakes quotes the compiler and the library.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::engine::docs::compiled;
 use crate::support::cluster::Cluster;
 use crate::support::{Server, eventually, logs, ms, open, settings, skipped, timed};
 
-/// Checks that the page has the quotation, and that it is one: `10.0s` stands for any time.
+/// Asserts that the page contains the quotation and that `said` matches it; `10.0s` stands for any time.
 #[track_caller]
 fn quoted(quotation: &str, said: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -59,7 +59,7 @@ fn the_compiler_says_what_the_page_quotes() {
         "has type `Guard<NonReentrant>` which is not `Send`",
         &across,
     );
-    // The compiler accepts these in silence.
+    // The compiler accepts these without a warning.
     for silent in [
         "if lock.try_lock()?.is_some() { println!(); }",
         "lock.try_lock()?;",
@@ -69,7 +69,7 @@ fn the_compiler_says_what_the_page_quotes() {
     }
 }
 
-/// The warnings of clippy about a program that uses the crate, with these lines in `clippy.toml`.
+/// Clippy's warnings about a program that uses the crate, with `settings` as `clippy.toml`.
 fn linted(program: &str, settings: &str) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("clippy.toml"), settings).unwrap();
@@ -111,7 +111,7 @@ fn the_library_says_what_the_page_quotes() {
     let report = client.mutex("report");
 
     let guard = report.clone().lease(ms(10)).lock().unwrap();
-    eventually("it is over", || !guard.is_valid());
+    eventually("the lease is over", || !guard.is_valid());
     quoted(
         "the lock `report` is no longer held: its lease ran out",
         &said(guard.unlock().unwrap_err()),
@@ -158,7 +158,7 @@ fn permits_of_the_dead_stay_taken_and_can_be_added_again() {
     let client = open(&server);
     let slots = client.semaphore("slots");
     slots.try_set_permits(1).unwrap();
-    // As a process that dies leaves it.
+    // `forget` leaves the permit as a killed process would.
     slots.acquire().unwrap().forget();
     assert!(slots.try_acquire_for(ms(50)).unwrap().is_none());
     slots.add_permits(1).unwrap();
@@ -180,7 +180,7 @@ fn a_cluster_says_what_the_page_quotes() {
         "invalid guarded command: the key `left:42` is in another slot of the cluster than the lock's, `stock:42`",
         &away.to_string(),
     );
-    // On one server there are no slots.
+    // A single server has no slots.
     let server = Server::start();
     let guard = open(&server).mutex("stock:42").lock().unwrap();
     assert_eq!(guard.query::<i64>(&decr).unwrap(), -1);

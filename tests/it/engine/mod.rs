@@ -1,4 +1,4 @@
-//! What all locks share: waiting, losing, logging, identity, forks.
+//! Behaviour that all locks share: waiting, losing, logging, identity, forks.
 
 mod docs;
 mod fork;

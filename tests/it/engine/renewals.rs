@@ -1,4 +1,4 @@
-//! How many holds are renewed: several by one request, and each for itself where something is wrong.
+//! Renewal of many holds: several in one request, and one by one where a renewal fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ fn name(n: usize) -> String {
     format!("kept:{n}")
 }
 
-/// What a client has renewed, and how many scripts it has sent.
+/// The client's renewals so far, and the scripts that the server ran.
 fn so_far(client: &Client, server: &Server) -> (u64, u64) {
     (client.stats().renewals, server.calls("evalsha"))
 }
@@ -30,7 +30,7 @@ fn many_holds_are_renewed_by_few_requests_and_lost_each_for_itself() {
     let rounds = |n: u64| {
         let begin = so_far(&client, &server);
         let enough = begin.0 + n * MANY as u64;
-        eventually("they are renewed", || client.stats().renewals >= enough);
+        eventually("all are renewed", || client.stats().renewals >= enough);
         let end = so_far(&client, &server);
         (end.0 - begin.0, end.1 - begin.1)
     };
@@ -48,7 +48,7 @@ fn many_holds_are_renewed_by_few_requests_and_lost_each_for_itself() {
     ]);
     server.cli(&["SET", &other, "a value"]);
     let reason = |name: &str| received.reasons(name);
-    eventually("they are lost", || {
+    eventually("the losses are reported", || {
         [&gone, &taken, &other]
             .iter()
             .all(|name| !reason(name).is_empty())
@@ -62,7 +62,7 @@ fn many_holds_are_renewed_by_few_requests_and_lost_each_for_itself() {
         MANY - 3
     );
     drop(guards);
-    eventually("they are released", || server.dbsize() == 2);
+    eventually("the other holds are released", || server.dbsize() == 2);
 }
 
 timed!(a_user_who_loses_the_right_to_some_keys_loses_the_locks_there_alone);
@@ -79,13 +79,15 @@ fn a_user_who_loses_the_right_to_some_keys_loses_the_locks_there_alone() {
     let kept: Vec<_> = (0..20).map(|n| lock(name(n))).collect();
     let gone: Vec<_> = (0..3).map(|n| lock(format!("gone:{n}"))).collect();
     let renewals = client.stats().renewals;
-    eventually("they are renewed", || {
+    eventually("all are renewed", || {
         client.stats().renewals >= renewals + 23
     });
     server.cli(&["ACL", "SETUSER", "locker", "resetkeys", "~*kept*"]);
     for n in 0..3 {
         let name = format!("gone:{n}");
-        eventually("it is lost", || !received.reasons(&name).is_empty());
+        eventually("the loss is reported", || {
+            !received.reasons(&name).is_empty()
+        });
         assert_eq!(received.reasons(&name), [LossReason::Unreachable]);
     }
     let renewals = client.stats().renewals;
@@ -107,20 +109,22 @@ fn a_server_that_is_busy_for_a_moment_renews_many_by_one_request_again() {
     let guards: Vec<_> = (0..FEW).map(lock).collect();
     let is_renewed = |times: u64| {
         let enough = client.stats().renewals + times * FEW as u64;
-        eventually("they are renewed", || client.stats().renewals >= enough);
+        eventually("all are renewed", || client.stats().renewals >= enough);
     };
     is_renewed(1);
     for refusal in ["BUSY a script is running", "LOADING the dataset"] {
         let refused = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&refused);
         proxy.rewrite_replies(Target::Watchdog, move |replies| {
-            // To the first request for several.
+            // Replaces the reply to the first request that renews several holds.
             match replies.starts_with(b"*") && seen.fetch_add(1, Ordering::SeqCst) == 0 {
                 true => format!("-{refusal}\r\n").into_bytes(),
                 false => replies.to_vec(),
             }
         });
-        eventually("it has refused", || refused.load(Ordering::SeqCst) > 0);
+        eventually("the request is rejected", || {
+            refused.load(Ordering::SeqCst) > 0
+        });
         is_renewed(1);
         let begin = so_far(&client, &server);
         is_renewed(3);

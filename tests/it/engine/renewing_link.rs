@@ -1,4 +1,4 @@
-//! The connection for renewals: when it is made, and over what holds are renewed while it cannot be.
+//! The connection for renewals: when it is opened, and which connection renews holds while it cannot be opened.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -24,12 +24,12 @@ fn the_connection_for_renewals_is_made_with_the_first_hold() {
     let is_there = || server.clients_named("watchdog").len() == 1;
     hold_by_stranger(&server, "busy", 60_000);
     assert!(client.mutex("busy").try_lock().unwrap().is_none());
-    assert!(!is_there(), "nothing is held");
+    assert!(!is_there(), "without a hold there is no connection");
     let _guard = client.mutex("held").lock().unwrap();
-    eventually("it is made long before a renewal is due", is_there);
+    eventually("it is open before a renewal is due", is_there);
 }
 
-/// What keeps a client from making another connection, while those that stand are served.
+/// Faults that prevent new connections while existing ones still work.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Crowded,
@@ -78,7 +78,7 @@ fn renewing(con: &mut Connection) -> Vec<ClientLine> {
     clients_named(&list, "watchdog").collect()
 }
 
-/// Ends the connections for renewals.
+/// Kills the connections for renewals.
 fn kill(con: &mut Connection) {
     for client in renewing(con) {
         let kill = ["KILL", "ID", &client.id.to_string()];
@@ -89,7 +89,7 @@ fn kill(con: &mut Connection) {
 #[track_caller]
 fn is_renewed(client: &Client, times: u64) {
     let enough = client.stats().renewals + times;
-    eventually("it is renewed", || client.stats().renewals >= enough);
+    eventually("all are renewed", || client.stats().renewals >= enough);
 }
 
 timed!(a_client_that_can_acquire_one_lock_keeps_the_others);
@@ -126,10 +126,10 @@ fn keeps_all(deployment: Deployment, fault: Fault) {
     let busy = other.fair_lock(&queue).lease(LEASE * 100).lock().unwrap();
     let (mut crew, waiter) = (Crew::new(), client.fair_lock(&queue));
     crew.spawn(move || waiter.lock().unwrap().unlock().unwrap());
-    eventually("it is renewed", || client.stats().renewals > 4);
+    eventually("all are renewed", || client.stats().renewals > 4);
     fault.begin(&mut con);
     kill(&mut con);
-    // The waiter's own questions extend its place a few times.
+    // The waiter's own polls extend its place a few times, so expect more changes than that.
     let mut lives = HashSet::new();
     eventually("the waiter shows signs of life", || {
         let alive: Vec<String> = redis::cmd("ZRANGE")
@@ -140,7 +140,7 @@ fn keeps_all(deployment: Deployment, fault: Fault) {
         assert_eq!(
             alive.len(),
             2,
-            "{deployment:?}, {fault:?}: it has its place"
+            "{deployment:?}, {fault:?}: the waiter has its place"
         );
         lives.insert(alive[1].clone());
         lives.len() > 6
@@ -175,7 +175,7 @@ fn a_red_lock_is_renewed_at_masters_that_let_nobody_in() {
     };
     let clients: Vec<_> = servers.iter().map(open).collect();
     let guard = red(&clients, &unique("red")).lock().unwrap();
-    eventually("all keep it", || {
+    eventually("all servers keep and renew the hold", || {
         guard.nodes_held() == 3 && clients.iter().all(|its| its.stats().renewals > 0)
     });
     for con in &mut cons {

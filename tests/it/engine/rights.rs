@@ -1,4 +1,4 @@
-//! The rights that the guide names are enough, for every kind of lock, contended and not.
+//! The rights that the guide gives are sufficient for every kind of lock, with and without contention.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::rights::{
 };
 use crate::support::{Server, eventually, loosely, lua, ms, settings_as, timed};
 
-// Some commands run only after a waiter has died or a key was evicted.
+// Some commands run only after a waiter died or a key was evicted, so check the sources of the scripts.
 #[test]
 fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
     let rights: Vec<_> = acl_line(OPERATIONS, "locker")
@@ -27,7 +27,7 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
     assert!(seen > 100, "only {seen} commands");
 }
 
-/// A client with the rights of the guide.
+/// A client with exactly the rights of the guide.
 fn open(server: &Server) -> Client {
     let config = settings_as(server, "locker:secret@", "");
     let lease = loosely(Duration::from_millis(300));
@@ -42,7 +42,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
     }
     let [client, other] = [open(&servers[0]), open(&servers[0])];
     let [second, third] = [open(&servers[1]), open(&servers[2])];
-    // The second with a brace of its own, which changes how the other keys are named.
+    // The second name contains braces, which changes how the other keys are named.
     for name in ["plain", "in{braces}"] {
         every_lock_works([&client, &other], name, |_, command| {
             servers[0].cli(command);
@@ -55,7 +55,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
             |_| red.lock(),
             move |c| RedLock::new([c, &two, &three], &n)?.lock(),
         );
-        eventually("all have been up for a second", || {
+        eventually("all are up for a second", || {
             let grown = red.clone().min_uptime(ms(10));
             grown
                 .try_lock()
@@ -63,7 +63,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         });
         let guard = red.lock().unwrap();
         let renewed = client.stats().renewals + 1;
-        eventually("it is renewed", || client.stats().renewals > renewed);
+        eventually("the hold is renewed", || client.stats().renewals > renewed);
         assert!(red.is_locked().unwrap() && red.remaining_lease().unwrap().is_some());
         assert!(red.force_unlock().unwrap());
         assert!(guard.unlock().is_err());
@@ -71,7 +71,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
     for client in [&client, &other, &second, &third] {
         nothing_was_refused(client);
     }
-    // What people ask, and what a setting may add.
+    // Operations of administrators, and optional settings.
     let guard = client.mutex("seen").lock().unwrap();
     let info = client.inspect("seen").unwrap();
     assert_eq!((info.held, &*info.unknown), (1, &[] as &[String]));
@@ -89,7 +89,7 @@ fn the_rights_in_the_guide_are_enough_for_every_lock() {
         matches!(acked, Err(Error::NotReplicated { .. })),
         "{acked:?}"
     );
-    // Redis keeps a record of all that it has refused.
+    // Redis logs every command that it rejected.
     for server in &servers {
         let refused: Vec<redis::Value> = server.ask(&["ACL", "LOG"]);
         assert!(refused.is_empty(), "{refused:?}");
@@ -109,7 +109,7 @@ fn they_are_enough_over_tls() {
         });
         nothing_was_refused(&client);
         nothing_was_refused(&other);
-        // And all of it needs them.
+        // Without the scripts' commands nothing works, which shows that the test used these rights.
         server.cli(&["ACL", "SETUSER", "locker", "-evalsha", "-eval"]);
         assert!(client.mutex("none").lock().is_err());
     });

@@ -1,4 +1,4 @@
-//! Many who wait, many who hold, many names: what it costs, who comes when, and that nothing is left behind.
+//! Many waiters, many holds, many names: their cost, the order of grants, and that nothing is left behind.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::support::{
     subscribed, thread_count, threads_named, timed, unique, within,
 };
 
-/// The shortest poll cap there is, with its jitter.
+/// The shortest poll cap, with its jitter.
 const POLL_CAP: Duration = ms(750);
 
 fn channels(server: &Server) -> usize {
@@ -27,7 +27,6 @@ fn channels(server: &Server) -> usize {
 // Costs
 // ---------------------------------------------------------------------------------------------------------------------
 
-// P1, P5, L3
 timed!(a_thousand_waiters_cost_next_to_nothing);
 fn a_thousand_waiters_cost_next_to_nothing() {
     const WAITERS: u64 = 1000;
@@ -59,18 +58,22 @@ fn a_thousand_waiters_cost_next_to_nothing() {
     let (before, begun) = (server.calls("evalsha"), Instant::now());
     thread::sleep(ms(1_500));
     let asked = server.calls("evalsha") - before;
-    // One per waiter and poll cap, the one that was about to end included.
+    // At most one poll per waiter and poll cap, plus the one that was about to be sent.
     let most = WAITERS * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
     assert!(asked <= most, "{asked} questions in {:?}", begun.elapsed());
 
     token.cancel();
     crew.join();
-    eventually("nobody listens", || channels(&server) == 0);
+    eventually("no subscription is left", || channels(&server) == 0);
     assert_eq!(client.stats().subscriptions, 0);
-    assert_eq!(server.dbsize(), WAITERS, "theirs are untouched");
+    assert_eq!(
+        server.dbsize(),
+        WAITERS,
+        "the strangers' holds are unchanged"
+    );
 }
 
-// P5: an entry goes when it is idle, also one that never saw the lock held by this process.
+// An idle entry is removed, even if this process never held the lock.
 #[test]
 fn rooms_of_those_who_came_in_vain_go_too() {
     let server = Server::start();
@@ -110,15 +113,15 @@ fn of_many_waiters_for_one_lock_one_asks() {
     server.cli(&["DEL", &name]);
     crew.join();
     assert_eq!(done.load(Ordering::SeqCst), 200);
-    eventually("nobody listens", || channels(&server) == 0);
+    eventually("no subscription is left", || channels(&server) == 0);
 }
 
-// W3, P1: two threads, whatever the number of locks, and nothing that is held runs out.
+// Two threads renew any number of holds, and none expires.
 timed!(ten_thousand_holds_are_renewed_by_one_thread);
 fn ten_thousand_holds_are_renewed_by_one_thread() {
     alone(ten_thousand_holds_are_renewed_by_one_thread, || {
         const HOLDS: usize = 10_000;
-        // Once they are all there, the machine is as busy as it gets.
+        // Acquiring this many holds makes the machine busy, so the lease is measured generously.
         let lease = 3 * loosely(ms(1000));
         let server = Server::start();
         let client = open_with_lease(&server, lease);
@@ -127,8 +130,8 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
         let guards: Vec<_> = (0..HOLDS)
             .map(|i| client.reentrant_lock(format!("hold:{i}")).lock().unwrap())
             .collect();
-        // Those that are just being renewed are in the watchdog's hands.
-        eventually("all are looked after", || {
+        // Holds that are being renewed at this moment are not counted.
+        eventually("all holds are registered", || {
             client.stats().holds == HOLDS as u64
         });
         assert_eq!(thread_count(), threads);
@@ -160,7 +163,7 @@ fn ten_thousand_holds_are_renewed_by_one_thread() {
     });
 }
 
-/// Locks and releases so many names once, by two threads, and watches the memory.
+/// Locks and releases each of `names` names once, in two threads, and measures the memory.
 fn use_names_once(names: u64) {
     let server = Server::start();
     let client = open(&server);
@@ -188,7 +191,7 @@ fn use_names_once(names: u64) {
         most = most.max(client.stats().names);
     }
     let grown = rss_kib().saturating_sub(before);
-    // What a name takes while it is in use, times the names, is more than twice that.
+    // Keeping the memory that a name needs while it is in use would exceed twice this limit.
     assert!(grown < 4 * 1024, "{grown} KiB more, {most} names");
     assert!(most < names / 4, "entries go while others come: {most}");
     eventually("no entry is left", || client.stats().names == 0);
@@ -198,7 +201,6 @@ fn use_names_once(names: u64) {
     assert_eq!(server.dbsize(), 0);
 }
 
-// P5, W6
 #[test]
 fn names_leave_no_memory_behind() {
     alone(names_leave_no_memory_behind, || use_names_once(40_000));
@@ -218,7 +220,9 @@ fn a_client_without_contention_listens_to_nobody() {
         let server = Server::start();
         let before = thread_count();
         let client = open(&server);
-        eventually("opening leaves no thread", || thread_count() == before);
+        eventually("opening the client leaves no thread", || {
+            thread_count() == before
+        });
         assert_eq!(server.clients_named("").len(), 1);
         let lock = client.reentrant_lock("calm");
         for _ in 0..50 {
@@ -230,7 +234,7 @@ fn a_client_without_contention_listens_to_nobody() {
         assert!(threads_named("redlatch") <= 1);
         assert!(server.clients_named("subscriber").is_empty());
         assert_eq!(server.calls("subscribe"), 0);
-        // Handing over inside the process needs nobody to listen either.
+        // Passing the lock on inside the process needs no subscription either.
         let guard = lock.lock().unwrap();
         let mut crew = Crew::new();
         for _ in 0..4 {
@@ -245,10 +249,10 @@ fn a_client_without_contention_listens_to_nobody() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Who comes when
+// The order of grants
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Random enough, and the same in every run.
+/// Pseudo-random numbers that are the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -260,16 +264,14 @@ impl Dice {
     }
 }
 
-// L4, L7
 timed!(waiters_that_give_up_take_no_wake_up_with_them);
 fn waiters_that_give_up_take_no_wake_up_with_them() {
     give_up_and_take_no_wake_up(REENTRANT_LOCK, 60, 20_000);
 }
 
-// L4, L7, F4
 timed!(waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them);
 fn waiters_of_a_fair_lock_that_give_up_take_no_wake_up_with_them() {
-    // Each of them asks Redis for itself.
+    // Every waiter of a fair lock asks Redis itself, so fewer threads are enough.
     give_up_and_take_no_wake_up(FAIR_LOCK, 15, 30_000);
 }
 
@@ -288,8 +290,8 @@ fn writers_that_give_up_take_no_wake_up_with_them() {
     give_up_and_take_no_wake_up(WRITING, 60, 20_000);
 }
 
-/// So many threads of three processes wait for at most so many microseconds, over and over: for longer on a machine on which
-/// nobody has it after so short a time, but not for so long that nobody gives up.
+/// `threads` threads of three processes repeatedly wait for at most `patience` microseconds. The wait is longer on a
+/// machine that is late, so that some waits succeed, but limited, so that others still time out.
 fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
     let longer = loosely(Duration::from_micros(patience)).as_micros();
     let patience = u64::try_from(longer).unwrap().min(3 * patience);
@@ -311,7 +313,7 @@ fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
                 let token = CancelToken::new();
                 let wait = Duration::from_micros(dice.roll(patience));
                 let begun = Instant::now();
-                // Some are woken by their neighbours.
+                // Some waits end by a cancellation from another thread.
                 let lock = lock.clone().cancel_on(&token);
                 let outcome = if dice.roll(4) == 0 {
                     scoped(|scope| {
@@ -344,7 +346,7 @@ fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
         });
     }
     thread::sleep(ms(800));
-    // Whatever the machine allows for in that time.
+    // A slow machine needs longer to produce enough of each outcome.
     within(LONG, || {
         grants.lock().unwrap().len() > 100
             && timed_out.load(Ordering::Relaxed) > 50
@@ -360,10 +362,10 @@ fn give_up_and_take_no_wake_up(kind: Kind, threads: u64, patience: u64) {
     let gap = grants.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(
         gap.unwrap() < loosely(ms(1500)),
-        "nobody had it for {gap:?}"
+        "the lock was free for {gap:?}"
     );
     eventually("nothing is left", || nothing_is_left_of(kind, &server));
-    eventually("nobody listens", || channels(&server) == 0);
+    eventually("no subscription is left", || channels(&server) == 0);
     for client in &clients {
         let guard = kind.of(client, &name).try_lock_for(LONG).unwrap();
         assert!(guard.is_some_and(|guard| guard.is_valid()));
@@ -376,7 +378,7 @@ fn hold_briefly(grants: &Mutex<Vec<Instant>>, dice: &mut Dice) {
     thread::sleep(Duration::from_micros(dice.roll(3000)));
 }
 
-// L1: two take turns, and no hand-over waits for the poll cap.
+// Two clients take turns, and no hand-over has to wait for a poll.
 timed!(two_thousand_hand_overs_lose_no_message);
 fn two_thousand_hand_overs_lose_no_message() {
     hand_over(REENTRANT_LOCK, 2000);
@@ -421,7 +423,7 @@ fn hand_over(kind: Kind, rounds: u64) {
                         return;
                     }
                     if round % 2 == me && last != round {
-                        // Ours: the other had it last, and let it go when it was written down.
+                        // This round belongs to this thread; the other one noted the time just before its release.
                         let took = dropped.lock().unwrap().elapsed();
                         let mut slowest = slowest.lock().unwrap();
                         *slowest = took.max(*slowest);
@@ -442,7 +444,7 @@ fn hand_over(kind: Kind, rounds: u64) {
     eventually("the lock is free", || nothing_is_left_of(kind, &server));
 }
 
-// Neither of two processes that want the lock all the time keeps the other out.
+// Two processes that always want the lock share it: none keeps the other out.
 timed!(a_process_that_hammers_gets_no_more_than_its_share);
 fn a_process_that_hammers_gets_no_more_than_its_share() {
     const CHANGES: u64 = 100;
@@ -450,13 +452,13 @@ fn a_process_that_hammers_gets_no_more_than_its_share() {
     let name = unique("share");
     let clients = [open(&server), open(&server)];
     let grants = [AtomicU64::new(0), AtomicU64::new(0)];
-    // Who has had it since when, how often that changed, and the longest time between two changes.
+    // The current holder and since when, the number of changes, and the longest time between two changes.
     let turns = Mutex::new((usize::MAX, Instant::now(), 0_u64, Duration::ZERO));
     let until = Instant::now() + LONG;
     scoped(|scope| {
         for (me, client) in clients.iter().enumerate() {
             let (lock, grants, turns) = (client.reentrant_lock(&name), &grants, &turns);
-            // One has many threads, the other a single one.
+            // The first process has many threads, the second a single one.
             for _ in 0..if me == 0 { 6 } else { 1 } {
                 let lock = lock.clone();
                 scope.spawn(move || {
@@ -482,7 +484,7 @@ fn a_process_that_hammers_gets_no_more_than_its_share() {
     assert!(changes > CHANGES, "{changes} changes, {grants:?}");
     assert!(
         longest < loosely(ms(750)),
-        "one had it for {longest:?}, {changes} changes"
+        "one process had the lock for {longest:?}, {changes} changes"
     );
 }
 
@@ -509,7 +511,8 @@ fn two_alike_processes_share_evenly() {
     assert!(share > 20, "{one} to {other}");
 }
 
-/// One attempt of a client whose tenure is over lets another one go first that waits, and costs nothing without one.
+/// A single attempt of a client whose tenure is over fails while another client waits, to let it go first. Without
+/// waiters the attempt is not affected.
 fn lets_go_first<T>(
     what: &str,
     attempt: impl Fn(&Client, &str) -> Result<Option<T>>,
@@ -528,20 +531,21 @@ fn lets_go_first<T>(
     while begun.elapsed() < 2 * TENURE {
         assert!(attempt().is_some());
     }
-    assert_eq!(ours.stats().yields, 0, "nobody heard of it");
+    assert_eq!(ours.stats().yields, 0, "no other client waits");
     let lets_go_first = (0..5).any(|_| {
         let mut held = None;
-        eventually("it is free", || {
+        eventually("the lock is free", || {
             held = attempt();
             held.is_some()
         });
         let before = ours.stats().yields;
         scoped(|scope| {
             scope.spawn(|| wait(&theirs, &name));
-            eventually("the other waits", || channels(&server) > 0);
+            eventually("the other client waits", || channels(&server) > 0);
             thread::sleep(TENURE);
             drop(held);
-            // Unless this thread was kept from it for a whole tenure.
+            // If this thread is suspended for a whole tenure, the attempt may miss its moment; then another round
+            // decides.
             drop(attempt());
         });
         ours.stats().yields > before
@@ -569,18 +573,18 @@ fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Time that is up
+// Waits that end
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Something that is waited for.
+/// An object that can be waited for.
 struct Wanted {
     what: &'static str,
-    /// Waits for so long, and says whether it got it.
+    /// Waits for at most the given time; returns whether the wait succeeded.
     wants: Box<dyn Fn(Duration) -> Result<bool>>,
     is_free: Box<dyn Fn() -> bool>,
 }
 
-/// One of each. `there` are clients of three servers that say what is there; those of `clients` want it.
+/// An object of each kind. `clients` wait, and `there` are direct clients of the same servers that show the state.
 fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Wanted> {
     macro_rules! lock {
         ($what:literal, $lock:expr) => {{
@@ -674,12 +678,12 @@ fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() 
     }
     for kind in &kinds {
         eventually(kind.what, || (kind.is_free)());
-        // The connections are as good as before.
+        // The connections still work.
         let got = (kind.wants)(if kind.what == "latch" { ms(1) } else { LONG });
         assert_eq!(got.unwrap(), kind.what != "latch", "{}", kind.what);
     }
     for client in clients {
-        // One that nobody had used for a while may have been replaced, but never for each attempt.
+        // A connection that was idle for a while may have been replaced, but no attempt costs a connection.
         assert!(client.stats().reconnects <= 1);
     }
 }
@@ -692,7 +696,7 @@ fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
         let config = Config::new(proxies[n].url()).command_timeout(LONG);
         Client::open(config).unwrap()
     });
-    // A renewed lease would cover it without a question.
+    // A renewed lease would cover the second hold without any request.
     let lease = Duration::from_secs(60);
     let one = clients[0].reentrant_lock("one").lease(lease);
     let majority = RedLock::new(&clients, "majority").unwrap().lease(lease);
@@ -730,7 +734,7 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
         one(shorter).lock().unwrap(),
         majority(shorter).lock().unwrap(),
     );
-    // Without an answer nobody would know that the server does not know the script.
+    // Load the scripts now: without replies the client could not learn that a script is missing.
     drop((
         one(shorter).lock().unwrap(),
         majority(shorter).lock().unwrap(),
@@ -743,7 +747,7 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
         proxy.set(Target::All, Mode::BlackHole);
     }
     drop(held);
-    // Past all that the shorter lease could explain.
+    // Wait until the shorter lease cannot explain a key that is gone.
     thread::sleep(2 * shorter);
     for proxy in &proxies {
         proxy.pass();
@@ -778,7 +782,7 @@ fn a_server_that_is_away_is_an_error_however_short_the_limit() {
     close_at_once(&clients);
 }
 
-/// What is to be undone on servers that are away is not waited for.
+/// Closes without waiting for the undo of acquires on unreachable servers.
 fn close_at_once(clients: &[Client]) {
     for client in clients {
         client.close(Duration::ZERO).ok();
@@ -835,7 +839,7 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
                 patient += 1;
                 false
             }
-            // Nobody has heard of it for half the command timeout.
+            // No reply has arrived for half the command timeout.
             Err(err) => {
                 assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.what);
                 assert!(err.is_retryable(), "{}: {err}", kind.what);
@@ -849,7 +853,7 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
 
 #[test]
 fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
-    // No thread of this process gets a stack.
+    // With this stack size no thread of the process can be started.
     let stacks = [("RUST_MIN_STACK", "140737488355328")];
     let this = a_thread_that_cannot_be_started_is_not_put_down_to_redis;
     alone_with(this, &stacks, || {
@@ -894,16 +898,18 @@ fn a_wait_leaves_its_subscription_to_the_next() {
         }
         let subscribed = subscriptions().0 - before.0;
         assert!(subscribed < WAITS / 2, "{what}: {subscribed}");
-        eventually("nobody listens", || {
+        eventually("no subscription is left", || {
             let (subscribed, unsubscribed) = subscriptions();
             client.stats().subscriptions == 0 && subscribed == unsubscribed
         });
     }
-    // What it was left for reaches the next.
+    // The subscription that an earlier wait left open delivers the message to the next wait.
     let before = server.calls("subscribe");
     scoped(|scope| {
         let waiting = scope.spawn(|| latch.wait().unwrap());
-        eventually("it listens", || client.stats().subscriptions == 1);
+        eventually("the waiter is subscribed", || {
+            client.stats().subscriptions == 1
+        });
         let rescues = client.stats().missed_messages;
         open(&server).latch("latch").count_down().unwrap();
         waiting.join().unwrap();
@@ -946,7 +952,6 @@ fn part_that_counts() {
     });
 }
 
-// L2, W5
 timed!(the_lock_of_a_killed_process_is_free_when_its_lease_is_over);
 fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     let lease = loosely(ms(1000));
@@ -957,7 +962,7 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     holder.says("holds");
     let client = open(&server);
     let lock = client.reentrant_lock(&name);
-    // For more than a lease it is renewed.
+    // The holder renews its lease for longer than one lease.
     assert!(lock.try_lock_for(lease + ms(300)).unwrap().is_none());
     let mut crew = Crew::new();
     let granted = Arc::new(Mutex::new(None));
@@ -973,7 +978,7 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     holder.kill();
     crew.join();
     let took = granted.lock().unwrap().unwrap() - killed;
-    // Its last renewal was at most a third of the lease ago.
+    // The last renewal was at most a third of the lease ago.
     assert!(took > lease / 2, "{took:?}");
     assert!(took < lease + loosely(ms(1000)), "{took:?}");
 }
@@ -988,7 +993,7 @@ fn part_that_holds() {
     let client = Client::open(Config::new(url).lease(ms(lease))).unwrap();
     let guard = client.reentrant_lock(name).lock().unwrap();
     say("holds");
-    // Until it is killed, or the parent has gone.
+    // The part is killed, or ends together with its parent.
     let gone = within(Duration::from_secs(30), || !guard.is_valid());
     assert!(gone);
 }

@@ -1,4 +1,4 @@
-//! A process whose tenure is over, and others that wait.
+//! A process whose tenure is over lets other waiting processes go first.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use crate::support::{
     timed, unique,
 };
 
-// Without it the process would win again and again: its next request comes before the others have woken.
+// Without the pause the process would win again and again, because its next request arrives before the others have
+// woken up.
 timed!(whoever_has_notified_others_of_its_release_pauses_before_it_asks_again);
 fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
     let server = Server::start();
@@ -29,18 +30,19 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
         lock.lock().unwrap().unlock().unwrap();
         (client.stats().yields - before, begun.elapsed())
     };
-    assert_eq!(takes_it().0, 0, "nobody else is there");
+    assert_eq!(takes_it().0, 0, "no other client waits");
     for other in &mut others {
         let mut pubsub = other.as_pubsub();
         pubsub.subscribe(channel(&name)).unwrap();
         listening.push(pubsub);
         let (times, took) = takes_it();
-        assert_eq!(times, 1, "however many wait");
+        assert_eq!(times, 1, "one pause, however many clients wait");
         assert!(took >= ms(1), "{took:?}");
     }
 }
 
-// A call that ends before all others have had their turn leaves the rest to the next one of its process.
+// If a call ends before all other clients have had their turns, the next call of the process continues to let them go
+// first.
 #[test]
 fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it() {
     const TENURE: Duration = ms(500);
@@ -66,7 +68,8 @@ fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it(
     drop((held, listening));
 }
 
-// Each message says that others may still want it, but a lock that stays free after one is nobody's.
+// Each message means that other clients may still want the lock. A lock that stays free after a message is wanted by
+// none of them.
 timed!(a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen);
 fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     const TENURE: Duration = ms(500);
@@ -83,7 +86,7 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     let guard = lock.lock().unwrap();
     thread::sleep(TENURE);
     guard.unlock().unwrap();
-    // Of the debt of 50 s most is left at the end.
+    // The process owes each of 100 subscribers a turn of 500 ms, and most of these 50 s are still open at the end.
     hold_by_stranger(&server, &name, 60_000);
     let (granted, mut crew) = (Arc::new(Mutex::new(None)), Crew::new());
     let at = Arc::clone(&granted);
@@ -96,7 +99,7 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
         crew.all_parked();
         let before = server.calls("evalsha");
         publish();
-        eventually("it asks, some time later", || {
+        eventually("the waiter asks after a pause", || {
             server.calls("evalsha") > before
         });
     }
@@ -110,7 +113,7 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     drop(listening);
 }
 
-// The rest of its time is for the question.
+// The other half of the time is left for the request and its reply.
 timed!(all_pauses_of_a_question_take_half_of_its_time);
 fn all_pauses_of_a_question_take_half_of_its_time() {
     const TENURE: Duration = ms(200);
@@ -133,14 +136,16 @@ fn all_pauses_of_a_question_take_half_of_its_time() {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Others take turns all the time.
+            // Messages simulate other clients that take turns all the time.
             while !done.load(Ordering::SeqCst) {
                 server.ask::<i64>(&["PUBLISH", &channel(&name), "0"]);
                 thread::sleep(ms(5));
             }
         });
         let waits = scope.spawn(|| lock.try_lock_for(10 * TENURE).map(|guard| guard.is_some()));
-        eventually("it waits", || client.stats().yields > 1);
+        eventually("the waiter lets others go first", || {
+            client.stats().yields > 1
+        });
         proxy.set(Target::Link, Mode::Delay(3 * TENURE / 2));
         let waited = waits.join();
         done.store(true, Ordering::SeqCst);
@@ -167,7 +172,7 @@ fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
     proxy.pass();
 }
 
-// It has listened itself, and that lingers while it takes the lock again and again.
+// The process's own subscription stays open for a while after its wait, and must not count as another waiter.
 timed!(who_has_waited_is_not_taken_for_another_that_waits);
 fn who_has_waited_is_not_taken_for_another_that_waits() {
     let server = Server::start();
@@ -186,7 +191,7 @@ fn who_has_waited_is_not_taken_for_another_that_waits() {
             }
             ours.stats().yields
         });
-        eventually("it listens", || {
+        eventually("the waiter is subscribed", || {
             let (_, listeners): (String, u64) = server.ask(&["PUBSUB", "NUMSUB", &channel(&name)]);
             listeners == 1
         });
@@ -196,15 +201,15 @@ fn who_has_waited_is_not_taken_for_another_that_waits() {
     assert_eq!(others, 0);
 }
 
-/// Of how many turns on one lock by several clients that always want it each of the others had one before the client's next,
-/// and how many there were.
+/// Several clients always want one lock. Counts the turns after which every other client had a turn before the same
+/// client's next one, and all turns.
 fn full_rounds() -> (usize, usize) {
     const CLIENTS: usize = 4;
     const TURNS: usize = 300;
     let server = Server::start();
     let name = unique("turns");
     let clients = [(); CLIENTS].map(|()| Client::open(server.url()).unwrap());
-    // Who had it, one after the other. Written by the holder.
+    // The holders one after another, written while they hold the lock.
     let turns = Mutex::new(Vec::new());
     let takes_turns = |n: usize, client: &Client| {
         let lock = client.reentrant_lock(&name);
@@ -238,7 +243,7 @@ fn full_rounds() -> (usize, usize) {
     (full.count(), others.len())
 }
 
-// 0.85 to 0.95 of them; 0.2 to 0.3 if each asks at every message.
+// Measured 0.85 to 0.95 of the turns; 0.2 to 0.3 when each process asks at every message.
 timed!(processes_that_always_want_a_lock_have_it_in_turn);
 fn processes_that_always_want_a_lock_have_it_in_turn() {
     let (full, all) = full_rounds();

@@ -1,4 +1,4 @@
-//! The fair lock: who comes when, who is notified, and what the queue looks like in between.
+//! The fair lock: the order of its waiters, who is notified of a release, and the queue in Redis.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::support::{
 // Order
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Those who come while the queue moves stand behind all who were there.
+// A thread that asks again goes to the end of the queue, behind all that already wait.
 #[test]
 fn who_comes_again_stands_at_the_end() {
     const ROUNDS: usize = 40;
@@ -36,7 +36,7 @@ fn who_comes_again_stands_at_the_end() {
             for _ in 0..ROUNDS {
                 let _guard = lock.lock().unwrap();
                 served.lock().unwrap().push(i);
-                // Time for the one before to come again.
+                // Long enough for the previous holder to queue again.
                 thread::sleep(ms(5));
             }
         });
@@ -44,7 +44,7 @@ fn who_comes_again_stands_at_the_end() {
     crew.join();
     let served = served.lock().unwrap();
     let mut last: HashMap<usize, usize> = HashMap::new();
-    // One may be late for its place now and then, on a busy machine, but nobody laps anybody for long.
+    // On a busy machine a thread may queue again too late for its turn, which must stay rare.
     let mut laps = 0;
     for (turn, who) in served.iter().enumerate() {
         if let Some(before) = last.insert(*who, turn) {
@@ -55,7 +55,7 @@ fn who_comes_again_stands_at_the_end() {
     nothing_left(&server);
 }
 
-// Q1, Q3: whoever is not next sleeps on.
+// Waiters that are not next sleep on.
 timed!(one_release_wakes_one_of_many);
 fn one_release_wakes_one_of_many() {
     const WAITERS: usize = 50;
@@ -117,7 +117,8 @@ fn one_release_wakes_one_of_many() {
     nothing_left(&server);
 }
 
-// L2: as Redisson's own test has it: nobody ever lets go, and nobody has to be notified.
+// As in a test of Redisson: no holder releases, so no message is sent, and each waiter gets the lock when a lease
+// expires.
 timed!(leases_that_run_out_serve_the_queue_in_order);
 fn leases_that_run_out_serve_the_queue_in_order() {
     const LEASE: Duration = ms(200);
@@ -139,7 +140,7 @@ fn leases_that_run_out_serve_the_queue_in_order() {
             drop(guard);
         };
         if i == 0 {
-            // The first one may find the lease over before it is seen in the queue.
+            // The lease may expire before the first waiter is seen in the queue.
             line.join(wait);
         } else {
             let (number, sender) = (i, line.sender.clone());
@@ -159,7 +160,7 @@ fn leases_that_run_out_serve_the_queue_in_order() {
     let turns = turns.lock().unwrap();
     for pair in turns.windows(2) {
         let gap = pair[1] - pair[0];
-        // Counted from its own sending, a grant reaches us a little late, and so can the one before.
+        // Each grant is noticed a little late, so a gap may be a little shorter than the lease.
         assert!(
             gap >= LEASE - ms(60) && gap < LEASE + loosely(BY_MESSAGE),
             "{gap:?}"
@@ -170,7 +171,7 @@ fn leases_that_run_out_serve_the_queue_in_order() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Those who do not queue
+// Reentry, and other kinds of locks
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
@@ -200,7 +201,7 @@ fn reentry_does_not_stand_in_line() {
     guard.unlock().unwrap();
     line.served_in_order();
 
-    // With a fixed lease reentry asks Redis, and takes no place either.
+    // With a fixed lease each reentry asks Redis; it takes no place in the queue either.
     let lock = ours.fair_lock(&name).lease(LONG);
     let guard = lock.lock().unwrap();
     let mut line = Line::new(&server, &name);
@@ -234,7 +235,7 @@ fn the_lock_and_the_mutex_stand_in_one_line() {
     ] {
         assert!(matches!(again, Err(Error::WouldDeadlock { .. })));
     }
-    // The thread that has it by the one may have it again by the other.
+    // The thread that holds the mutex may acquire the lock of that name again as a `FairLock`.
     let again = client.fair_lock(&name).lock().unwrap();
     assert_eq!(again.owner(), guard.owner());
     drop(again);
@@ -244,7 +245,7 @@ fn the_lock_and_the_mutex_stand_in_one_line() {
     nothing_left(&server);
 }
 
-// L2, F3: neither a lock nor a line that an operator deletes is anybody's end.
+// Waiters survive when an operator deletes the lock or its queue.
 #[test]
 fn a_deleted_lock_and_a_deleted_line_are_survived() {
     let server = Server::start();
@@ -268,7 +269,7 @@ fn a_deleted_lock_and_a_deleted_line_are_survived() {
             server.cli(&["DEL", key]);
         }
         if !keys.contains(&name) {
-            // Only their own questions bring them back.
+            // The waiters' own polls restore the queue.
             queued(&server, &name, 4);
             eventually("each has a timeout", || timeouts(&server, &name).len() == 4);
             assert!(line.received.is_empty());
@@ -289,7 +290,7 @@ fn a_deleted_lock_and_a_deleted_line_are_survived() {
 // Costs
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What the one script has cost the server since the last `CONFIG RESETSTAT`, however it was sent, in microseconds.
+/// The cost of a script on the server since the last `CONFIG RESETSTAT`, in microseconds per call.
 fn cost(server: &Server) -> f64 {
     let stats: String = server.ask(&["INFO", "commandstats"]);
     stats
@@ -300,7 +301,7 @@ fn cost(server: &Server) -> f64 {
         .unwrap_or_else(|| panic!("no script in {stats}"))
 }
 
-// Q1: a long line makes nobody slower but those who leave it.
+// The length of the queue does not change the cost of a release.
 #[test]
 fn a_release_costs_the_same_however_long_the_queue() {
     const ROUNDS: usize = 300;
@@ -309,7 +310,7 @@ fn a_release_costs_the_same_however_long_the_queue() {
     let client = open(&server);
     let name = unique("cost");
     let lock = client.fair_lock(&name);
-    // Once whole, so that it goes by its hash from now on.
+    // The first call sends the script itself, the later ones its hash.
     lock.lock().unwrap().unlock().unwrap();
     let mut con = server.connection();
     let mut listener = server.connection();
@@ -330,7 +331,7 @@ fn a_release_costs_the_same_however_long_the_queue() {
         let mut costs = Vec::new();
         for _ in 0..ROUNDS {
             let guard = lock.lock().unwrap();
-            // The queue is there only while it is released.
+            // Put the queue there for the release only.
             let () = redis::pipe()
                 .rename("aside:queue", &queue)
                 .rename("aside:timeouts", &timeouts)
@@ -352,7 +353,7 @@ fn a_release_costs_the_same_however_long_the_queue() {
             .arg(&["aside:queue", "aside:timeouts"])
             .query(con)
             .unwrap();
-        // Not the mean: a busy machine takes the processor from the server now and then.
+        // The median, since a busy machine suspends the server now and then.
         costs.sort_by(f64::total_cmp);
         costs[costs.len() / 2]
     };
@@ -367,9 +368,9 @@ fn the_last_question_of_a_wait_is_no_rescue() {
     let server = Server::start();
     let client = open(&server);
     let name = unique("last");
-    // On a machine that is not busy the first wait does it.
+    // On an idle machine the first attempt succeeds.
     eventually("the last question finds it free", || {
-        // Gone without a message, after the waiter has parked and long before it polls.
+        // Delete the lock without a message, after the waiter has parked and long before it polls.
         hold_by_stranger(&server, &name, 60_000);
         let waits = client.fair_lock(&name);
         let waiting = thread::spawn(move || waits.try_lock_for(ms(800)).unwrap().is_some());

@@ -1,4 +1,4 @@
-//! Bad days in the queue: what the network, the server and the end of a client do to those who wait for a fair lock.
+//! Faults while threads wait for a fair lock: of the network, of the server, and the closing of a client.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,13 +14,13 @@ use crate::support::{
     scoped, timed, unique, within,
 };
 
-/// How long those who are lost here keep their places.
+/// How long Redis keeps the place of a waiter that is no longer heard of.
 const WAITER_LEASE: Duration = ms(1_000);
 
-/// Half of it is what one lost request costs.
+/// A `command_timeout`; a lost request costs half of it.
 const RESPONSE: Duration = ms(600);
 
-/// What a busy machine may add where many things go on at once.
+/// Extra time for a busy machine, in tests that run many steps at once.
 const SLACK: Duration = ms(1_000);
 
 fn acquire_sha() -> String {
@@ -31,7 +31,7 @@ fn release_sha() -> String {
     sha(lua::FAIR_RELEASE)
 }
 
-/// A network whose clients have these settings, know every script, and listen to nothing.
+/// A network whose clients have these settings, have used every script, and have no subscription.
 fn warm(response: Duration, waiter_lease: Duration) -> Net {
     warm_with(response, waiter_lease, |config| config)
 }
@@ -44,7 +44,7 @@ fn warm_with(response: Duration, waiter_lease: Duration, more: fn(Config) -> Con
     let net = Net::of(Server::start(), config, config);
     let lock = net.client.fair_lock(&net.name);
     let other = net.other.fair_lock(&net.name).lock().unwrap();
-    // Time may be up before there is an answer.
+    // On a busy machine 50 ms may pass without a reply.
     assert!(!matches!(lock.try_lock_for(ms(50)), Ok(Some(_))));
     other.unlock().unwrap();
     lock.lock().unwrap().unlock().unwrap();
@@ -53,7 +53,7 @@ fn warm_with(response: Duration, waiter_lease: Duration, more: fn(Config) -> Con
     net
 }
 
-/// How far a wait has come when something goes wrong.
+/// The point in a wait at which the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     FirstQuestion,
@@ -62,7 +62,7 @@ enum Step {
     Park,
 }
 
-/// What goes wrong.
+/// The fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Cut,
@@ -72,7 +72,7 @@ enum Fault {
 
 const FAULTS: [Fault; 3] = [Fault::Cut, Fault::LostRequest, Fault::LostReply];
 
-/// Runs each fault at each step, some at the same time.
+/// Runs each fault at each step; the steps run at the same time.
 fn at_each_step(case: impl Fn(Step, Fault) + Sync) {
     let steps = [
         Step::FirstQuestion,
@@ -97,18 +97,18 @@ impl Net {
         eventually("a reply is held back", || self.proxy.held() > 0);
     }
 
-    /// Has the next wait of the client go as far as `step`, and says what to do once it has begun.
+    /// Configures the network so that the next wait can be caught at `step`.
     fn prepare(&self, step: Step) {
         match step {
             Step::SecondQuestion => {
-                // Time to see it in the queue before it listens and asks again.
+                // A late confirmation leaves time to see the waiter in the queue before it asks a second time.
                 self.proxy.set(Target::Subscriber, Mode::Delay(ms(150)));
             }
             _ => self.proxy.pass(),
         }
     }
 
-    /// Waits until a wait that has begun is just before `step`, where that is not its very beginning.
+    /// Waits until a wait that has begun is about to reach `step`; the first two steps need no waiting.
     fn reach(&self, step: Step, asked: u64) {
         match step {
             Step::FirstQuestion | Step::Subscription => {}
@@ -128,13 +128,13 @@ impl Net {
     }
 }
 
-// F4, I4, L5: the call ends in time, and those behind are not held up for longer than a waiter lease.
+// After a permanent fault the call ends in time, and waiters behind it are held up for a waiter lease at most.
 timed!(whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after);
 fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
     const WAIT: Duration = ms(700);
     at_each_step(|step, fault| {
         let what = format!("{fault:?} at {step:?}");
-        // No call ends because Redis has been silent for too long.
+        // A timeout so long that no call ends because of it.
         let net = warm(LONG, WAITER_LEASE);
         let target = Net::target(step);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
@@ -177,7 +177,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
             }
         });
         if step == Step::Subscription {
-            // The link is well, so it leaves at once.
+            // The link is intact, so the waiter leaves the queue at once.
             let gone = within(WAITER_LEASE / 2, || {
                 queue(&net.server, &net.name).is_empty()
             });
@@ -192,7 +192,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
             .unlock()
             .unwrap();
         nothing_left(&net.server);
-        // And afterwards all is well.
+        // Everything works again afterwards.
         net.proxy.pass();
         net.proxy.cut(Target::All);
         lock.lock().unwrap().unlock().unwrap();
@@ -201,12 +201,12 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
     });
 }
 
-// F4, O1: the wait goes on, in one place, and that is the one it had.
+// A waiter keeps its place through a single fault.
 timed!(whatever_fails_once_costs_a_waiter_nothing_but_time);
 fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
     at_each_step(|step, fault| {
         let what = format!("{fault:?} at {step:?}");
-        // Nobody is to lose a place because a busy machine adds to the fault.
+        // Generous times, so that a busy machine does not add the loss of a place to the fault.
         let net = warm(ms(1_500), 3 * WAITER_LEASE);
         let target = Net::target(step);
         let guard = net.other.fair_lock(&net.name).lock().unwrap();
@@ -217,7 +217,8 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
         };
         let arm = || match fault {
             Fault::Cut => {
-                // What is cut is cut between a request and its reply, if there are any.
+                // Hold replies back, so that the cut happens between a request and its reply. A parked waiter has no
+                // request under way.
                 if step != Step::Park {
                     net.proxy.set(target, Mode::Delay(LONG));
                 }
@@ -245,13 +246,13 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
                 net.proxy.cut(target);
             }
         }
-        // Without an answer to the first question it has asked for another place.
+        // A waiter without a reply to its first request asks again, and may then have another place.
         let subscribed = || net.client.stats().subscriptions == 1;
         eventually("it listens", subscribed);
         let first = queue(&net.server, &net.name);
         assert_eq!(first.len(), 1, "{what}");
         line.join_with(net.other.fair_lock(&net.name));
-        // Whatever was still on its way has come by then.
+        // Long enough for every delayed request to arrive.
         thread::sleep(ms(800));
         assert!(line.received.is_empty(), "{what}");
         let stood = queue(&net.server, &net.name);
@@ -265,7 +266,7 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
     });
 }
 
-// F4: a command that gives a place up is sent until it is acknowledged.
+// The command that gives up a place is repeated until Redis acknowledges it.
 timed!(a_place_is_given_up_although_the_word_of_it_is_lost);
 fn a_place_is_given_up_although_the_word_of_it_is_lost() {
     for lost in [Fault::LostRequest, Fault::LostReply, Fault::Cut] {
@@ -302,7 +303,7 @@ fn a_place_is_given_up_although_the_word_of_it_is_lost() {
     }
 }
 
-// I2, O1: what was sent on a connection given up arrives when its sender has long had the lock by another question.
+// A request on an abandoned connection arrives after its sender has acquired the lock by a later request.
 timed!(a_question_that_arrives_late_takes_nothing_from_its_sender);
 fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
     let net = warm(ms(1_500), WAITER_LEASE);
@@ -325,7 +326,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
                 guard.unlock().unwrap();
             });
             queued(&net.server, &net.name, 1);
-            // The further it has come, the more questions were answered since.
+            // Each round waits until more of the later requests have been answered.
             let before = net.client.stats().commands;
             eventually("it has asked more", || {
                 net.client.stats().commands >= before + asks
@@ -335,7 +336,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
             net.proxy.pass();
             waiting.join().unwrap();
         });
-        // What came late may have left a place behind, for a waiter lease.
+        // The late request may have left a place in the queue, which lasts for a waiter lease.
         let next = net
             .other
             .fair_lock(&net.name)
@@ -346,7 +347,7 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
     assert_eq!(net.client.stats().lost, 0);
 }
 
-// I4: what was never sent is not taken back, nor what the server has refused to carry out.
+// An attempt that was never sent needs no undo, nor does an attempt that the server rejected.
 timed!(trying_again_and_again_leaves_nothing_to_be_sent_later);
 fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     const TRIES: u64 = 150;
@@ -361,13 +362,13 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
     }
     server.restart();
     lock.lock().unwrap().unlock().unwrap();
-    // What is kept for the next connection is sent on it first.
+    // Queued releases would be sent first over the new connection.
     let sent = scripts(&server);
     assert!(sent < TRIES / 10, "{sent} scripts");
 
     server.cli(&["CONFIG", "SET", "lua-time-limit", "10"]);
     let (mut refused, mut unanswered) = (0, 0);
-    // On a late machine too there is to be time for some answers.
+    // Doubled after a timeout, so that a late machine gets some replies, too.
     let mut moment = ms(2);
     scoped(|scope| {
         let busy = scope.spawn(|| server.try_ask::<()>(&["EVAL", "while true do end", "0"]));
@@ -384,7 +385,8 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
             match lock.try_lock_for(moment) {
                 Err(_) => {
                     refused += 1;
-                    // It asks twice at once. What is more takes back the second, which had no answer in time.
+                    // An attempt makes two requests at once. A third command undoes the second, which had no reply in
+                    // time.
                     unanswered += u64::from(client.stats().commands > before + 2);
                     moment = (moment / 2).max(ms(2));
                 }
@@ -399,23 +401,23 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
         assert!(busy.join().unwrap().is_err());
     });
     lock.lock().unwrap().unlock().unwrap();
-    // What is left is sent now.
+    // Closing sends what is still queued.
     client.close(LONG).unwrap();
     let sent = scripts(&server) - sent;
-    // What had no answer in time may have been carried out, and is taken back.
+    // An attempt without a reply may have run, and is undone.
     let most = TRIES / 10 + 2 * unanswered;
     assert!(sent < most, "{sent} scripts, {unanswered} unanswered");
     nothing_left(&server);
 }
 
-// L1: a message that never comes costs a poll cap at most.
+// A lost message delays a waiter until its next poll.
 timed!(a_lost_message_is_made_good);
 fn a_lost_message_is_made_good() {
-    // Where every hand-over takes a message.
+    // Every hand-over between threads takes a message, since there is no tenure.
     let net = warm_with(RESPONSE, WAITER_LEASE, |config| {
         config.tenure(Duration::ZERO)
     });
-    // The connection breaks just before, and the message is sent to nobody.
+    // The connection ends just before the release, so the message reaches nobody.
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);
     let (go, turn) = bounded::<()>(0);
@@ -443,7 +445,7 @@ fn a_lost_message_is_made_good() {
     );
     assert!(net.client.stats().resubscriptions >= 1);
 
-    // Nobody can tell that it does not come: three hand-overs, each within a poll cap.
+    // A silent connection gives no sign that messages are lost. Three hand-overs wait for a poll each.
     let rescues = net.client.stats().missed_messages;
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);
@@ -455,14 +457,15 @@ fn a_lost_message_is_made_good() {
     let begun = Instant::now();
     drop(guard);
     line.served_in_order();
-    // Each asks a second after it has last asked, and signs of life notify nobody who does not listen.
+    // A waiter polls 1 s after its last request; the pings of the subscriber do not wake it.
     let took = begun.elapsed();
     assert!(took < 3 * ms(1_000) + loosely(SLACK), "{took:?}");
     assert!(net.client.stats().missed_messages > rescues);
     nothing_left(&net.server);
 }
 
-// Places need no subscription: who is cut off for less than a waiter lease loses nothing, who is for longer is passed.
+// A place needs no subscription: a client that is cut off for less than a waiter lease keeps its place; after that it
+// is passed.
 timed!(one_that_is_cut_off_keeps_its_place_for_a_waiter_lease);
 fn one_that_is_cut_off_keeps_its_place_for_a_waiter_lease() {
     const WAITER_LEASE: Duration = ms(1_500);
@@ -480,7 +483,7 @@ fn one_that_is_cut_off_keeps_its_place_for_a_waiter_lease() {
         if order == [1, 0] {
             assert_eq!(line.received.recv_timeout(LONG), Ok(1));
             let took = released.elapsed();
-            // Its last sign of life may be a third of that ago, and one of the other comes each third.
+            // The last sign of life may be a third of a waiter lease old, and the next waiter asks after another third.
             assert!(took > WAITER_LEASE / 2, "{took:?}");
             assert!(took < WAITER_LEASE * 4 / 3 + loosely(SLACK), "{took:?}");
         } else {
@@ -495,7 +498,6 @@ fn one_that_is_cut_off_keeps_its_place_for_a_waiter_lease() {
     }
 }
 
-// Q3
 timed!(those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held);
 fn those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held() {
     const WAITERS: u64 = 4;
@@ -511,7 +513,7 @@ fn those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held() {
     eventually("each has asked three times", || {
         net.server.calls("evalsha") >= asked + 3 * WAITERS
     });
-    // A poll cap is up to a quarter shorter. The first one has begun before.
+    // The pause before a poll is up to a quarter shorter than 1 s, and the first waiter began earlier.
     let took = begun.elapsed();
     assert!(took >= 2 * ms(750), "{took:?}");
     net.proxy.pass();
@@ -520,7 +522,7 @@ fn those_who_cannot_listen_ask_once_a_second_while_the_lock_is_held() {
     nothing_left(&net.server);
 }
 
-// Those who may not listen ask again and again, and the queue does not grow by it.
+// Waiters without the right to subscribe poll, and keep a place each.
 timed!(a_user_who_may_not_listen_keeps_one_place);
 fn a_user_who_may_not_listen_keeps_one_place() {
     let server = Server::start();
@@ -550,13 +552,13 @@ fn a_user_who_may_not_listen_keeps_one_place() {
         let begun = Instant::now();
         guard.unlock().unwrap();
         line.served_in_order();
-        // Each asks in its own time, after pauses of a second at first.
+        // Each waiter polls on its own, with pauses of 1 s at first.
         assert!(begun.elapsed() < loosely(LONG), "{:?}", begun.elapsed());
         nothing_left(&server);
     }
 }
 
-// F3: longer than anybody keeps a place that is not heard of.
+// The hold lasts longer than the place of a silent waiter.
 timed!(a_long_hold_does_not_wear_the_queue_out);
 fn a_long_hold_does_not_wear_the_queue_out() {
     let server = Server::start();
@@ -647,7 +649,7 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
     let mut served: Vec<_> = line.received.try_iter().collect();
     served.sort_unstable();
     assert_eq!(served, (0..20).collect::<Vec<_>>());
-    // The one that had it hears of it.
+    // The previous holder learns of its loss.
     let lost = guard.unlock().unwrap_err();
     assert!(
         matches!(&lost, Error::Lost { reason, .. } if *reason != LossReason::Expired),
@@ -656,7 +658,7 @@ fn a_server_that_comes_back_empty_serves_everybody_one_after_another() {
     nothing_left(&server);
 }
 
-// L5: away for longer than any place lives, Redis counts nobody as dead.
+// After a freeze that exceeds the waiter lease, no waiter counts as dead.
 timed!(a_server_that_was_frozen_for_longer_than_a_waiter_lease_has_kept_the_queue);
 fn a_server_that_was_frozen_for_longer_than_a_waiter_lease_has_kept_the_queue() {
     let server = Server::start();
@@ -672,7 +674,7 @@ fn a_server_that_was_frozen_for_longer_than_a_waiter_lease_has_kept_the_queue() 
     }
     line.all_parked();
     let stood = queue(&server, &name);
-    // Once more, after all have shown a sign of life.
+    // Twice, since after the first freeze all waiters have renewed their places.
     for _ in 0..2 {
         server.freeze();
         thread::sleep(2 * WAITER_LEASE);
@@ -686,7 +688,7 @@ fn a_server_that_was_frozen_for_longer_than_a_waiter_lease_has_kept_the_queue() 
     nothing_left(&server);
 }
 
-// I4, F4: however many threads and however short their time, a pause of the server makes nobody stand still after it.
+// After a pause of the server, threads with short limits get the lock again, however many they are.
 timed!(threads_with_little_time_go_on_after_a_pause_of_the_server);
 fn threads_with_little_time_go_on_after_a_pause_of_the_server() {
     let server = Server::start();
@@ -723,7 +725,6 @@ fn threads_with_little_time_go_on_after_a_pause_of_the_server() {
 // The end of a client
 // ---------------------------------------------------------------------------------------------------------------------
 
-// D2, F4
 timed!(closing_takes_a_hundred_out_of_the_queue);
 fn closing_takes_a_hundred_out_of_the_queue() {
     const WAITERS: usize = 100;
@@ -755,7 +756,7 @@ fn closing_takes_a_hundred_out_of_the_queue() {
         "{:?}",
         begun.elapsed()
     );
-    // Not soon: now.
+    // By the time `close` returns, not later.
     assert_eq!(queue(&server, &name).len(), 1);
     assert_eq!(timeouts(&server, &name).len(), 1);
     crew.join();

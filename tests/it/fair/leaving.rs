@@ -1,4 +1,4 @@
-//! Leaving the queue of a fair lock: whoever gives up, however early, leaves nothing behind and takes nothing along.
+//! Leaving the queue of a fair lock: a waiter that gives up leaves no place behind, and takes no wake-up with it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::support::{
     BY_MESSAGE, LONG, Server, eventually, loosely, ms, open, scoped, timed, unique, within,
 };
 
-// F4, L4: by whatever way somebody goes, the queue closes up behind it, long before its waiter lease ends.
+// A waiter that leaves, in any of these ways, is out of the queue long before its waiter lease expires.
 timed!(who_leaves_is_out_of_the_queue_at_once);
 fn who_leaves_is_out_of_the_queue_at_once() {
     let server = Server::start();
@@ -24,7 +24,7 @@ fn who_leaves_is_out_of_the_queue_at_once() {
     let cancelled: Way = |client, server, name| {
         let token = CancelToken::new();
         let lock = client.fair_lock(name).cancel_on(&token);
-        // The last handle of its client goes with the wait.
+        // From here on only the waiting thread keeps the client alive.
         drop(client);
         let before = queue(server, name).len();
         let waiting = thread::spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
@@ -78,7 +78,7 @@ fn who_leaves_is_out_of_the_queue_at_once() {
     }
 }
 
-// L4: the message that comes to one who is just going is not lost.
+// A message to a waiter that is about to leave still wakes the next one.
 timed!(who_leaves_hands_the_wake_up_on);
 fn who_leaves_hands_the_wake_up_on() {
     const ROUNDS: u64 = 80;
@@ -116,12 +116,12 @@ fn who_leaves_hands_the_wake_up_on() {
             slow += u32::from(next.join().unwrap() - released > loosely(BY_MESSAGE));
         });
     }
-    // A busy machine is allowed one slow round, a lost wake-up is slow in most.
+    // A busy machine may cause a slow round; a lost wake-up would make most rounds slow.
     assert!(slow <= 2, "{slow} hand-overs waited for the poll cap");
     nothing_left(&server);
 }
 
-// F2, F4: many who hardly wait leave nothing, and no timeout drifts away.
+// Many short waits leave nothing in Redis, and timeouts in the queue do not drift into the future.
 timed!(short_tries_leave_nothing_and_timeouts_do_not_drift);
 fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
     let server = Server::start();
@@ -140,7 +140,7 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                     let mut next = i as u64 * 700 + j * 300;
                     while !done.load(Ordering::Relaxed) {
                         next = (next * 7 + 331) % 6_000;
-                        // On a busy machine nobody gets it in so short a time; now and then somebody has more.
+                        // On a busy machine no short wait succeeds, so one in 16 has a longer limit.
                         let wait = if next.is_multiple_of(16) {
                             400_000
                         } else {
@@ -174,7 +174,7 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
                 .unwrap();
             if let Some((_, timeout)) = last.first() {
                 let ahead = timeout - (s * 1000.0 + (us / 1000.0).floor());
-                // 300 s for each of those who wait, and the lease.
+                // 300 s for each of nine waiters, and the lease.
                 assert!(ahead <= 9.0 * 300_000.0 + 30_000.0, "{ahead} ms");
                 samples += 1;
             }
@@ -183,14 +183,13 @@ fn short_tries_leave_nothing_and_timeouts_do_not_drift() {
     });
     let (granted, refused) = (granted.into_inner().unwrap(), refused.into_inner());
     assert!(granted.len() > 5 && refused > 50, "{granted:?}, {refused}");
-    // Nor does it stand there unused, as it would behind somebody who had gone and not left.
+    // The lock is never idle for long, as it would be behind the place of a waiter that left without a release.
     let longest = granted.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(longest.unwrap() < loosely(waiter_lease / 2), "{longest:?}");
     assert!(samples > 50, "{samples} samples");
     nothing_left(&server);
 }
 
-// D2, L4
 timed!(a_holder_that_is_closed_tells_the_one_who_is_next);
 fn a_holder_that_is_closed_tells_the_one_who_is_next() {
     let server = Server::start();

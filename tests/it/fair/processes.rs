@@ -1,4 +1,4 @@
-//! The fair lock between processes: many of them, and what their ends and their stops do to the queue.
+//! The fair lock between processes: many waiters, and processes that are killed or stopped.
 
 use std::collections::HashSet;
 use std::thread;
@@ -14,17 +14,17 @@ use crate::support::{
     timed, unique, within,
 };
 
-/// How long those who die here keep their places.
+/// How long Redis keeps the place of a killed waiter.
 const WAITER_LEASE: Duration = ms(1_000);
 
-/// Where processes write down when they came in, `+owner`, and when they went out, `-owner`.
+/// A list to which processes append `+owner` when they acquire the lock, and `-owner` before they release it.
 const LOG: &str = "log";
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Processes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What a process is to do: each of its threads takes the lock once and keeps it so long.
+/// The task of a process: each of its threads acquires the lock once and holds it for `keeps`.
 #[derive(Clone, Copy)]
 struct Job {
     threads: usize,
@@ -40,7 +40,7 @@ const JOB: Job = Job {
     keeps: Duration::ZERO,
 };
 
-/// A process that does its job, and by what its owners begin.
+/// A process that does its job; `client` is the beginning of its owners.
 struct Process {
     part: Part,
     client: String,
@@ -100,7 +100,7 @@ fn part_that_waits() {
     });
 }
 
-/// Those who have had the lock, one after another; no two at once, but for those who were killed while they had it.
+/// The owners in the order of their holds. Holds must not overlap, except with that of a killed process.
 #[track_caller]
 fn served(server: &Server, killed: impl Fn(&str) -> bool) -> Vec<String> {
     let log: Vec<String> = server.ask(&["LRANGE", LOG, "0", "-1"]);
@@ -127,7 +127,6 @@ fn entries(server: &Server) -> usize {
 // Many
 // ---------------------------------------------------------------------------------------------------------------------
 
-// F6
 timed!(five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue);
 fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue() {
     const PROCESSES: usize = 4;
@@ -169,7 +168,7 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue()
 // Ends
 // ---------------------------------------------------------------------------------------------------------------------
 
-// F1: however many have died, at the head and behind it, and however young the connections are.
+// Dead waiters at the head of the queue and behind it cost one waiter lease in total, also while subscribers reconnect.
 timed!(the_dead_hold_the_queue_up_for_one_waiter_lease);
 fn the_dead_hold_the_queue_up_for_one_waiter_lease() {
     const DEAD: usize = 60;
@@ -201,14 +200,14 @@ fn the_dead_hold_the_queue_up_for_one_waiter_lease() {
     let (took, asked) = (killed.elapsed(), server.calls("evalsha") - asked);
     assert!(took >= WAITER_LEASE / 2, "{took:?}");
     assert!(took < WAITER_LEASE * 4 / 3 + loosely(ms(800)), "{took:?}");
-    // Q3: they asked now and then, although the lock was free.
+    // The living waiters polled now and then, although the lock was free.
     assert!(asked < 50, "{asked} questions");
     assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(1));
     assert_eq!(line.received.recv_timeout(loosely(BY_MESSAGE)), Ok(2));
     line.crew.join();
     nothing_left(&server);
 
-    // If all have died, for one more.
+    // A queue of dead waiters only costs one waiter lease more.
     let guard = client.fair_lock(&name).lock().unwrap();
     let mut doomed = Process::start(&server, &name, job);
     queued(&server, &name, DEAD);
@@ -222,7 +221,6 @@ fn the_dead_hold_the_queue_up_for_one_waiter_lease() {
     nothing_left(&server);
 }
 
-// L2, F1
 timed!(the_queue_outlives_a_killed_holder_and_keeps_its_order);
 fn the_queue_outlives_a_killed_holder_and_keeps_its_order() {
     let server = Server::start();
@@ -235,7 +233,7 @@ fn the_queue_outlives_a_killed_holder_and_keeps_its_order() {
     for i in 0..6 {
         line.join_with(clients[i % 2].fair_lock(&name));
     }
-    // For longer than its lease it is renewed.
+    // The watchdog renews the lease.
     assert!(!within(JOB.lease + ms(200), || !line.received.is_empty()));
     holder.part.kill();
     let killed = Instant::now();
@@ -251,7 +249,7 @@ fn the_queue_outlives_a_killed_holder_and_keeps_its_order() {
     nothing_left(&server);
 }
 
-// F1, F6: those who go on waiting keep their order, whoever dies, the holder included.
+// Surviving waiters keep their order, whichever processes are killed, the holder included.
 timed!(processes_killed_while_the_queue_moves_take_nobodys_turn);
 fn processes_killed_while_the_queue_moves_take_nobodys_turn() {
     const PROCESSES: usize = 5;
@@ -283,7 +281,7 @@ fn processes_killed_while_the_queue_moves_take_nobodys_turn() {
     }
     let dead = |owner: &str| killed.iter().any(|process| process.has(owner));
     let served = served(&server, dead);
-    // In the order of the queue, with gaps where the dead would have been.
+    // Holders follow the order of the queue, without the killed ones.
     let place = |owner: &String| line.iter().position(|other| other == owner).unwrap();
     let places: Vec<_> = served.iter().map(place).collect();
     assert!(places.is_sorted_by(|one, next| one < next), "{places:?}");
@@ -291,14 +289,14 @@ fn processes_killed_while_the_queue_moves_take_nobodys_turn() {
     assert_eq!(missed.filter(|owner| !dead(owner)).count(), 0);
     assert!(served.len() >= (PROCESSES - killed.len()) * THREADS);
     server.cli(&["DEL", LOG]);
-    // The last ones of the queue may be dead: whoever comes next ends their places.
+    // The end of the queue may be places of killed waiters, which the next acquire removes.
     let begun = Instant::now();
     drop(client.fair_lock(&name).lock().unwrap());
     assert!(begun.elapsed() < 2 * WAITER_LEASE + JOB.lease + loosely(ms(800)));
     nothing_left(&server);
 }
 
-// F3: one that was stopped for so long that it counts as dead asks for another place.
+// A waiter that was stopped for longer than a waiter lease loses its place and queues again at the end.
 timed!(a_process_that_was_stopped_in_line_comes_back_to_its_end);
 fn a_process_that_was_stopped_in_line_comes_back_to_its_end() {
     let server = Server::start();
@@ -312,7 +310,7 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_end() {
     line.join_with(client.fair_lock(&name));
     sleeper.part.stop();
     thread::sleep(2 * WAITER_LEASE);
-    // Whoever asks has the dead removed.
+    // An attempt to acquire removes expired places.
     let other = with_waiter_lease(&server.url(), WAITER_LEASE).fair_lock(&name);
     eventually("its place is over", || {
         assert!(other.try_lock().unwrap().is_none());
@@ -331,7 +329,7 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_end() {
     nothing_left(&server);
 }
 
-// F1, F3: stopped when it is its turn, it holds the queue up for one waiter lease, and loses nothing but time.
+// A process stopped at its turn holds the queue up for one waiter lease, then queues again.
 timed!(a_process_that_is_stopped_when_it_is_its_turn_is_passed_by);
 fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     let server = Server::start();

@@ -1,4 +1,5 @@
-//! The fair lock in one line with Java: a Redisson client, acted out by what it does to the keys.
+//! The fair lock and Redisson's in one queue. The Java side is acted out by the changes that Redisson makes to the
+//! keys.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,18 +15,18 @@ use crate::support::{
     BY_MESSAGE, LONG, Server, hold_by_stranger, loosely, ms, open, timed, unique, within,
 };
 
-/// A thread of a Java process, as the queue sees it: what it does to the keys, by the steps that Redisson takes.
+/// A thread of a Java process, reduced to the steps that Redisson takes on the keys.
 struct Javan {
     owner: String,
     name: String,
     wait_ms: u64,
     con: Connection,
-    /// Subscribed to its channel.
+    /// Subscribed to the waiter's channel.
     _listens: Connection,
 }
 
 impl Javan {
-    /// Ends the places of dead heads, as of the caller's clock.
+    /// Removes expired places from the head of the queue, by the caller's clock.
     const PURGE: &'static str = "
         local lock, queue, timeouts, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
         local owner, wait, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -39,7 +40,7 @@ impl Javan {
         local head = redis.call('lindex', queue, 0)
     ";
 
-    /// Takes the lock if it is its turn, lowering everybody's timeout by its own wait; else queues.
+    /// Takes the lock if the caller is next, and lowers all other timeouts by its wait; otherwise queues.
     const ACQUIRE: &'static str = "
         if redis.call('exists', lock) == 0 and (not head or head == owner) then
             redis.call('lpop', queue)
@@ -96,7 +97,7 @@ impl Javan {
             .unwrap()
     }
 
-    /// One attempt, which leaves it in the queue if it is not its turn.
+    /// Makes an attempt; if another waiter is next, the caller stays in the queue.
     fn try_lock(&mut self) -> bool {
         self.run(Self::ACQUIRE)
     }
@@ -114,7 +115,7 @@ impl Javan {
     }
 }
 
-/// Rust and Java stand in one line, Java's with so long a wait; each comes when it is its turn and not before.
+/// Rust and Java threads queue alternately, Java's with this wait; each gets the lock at its turn and not before.
 fn a_mixed_line(wait: Duration) {
     let server = Server::start();
     let name = unique("java");
@@ -144,7 +145,7 @@ fn a_mixed_line(wait: Duration) {
     let kept: HashMap<_, _> = timeouts(&server, &name).into_iter().collect();
     let until = order.iter().map(|ticket| kept[ticket]);
     let until: Vec<_> = until.collect();
-    // Ours add 300 s each, as Java's do unless they wait for another time.
+    // Each of our waiters adds 300 s, as Java's do by default.
     let wait = wait.as_secs_f64() * 1000.0;
     for (pair, adds) in until
         .windows(2)
@@ -152,7 +153,7 @@ fn a_mixed_line(wait: Duration) {
     {
         assert!((pair[1] - pair[0] - adds).abs() < 1.0, "{until:?}");
     }
-    // While it is Java's turn nobody else's is, however long it takes.
+    // While a Java thread is next, no other waiter gets the lock, however long that takes.
     server.cli(&["DEL", &name]);
     assert!(!within(ms(1_500), || !line.received.is_empty()));
     assert!(!third.try_lock());
@@ -175,7 +176,7 @@ fn a_mixed_line(wait: Duration) {
     go.send(()).unwrap();
     assert_eq!(messages.get_message().unwrap().get_payload_bytes(), b"0");
     assert!(third.try_lock());
-    // Nobody comes before its time, and those who wait keep their places.
+    // No waiter gets the lock before its turn, and places in the queue stay.
     assert!(!within(ms(1_000), || !line.received.is_empty()));
     assert_eq!(queue(&server, &name), order[3..]);
     third.unlock();

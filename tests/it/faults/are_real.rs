@@ -1,4 +1,4 @@
-//! The faults are real: what the server and the proxy of [`support`](crate::support) do to a plain connection.
+//! The faults that tests inject are real: what [`Server`] and [`Proxy`] do to a plain connection.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -13,10 +13,10 @@ use crate::support::{
     unique, within,
 };
 
-/// Long enough for a reply on loopback, short enough to wait for in vain.
+/// Longer than a reply on loopback takes; a test that expects no reply waits for this long.
 const PATIENCE: Duration = ms(300);
 
-/// The name of a connection of this role.
+/// The name that redlatch gives to its connection for this purpose, as the proxy recognises it.
 fn name_of(role: &str) -> String {
     format!("redlatch:id:host:1:shop:{role}")
 }
@@ -208,7 +208,7 @@ fn a_proxy_passes() {
         (1, 1)
     );
     assert_eq!(proxy.dropped(), 0);
-    // It counts what it has passed on once that is written.
+    // The proxy updates its count of held bytes only after it has written them.
     eventually("nothing is held back", || proxy.held() == 0);
     drop(con);
     eventually("the proxy sees it go", || {
@@ -233,7 +233,7 @@ fn a_black_hole_loses_requests_and_its_connections_stay_silent() {
     drop(newcomer);
     proxy.pass();
     assert_unanswered(&mut con, "n");
-    assert_eq!(incr(&mut idle, "m").unwrap(), 2); // it lost nothing
+    assert_eq!(incr(&mut idle, "m").unwrap(), 2); // the idle connection had sent nothing into the black hole
     assert_eq!(incr(&mut connection_to(&proxy.url()), "n").unwrap(), 1);
 }
 
@@ -419,7 +419,7 @@ fn a_trap_swallows_the_reply_of_its_request_alone() {
     assert!(trap.fired());
     assert_eq!(server.get_int("needle"), 1);
     assert_unanswered(&mut con, "hay");
-    assert_eq!(incr(&mut witness, "needle").unwrap(), 2); // sprung once
+    assert_eq!(incr(&mut witness, "needle").unwrap(), 2); // the trap fires once
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn a_trap_springs_across_chunks() {
     raw.set_nodelay(true).unwrap();
     raw.write_all(b"PING\r\nINCR nee").unwrap();
     let mut pong = [0; 7];
-    raw.read_exact(&mut pong).unwrap(); // so the first half went through by itself
+    raw.read_exact(&mut pong).unwrap(); // so the proxy has forwarded the first half on its own
     raw.write_all(b"dle\r\n").unwrap();
     eventually("it springs", || trap.fired());
     eventually("the request is served", || server.get_int("needle") == 1);

@@ -1,5 +1,5 @@
-//! The connection for commands on bad days: releases by the thousand that an outage has left, sockets that take nothing,
-//! servers that are busy or crowded, connections that ended while nobody looked.
+//! The connection for commands under faults: thousands of releases that are left after an outage, sockets whose buffers
+//! are full, servers that are busy or at their limit of clients, connections that ended while idle.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -15,7 +15,7 @@ use crate::support::{
     scoped, timed, unique, within,
 };
 
-/// Long enough for a busy machine: nothing here is about a server that does not answer.
+/// A timeout that a busy machine does not reach: no test that uses this setting is about an unresponsive server.
 const PATIENT: Duration = ms(8_000);
 
 fn patient(url: &str) -> Config {
@@ -24,7 +24,7 @@ fn patient(url: &str) -> Config {
         .connect_timeout(PATIENT)
 }
 
-/// So many locks, held for as long as the test runs.
+/// Acquires these locks, with a lease longer than any test.
 fn hold(client: &Client, names: impl Iterator<Item = String>) -> Vec<MutexGuard> {
     let lease = Duration::from_secs(600);
     names
@@ -32,8 +32,8 @@ fn hold(client: &Client, names: impl Iterator<Item = String>) -> Vec<MutexGuard>
         .collect()
 }
 
-/// What an outage leaves: a server that keeps all the locks, and a client that has to give them back, in the order of
-/// their names.
+/// The state after an outage: the server still has every lock, and the client has every release queued, in the order of
+/// the names.
 struct Outage {
     server: Server,
     proxy: Proxy,
@@ -60,7 +60,8 @@ impl Outage {
         }
     }
 
-    /// The network is back, and each reply takes that long: what is sent without waiting for one is told from the rest.
+    /// Connects the client again, with a delay for each reply: releases sent without waiting for a reply are then told
+    /// apart from those that wait for one.
     fn ends(&self, delay: Duration) {
         self.proxy.set(Target::Link, Mode::Delay(delay));
     }
@@ -83,7 +84,7 @@ fn the_releases_of_an_outage_go_out_in_portions_and_a_text_once_each() {
     eventually("the first portion comes", || {
         outage.server.dbsize() < RELEASES
     });
-    // Until it is answered no other does.
+    // The next portion is sent only after the reply to the first.
     assert!(!within(ms(60), || {
         outage.server.dbsize() < RELEASES * 3 / 4
     }));
@@ -106,7 +107,7 @@ fn the_releases_of_an_outage_go_out_one_portion_a_round_trip_although_nobody_els
     let begun = Instant::now();
     eventually("all is given back", || outage.server.dbsize() == 0);
     let took = begun.elapsed();
-    // Of some 80 releases each.
+    // A portion is about 80 releases.
     let portions = u32::try_from(RELEASES / 80).unwrap();
     let lock = outage.client.mutex("own");
     let begun = Instant::now();
@@ -126,7 +127,7 @@ fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
     const RELEASES: u64 = 2_000;
     let outage = Outage::with(RELEASES, |n| format!("backlog:{n}"));
     outage.ends(ms(15));
-    // At most it waits behind one portion.
+    // The acquire waits for at most one portion of releases.
     let guard = outage.client.mutex("own").lock().unwrap();
     let left = outage.server.dbsize();
     assert!(left > RELEASES / 3, "had after all but {left}");
@@ -139,7 +140,7 @@ fn what_was_let_go_in_an_outage_can_be_taken_again_at_once() {
     const RELEASES: u64 = 1_000;
     let outage = Outage::with(RELEASES, |n| format!("again:{n}"));
     outage.ends(ms(15));
-    // Its release is the last of all.
+    // The release of this name is last in the queue.
     let last = outage.client.mutex(outage.names.last().unwrap());
     let guard = last.try_lock().unwrap().expect("let go, and not held");
     assert!(outage.server.dbsize() > 1);
@@ -154,7 +155,7 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     let (client, server) = (&outage.client, &outage.server);
     outage.ends(ms(15));
     let guard = client.mutex("own").lock().unwrap();
-    // Its release is parked behind the others.
+    // The release of `own` is queued behind the other 2,000.
     outage.proxy.set(Target::Link, Mode::Refuse);
     outage.proxy.cut(Target::Link);
     eventually("the link is down", || {
@@ -162,7 +163,7 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     });
     scoped(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(ms(20)); // it has begun by then
+            std::thread::sleep(ms(20)); // long enough for `unlock` to have begun
             outage.ends(ms(15));
         });
         guard.unlock().unwrap();
@@ -172,7 +173,7 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
     outage.is_over();
 }
 
-/// Names so long that a few hundred releases are more than all sockets on the way take.
+/// Names so long that a few hundred releases fill every socket buffer between client and server.
 fn long_names(n: u64) -> String {
     format!("long:{n}:{}", "x".repeat(60_000))
 }
@@ -211,7 +212,7 @@ fn a_server_that_reads_nothing_for_a_while_is_waited_for_and_nobody_who_drops_is
     server.freeze();
     let begun = Instant::now();
     drop(held);
-    // The sockets are full by now, and have been for longer than a write may stall.
+    // Keep the server frozen for longer than a write may stall, with full socket buffers.
     std::thread::sleep(ms(150));
     let took = begun.elapsed();
     server.thaw();
@@ -263,7 +264,8 @@ timed!(a_busy_server_is_waited_for_over_the_connections_there_are);
 fn a_busy_server_is_waited_for_over_the_connections_there_are() {
     let server = Server::start_with(&["--lua-time-limit", "20"]);
     for database in ["", "3"] {
-        // One that has to be selected, which a busy server does not do; otherwise it does not subscribe.
+        // A database other than 0 has to be selected, which a busy server rejects; the connection for messages selects
+        // none.
         is_waited_for_while_busy(&server, database);
     }
 }
@@ -291,7 +293,7 @@ fn is_waited_for_while_busy(server: &Server, database: &str) {
         let opened = proxy.opened(Target::All);
         proxy.cut(Target::All);
         drop(dropped);
-        // One for commands, one for messages.
+        // A connection for commands and one for messages.
         assert!(!within(ms(900), || proxy.opened(Target::All) > opened + 2));
         eventually("both are there", || proxy.opened(Target::All) == opened + 2);
         drop(busy);
@@ -333,7 +335,7 @@ fn a_server_with_all_the_clients_it_wants_is_waited_for_with_a_password_too() {
     }
 }
 
-/// How many connections have come in.
+/// How many connections the server has accepted so far.
 fn received(server: &Server) -> u64 {
     let info: String = server.ask(&["INFO", "stats"]);
     let line = info
@@ -391,7 +393,7 @@ fn a_subscriber_whose_password_is_refused_tries_once_a_second() {
     let () = server.ask(&["HSET", &name, STRANGER, "1"]);
     let lock = client.mutex(&name);
     assert!(lock.try_lock().unwrap().is_none());
-    // The connection for commands stays logged in.
+    // The connection for commands is logged in already and stays so.
     let () = server.ask(&["ACL", "SETUSER", "app", "<pw", ">other"]);
     let before = received(&server);
     assert!(lock.try_lock_for(ms(3_000)).unwrap().is_none());
@@ -408,7 +410,7 @@ fn a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses() {
     let () = server.ask(&["HSET", &name, STRANGER, "1"]);
     let waits = AtomicBool::new(true);
     scoped(|scope| {
-        // Whoever asks to hear of something is cut off.
+        // Each connection that subscribes is cut.
         let cutter = scope.spawn(|| {
             while waits.load(Ordering::Relaxed) {
                 let trap = proxy.black_hole_on(Target::Subscriber, "SUBSCRIBE");
@@ -424,7 +426,7 @@ fn a_subscriber_that_is_greeted_and_then_cut_makes_longer_and_longer_pauses() {
         cutter.join().unwrap();
     });
     let made = proxy.opened(Target::Subscriber);
-    // After 10, 20, 40, 80, 160 ms, and then every 250 ms.
+    // The pauses are 10, 20, 40, 80 and 160 ms, then 250 ms each.
     assert!((2..=12).contains(&made), "{made} connections");
 }
 
@@ -449,7 +451,7 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
         }
     });
     server.thaw();
-    // And the next one has it, without waiting for anything that the others have run into.
+    // The next call acquires the lock, unaffected by the short waits that timed out.
     let guard = lock.try_lock_for(PATIENT).unwrap();
     guard.expect("nobody has it").unlock().unwrap();
     let made = received(&server) - before - aside;
@@ -465,7 +467,7 @@ fn a_process_that_drops_a_guard_and_exits() {
     let client = Client::open(url).unwrap();
     drop(client.reentrant_lock("warm").lock().unwrap());
     let guard = client.reentrant_lock(name).lock().unwrap();
-    std::thread::sleep(ms(150)); // idle
+    std::thread::sleep(ms(150)); // longer than a connection counts as recently used
     assert!(guard.is_valid());
     drop(guard);
     std::process::exit(0);
@@ -492,7 +494,7 @@ fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
     let lock = RedLock::new(&clients, "red").unwrap();
     let guard = lock.lease(ms(600_000)).lock().unwrap();
     all_keep(&guard, 3);
-    std::thread::sleep(ms(150)); // idle
+    std::thread::sleep(ms(150)); // longer than a connection counts as recently used
     assert!(guard.is_valid());
     drop(guard);
     std::process::exit(0);
@@ -589,7 +591,7 @@ fn callers_in_a_hurry_get_a_connection_in_the_end() {
     let client = Client::open(patient(&proxy.url())).unwrap();
     let lock = client.mutex(unique("hurry"));
     drop(lock.lock().unwrap());
-    // Every one of them leaves long before the greeting is answered.
+    // Each caller times out long before the reply to the greeting.
     proxy.set(Target::Link, Mode::Delay(ms(120)));
     proxy.cut(Target::Link);
     let opened = proxy.opened(Target::All);
@@ -625,7 +627,7 @@ fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
                 scope.spawn(|| {
                     let lock = client.mutex(unique("busy"));
                     while !stop.load(Ordering::Relaxed) {
-                        drop(lock.lock().unwrap()); // leaves replies that nobody comes to read
+                        drop(lock.lock().unwrap()); // the reply to this release is read by another thread, or by none
                         pairs.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -634,7 +636,7 @@ fn a_link_busy_with_few_or_many_threads_does_not_capture_the_watchdog() {
             stop.store(true, Ordering::Relaxed);
             assert!(lost.is_err(), "{threads} threads: {lost:?}");
         });
-        // Two leases are six thirds; that the link was busy is the point of it.
+        // Two leases are six renewal intervals; `pairs` shows that the link was busy.
         let (stats, pairs) = (client.stats(), pairs.into_inner());
         assert!(stats.renewals >= 3 && pairs > 200, "{pairs}, {stats:?}");
         assert!(guard.is_valid());
@@ -662,7 +664,7 @@ fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted()
     let client = client(&proxy.url());
     proxy.set(Target::All, Mode::BlackHole);
     proxy.cut(Target::All);
-    // A question leaves nothing behind that would have to be given back.
+    // `is_locked` leaves no release to be sent, so `close` has nothing to wait for.
     let asked = client.mutex(unique("asked")).is_locked();
     assert!(matches!(asked, Err(Error::Redis { .. })), "{asked:?}");
     let begun = Instant::now();
@@ -676,7 +678,7 @@ fn closing_does_not_wait_for_a_connection_that_only_a_caller_in_a_hurry_wanted()
 
 timed!(a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long);
 fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
-    // A silent loss of the flow, as by a NAT that forgot it: new connections work.
+    // The network drops the packets of existing connections, as a NAT does that forgot them; new connections work.
     for threads in [1, 4] {
         let server = Server::start();
         let proxy = Proxy::start(server.addr());
@@ -700,7 +702,7 @@ fn a_connection_that_went_dead_is_replaced_although_nobody_waits_for_long() {
                         assert!(begun.elapsed() < loosely(RESPONSE * 8), "no way back");
                     };
                     let took = begun.elapsed();
-                    // The first cannot have been answered, and gave up in its time.
+                    // The first attempt had no reply, and used its whole time.
                     assert!(failed >= 1 && took >= ms(100), "{failed}, {took:?}");
                     assert!(took <= RESPONSE + ms(100) + loosely(SLACK), "{took:?}");
                     assert!(guard.is_valid());
@@ -722,7 +724,7 @@ fn a_connection_that_was_silent_for_one_call_does_not_cost_the_next() {
     drop(lock.lock().unwrap());
     nothing_is_left(&server);
     proxy.black_hole_present(Target::Link);
-    // Far less than the server may take by the settings.
+    // 400 ms is far less than the default `command_timeout`.
     assert!(!matches!(lock.try_lock_for(ms(400)), Ok(Some(_))));
     assert!(lock.try_lock_for(ms(400)).unwrap().is_some());
 }
@@ -734,7 +736,7 @@ fn a_firewall_that_forgets_an_idle_connection_costs_no_lock() {
     let client = Client::open(Config::new(proxy.url())).unwrap();
     let lock = client.mutex(unique("idle"));
     lock.lock().unwrap().unlock().unwrap();
-    // Nobody uses it.
+    // Leave the connection idle.
     thread::sleep(ms(2_100));
     proxy.black_hole_present(Target::All);
     let opened = proxy.opened(Target::Link);
@@ -804,7 +806,8 @@ fn part_that_waits_for_a_reply() {
 timed!(a_reply_that_came_while_the_process_was_suspended_counts);
 fn a_reply_that_came_while_the_process_was_suspended_counts() {
     const OVER: Duration = ms(2_000);
-    // What is over when the process goes on: the time of the wait, or that which the server may be silent.
+    // The limit that expires while the process is suspended: that of the wait in one case, the `command_timeout` in the
+    // other.
     for (response, wait) in [("60000", "2000"), ("4000", "60000")] {
         let server = Server::start();
         let proxy = Proxy::start(server.addr());

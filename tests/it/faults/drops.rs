@@ -10,17 +10,17 @@ use crate::support::quorum::{all_keep, masters};
 use crate::support::sentinel::{self, Deployment};
 use crate::support::{LONG, Server, eventually, loosely, ms, timed, unique};
 
-/// Of each kind; if each of them waited for a tenth of a second, they would take twice [`AT_MOST`].
+/// Guards per kind. If each drop waited for 0.1 s, they would take twice [`AT_MOST`].
 const GUARDS: usize = 20;
 
 const AT_MOST: Duration = ms(1_000);
 
-/// Longer than a test: a name that is free was released.
+/// Longer than any test: a name that becomes free was released, not expired.
 const LEASE: Duration = Duration::from_secs(600);
 
 type Guard = Box<dyn Any>;
 
-/// Takes a name if it is free.
+/// Acquires the name if it is free.
 type Take = fn(&Client, &str) -> Option<Guard>;
 
 fn boxed<G: Any>(guard: redlatch::Result<Option<G>>) -> Option<Guard> {
@@ -29,7 +29,7 @@ fn boxed<G: Any>(guard: redlatch::Result<Option<G>>) -> Option<Guard> {
 
 const MUTEX: Take = |client, name| boxed(client.mutex(name).lease(LEASE).try_lock());
 
-/// How a name is taken, and how it is taken only if nobody else has it.
+/// Title, how a name is acquired, and how it is acquired exclusively.
 const KINDS: [(&str, Take, Take); 8] = [
     ("mutex", MUTEX, MUTEX),
     (
@@ -70,7 +70,7 @@ const SEVERAL: Take = |client, name| {
     boxed(client.multi_lock(names).lease(LEASE).try_lock())
 };
 
-/// For as long as a test runs, an attempt to connect goes on.
+/// An attempt to connect lasts longer than the test.
 fn patient(config: Config) -> Config {
     config.connect_timeout(LONG).command_timeout(LONG)
 }
@@ -80,7 +80,7 @@ type Cut = fn(&Server);
 
 const CUT: Cut = |server| assert!(server.kill_clients_named("link") > 0);
 
-/// Drops guards while none of the servers runs and no connection stands.
+/// Drops guards while all servers are frozen and all connections for commands are cut.
 fn drop_frozen(servers: &[&Server], cut: Cut, what: &str, guards: Vec<Guard>) {
     servers.iter().copied().for_each(cut);
     for server in servers {
@@ -95,7 +95,8 @@ fn drop_frozen(servers: &[&Server], cut: Cut, what: &str, guards: Vec<Guard>) {
     assert!(took < loosely(AT_MOST), "{what}: {took:?}");
 }
 
-/// Guards of each kind, of names that `tag` keeps at this server.
+/// Checks guards of each kind; `tag` is part of their names, and places them on `server` if that is a node of a
+/// cluster.
 fn wait_for_nothing(config: &Config, server: &Server, cut: Cut, tag: &str) {
     let (client, other) = (
         Client::open(patient(config.clone())).unwrap(),
@@ -128,7 +129,7 @@ timed!(nor_at_a_master_that_sentinels_name);
 fn nor_at_a_master_that_sentinels_name() {
     let deployment = Deployment::start();
     let master = &deployment.servers[deployment.named()];
-    // The master wants a password.
+    // The master wants a password, which `Server::ask` does not send.
     let cut: Cut = |server| {
         let killed: u64 = sentinel::ask(server, &["CLIENT", "KILL", "TYPE", "normal"]);
         assert!(killed > 0);

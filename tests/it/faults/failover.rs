@@ -9,7 +9,8 @@ use crate::support::{
 
 timed!(after_a_failover_the_watchdog_and_late_releases_follow_the_master);
 fn after_a_failover_the_watchdog_and_late_releases_follow_the_master() {
-    // The address goes over to the promoted replica. Connections made before stay with the old master.
+    // The old master and its replica swap ports, so a new connection to the address reaches the promoted replica.
+    // Connections made before stay with the old master.
     let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
     let new = Server::start();
     let () = new.ask(&["REPLICAOF", "127.0.0.1", &old.port().to_string()]);
@@ -24,7 +25,7 @@ fn after_a_failover_the_watchdog_and_late_releases_follow_the_master() {
     eventually("it is renewed", || client.stats().renewals > 0);
     eventually("all is copied", || new.dbsize() == 3);
 
-    // Who asks `old` from now on is answered by the new master.
+    // From here on, `old` stands for the port: its methods connect to the new master.
     let mut demoted = connection_to(&old.unix_url());
     let port = old.port().to_string();
     let () = new.ask(&["REPLICAOF", "NO", "ONE"]);
@@ -73,7 +74,7 @@ fn a_replica_is_left_for_a_new_connection_again_and_again_until_there_is_a_maste
     let dropped = client.mutex(unique("dropped")).lock().unwrap();
     eventually("it is renewed", || client.stats().renewals > 0);
     let opened = [Target::Link, Target::Watchdog].map(|target| (target, proxy.opened(target)));
-    let master = Server::start(); // of which nothing is heard
+    let master = Server::start(); // its frozen master never answers the replica
     master.freeze();
     let () = server.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     drop(dropped);

@@ -1,5 +1,5 @@
-//! What answers is broken, hostile, or no Redis: whatever comes, every call ends by its deadline, memory is bounded, and a
-//! sane server is used as soon as there is one.
+//! The server sends malformed or malicious replies, or is no Redis: every call ends by its deadline, memory use is
+//! bounded, and the client uses a sane server as soon as there is one.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener};
@@ -15,31 +15,31 @@ use crate::support::{
     within,
 };
 
-/// How long a call may take here.
+/// The `command_timeout` of these tests.
 const HASTY: Duration = ms(120);
 
-/// How long a wait may.
+/// The time limit of each wait.
 const WAIT: Duration = ms(40);
 
 fn hasty(url: &str) -> Config {
     config(url).command_timeout(HASTY).connect_timeout(HASTY)
 }
 
-/// Runs `work` on a thread of its own, and fails if that hangs.
+/// Runs `work` on a thread of its own, and fails if `work` does not end.
 #[track_caller]
 fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let result = Arc::new(Mutex::new(None));
     let mut crew = Crew::new();
     let place = Arc::clone(&result);
     crew.spawn(move || *place.lock().unwrap() = Some(work()));
-    // Of many calls each may take its time.
+    // `work` is many calls, each of which may take until its deadline.
     assert!(within(3 * GENEROUS, || crew.is_finished()), "{what} hangs");
     crew.join();
     let mut result = result.lock().unwrap();
     result.take().expect("a result")
 }
 
-/// One call of each kind, and what came of it.
+/// Makes a call of each kind, and returns each result.
 fn one_of_each(client: &Client, name: &str) -> Vec<(&'static str, redlatch::Result<()>)> {
     let n = |kind: &str| format!("{name}:{kind}");
     let rw = client.rw_lock(n("rw"));
@@ -87,7 +87,7 @@ fn one_of_each(client: &Client, name: &str) -> Vec<(&'static str, redlatch::Resu
     ]
 }
 
-/// The same with a client of its own, from opening to closing.
+/// The whole life of a client: opens it, makes one call of each kind, closes it.
 fn a_whole_life(config: Config, name: String) -> Vec<(&'static str, redlatch::Result<()>)> {
     let client = match Client::open(config) {
         Ok(client) => client,
@@ -100,7 +100,7 @@ fn a_whole_life(config: Config, name: String) -> Vec<(&'static str, redlatch::Re
     done
 }
 
-/// What no reply of a server is, or what is too large, and what the error says of it.
+/// Bytes that are no reply of a server, or too large a reply, each with a part of the error's text.
 fn bad_replies() -> Vec<(Vec<u8>, &'static str)> {
     const LIMIT: &str = "the most that is read";
     const NONE: &str = "of redis";
@@ -130,7 +130,7 @@ fn bad_replies() -> Vec<(Vec<u8>, &'static str)> {
         (b"*2\r\n$1\r\na\r\n".to_vec(), ""), // not complete
         (b"+PO".to_vec(), ""),
         (b"*2\r\n+a\r\n-ERR b\r\n".to_vec(), ""),
-        (b"+OK\r\n".repeat(9), "unexpected reply"), // more than were asked for
+        (b"+OK\r\n".repeat(9), "unexpected reply"), // more replies than commands
     ]
 }
 
@@ -150,7 +150,7 @@ fn a_reply_that_is_none_is_an_error_that_says_so_and_the_next_server_is_used() {
                 drop(lock.try_lock().unwrap().unwrap());
                 let replies = sent.clone();
                 proxy.rewrite_replies(Target::Link, move |_| replies.clone());
-                // On a busy machine the time may be up before it is known.
+                // On a busy machine a call may reach its deadline before the bad reply, so repeat it.
                 eventually(&format!("{begin}: {says}"), || {
                     let (asking, asked) = (client.clone(), name.clone());
                     let said = ends(&begin, move || asking.mutex(asked).try_lock().map(drop));
@@ -162,7 +162,7 @@ fn a_reply_that_is_none_is_an_error_that_says_so_and_the_next_server_is_used() {
                     text.contains(says)
                 });
 
-                // Whoever greets it then learns as much.
+                // Opening another client fails with the same address in its error.
                 let url = proxy.url();
                 let opened = ends(&begin, move || Client::open(hasty(&url)).map(drop));
                 let said = opened.expect_err(&begin).to_string();
@@ -190,12 +190,14 @@ fn the_connections_for_renewals_and_messages_survive_bad_replies() {
     let other = client(&server.url());
     scoped(|scope| {
         for (sent, said) in bad_replies().into_iter().step_by(3) {
-            // A reply that can be read, and is none: then nobody knows what became of the hold, and it is lost.
+            // A well-formed reply of the wrong type leaves it unknown whether the hold was renewed, so the hold is
+            // lost.
             let is_lost = said == "unexpected reply";
             let (server, other) = (&server, &other);
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
-                // It waits for no reply on its connection for commands, and gives that the time that a busy machine needs.
+                // No reply on the connection for commands is bad here, so that connection keeps the usual, generous
+                // timeout.
                 let client = Client::open(config(&proxy.url()).lease(ms(1_500))).unwrap();
                 let (held, contended) = (unique("held"), unique("contended"));
                 let guard = client.mutex(&held).try_lock().unwrap().unwrap();
@@ -204,14 +206,14 @@ fn the_connections_for_renewals_and_messages_survive_bad_replies() {
                     .try_lock_for(GENEROUS)
                     .unwrap()
                     .unwrap();
-                // The subscriber first: it has the time that the lease takes.
+                // The subscriber first, since it has to reconnect within the guard's lease.
                 for target in [Target::Subscriber, Target::Watchdog] {
                     let sent = sent.clone();
                     proxy.rewrite_replies(target, move |_| sent.clone());
                     let before = proxy.opened(target);
                     let waiter = client.mutex(&contended);
                     assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
-                    // It asks without hearing of anything.
+                    // Without messages, the waiter polls.
                     eventually(&format!("{target:?} connects anew"), || {
                         assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
                         proxy.opened(target) > before || is_lost && !guard.is_valid()
@@ -235,7 +237,7 @@ fn the_connections_for_renewals_and_messages_survive_bad_replies() {
     });
 }
 
-/// Replies that are mostly well formed.
+/// Appends a random reply, well formed in most cases.
 fn anything(dice: &mut Dice, depth: usize, sent: &mut Vec<u8>) {
     let numbers = [
         "-9223372036854775808",
@@ -302,7 +304,7 @@ fn anything(dice: &mut Dice, depth: usize, sent: &mut Vec<u8>) {
     }
 }
 
-/// Changes some bytes, or has some more or fewer.
+/// Changes, inserts or cuts off some bytes.
 fn spoiled(dice: &mut Dice, mut sent: Vec<u8>) -> Vec<u8> {
     while !sent.is_empty() && dice.draw(3) == 0 {
         let at = dice.draw(sent.len());
@@ -316,13 +318,13 @@ fn spoiled(dice: &mut Dice, mut sent: Vec<u8>) -> Vec<u8> {
     sent
 }
 
-/// How many seeds are tried: so many, or `FUZZ_CASES`.
+/// The seeds to try: this many, or as many as the variable `FUZZ_CASES` says.
 fn seeds(seeds: u64) -> std::ops::Range<u64> {
     let asked = std::env::var("FUZZ_CASES").ok();
     0..asked.and_then(|n| n.parse().ok()).unwrap_or(seeds)
 }
 
-/// Tries the seeds four at a time, and says which one it was that failed.
+/// Runs `test` for the seeds, four at a time, and names the seed that failed.
 fn for_each_seed(of: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
     let seeds: Vec<u64> = of.collect();
     scoped(|scope| {
@@ -367,7 +369,7 @@ fn whatever_a_server_says_every_call_ends_and_nothing_panics() {
             for command in commands_in(asked) {
                 match greeted(&command).filter(|_| greets) {
                     Some(text) => sent.extend(text.bytes()),
-                    // Something to wait for as a rule.
+                    // A random reply, so that most commands get one.
                     None => anything(&mut dice, 3, &mut sent),
                 }
             }
@@ -455,7 +457,7 @@ fn a_fenced_lock_without_a_token_is_none() {
 
 timed!(a_reply_too_many_is_not_taken_for_that_to_the_next_command);
 fn a_reply_too_many_is_not_taken_for_that_to_the_next_command() {
-    // Each is answered twice: that the lock is free, and that it is not.
+    // Two replies to each command: the lock is held for 9 ms more, and the lock is acquired.
     let adversary = Adversary::start(after_the_greeting(|_| once(":9\r\n$-1\r\n")));
     let client = Client::open(hasty(&adversary.url())).unwrap();
     for _ in 0..3 {
@@ -477,9 +479,9 @@ fn a_reply_too_many_is_not_taken_for_that_to_the_next_command() {
 
 timed!(who_gives_a_client_its_own_words_back_is_no_server);
 fn who_gives_a_client_its_own_words_back_is_no_server() {
-    // As a socket does that is connected to itself.
+    // A socket connected to itself echoes in this way.
     let echo = Adversary::start(|sent| once(sent));
-    // Or with a reply that is another command's.
+    // Servers that reply to one command of the greeting with something that belongs to another command.
     let others = ["CLIENT", "PING", "INFO", "AUTH", "SELECT", "WAIT"].map(|asked| {
         Adversary::start(move |sent| {
             let replies = commands_in(sent).into_iter().map(|its| match &*its[0] {
@@ -519,7 +521,7 @@ fn a_reply_that_no_script_gives_ends_its_connection() {
 
 #[test]
 fn an_error_that_ends_within_a_character_is_final() {
-    // The server quotes the first 128 bytes of what it does not know.
+    // The server's error quotes the first 128 bytes of an argument, which may end within a character.
     let server = Server::start_with(&[
         "--rename-command",
         "EVALSHA",
@@ -676,7 +678,7 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
             let node = node(slots, rest);
             scope.spawn(move || {
                 let url = format!("redis+cluster://127.0.0.1:{}", node.port());
-                // On a busy machine the time may be up before it is known.
+                // On a busy machine a call may reach its deadline before the bad reply, so repeat it.
                 eventually(&format!("{what}: {says}"), || {
                     let config = hasty(&url).connect_timeout(ms(500));
                     let done = ends(what, move || a_whole_life(config, unique("cluster")));
@@ -691,7 +693,7 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
     });
 }
 
-// A renewal that a node sends nowhere is sent again before the lease ends.
+// A renewal that is redirected to no address is sent again before the lease ends.
 #[test]
 fn a_redirection_to_nowhere_does_not_cost_a_lock() {
     use std::sync::Arc;
@@ -722,7 +724,7 @@ fn a_redirection_to_nowhere_does_not_cost_a_lock() {
     assert!(guard.is_valid() && scripts.load(Ordering::SeqCst) >= 3);
 }
 
-// A server in protected mode says why, to nobody in particular, and hangs up.
+// A server in protected mode writes its reason unasked and closes the connection.
 #[test]
 fn why_a_server_hangs_up_at_once_is_said() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

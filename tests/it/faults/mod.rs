@@ -1,4 +1,4 @@
-//! What networks and servers do to a client.
+//! Faults of networks and servers, and how a client copes with them.
 
 mod are_real;
 mod connection;

@@ -1,4 +1,4 @@
-//! What networks do between a client and a healthy server.
+//! Network faults between a client and a healthy server: requests and replies that are lost, delayed or stalled.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::support::{
     unique, unless_late, within,
 };
 
-/// Numbers that look random, and are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     move |below| {
@@ -24,13 +24,13 @@ fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Half of it is what one lost reply costs.
+/// A `command_timeout`; a lost reply costs half of it.
 const QUICK: Duration = ms(1_000);
 
-/// Rounds in which one request goes wrong: the hold is right while it lasts, and somebody else gets the lock soon
-/// after, and is not harmed by what comes late.
+/// Rounds in which one request is lost, or its reply. The hold is valid while it lasts; somebody else can acquire the
+/// lock soon after, and keeps it when delayed requests arrive.
 ///
-/// `set` makes it go wrong, `before` the lock is taken or, knowing the owner, after that.
+/// `set` arms the trap: before the lock is acquired if `before` says so, else after that, with the owner.
 fn rounds_with(
     kind: Kind,
     rounds: u32,
@@ -74,7 +74,7 @@ fn rounds_with(
     assert_eq!(stats.releases_of_lost, 0);
 }
 
-/// The worst that can happen to an acquire, and to a release.
+/// The acquire is executed and its reply lost.
 fn lost_replies_to_acquires(kind: Kind, rounds: u32, response: Duration) {
     rounds_with(kind, rounds, response, true, |proxy, _| {
         proxy.swallow_reply_on(Target::Link, sha(kind.acquire))
@@ -87,7 +87,7 @@ fn lost_acquires(kind: Kind, rounds: u32, response: Duration) {
     });
 }
 
-/// As an argument of the one command about it that a link sends from now on.
+/// A text that only the release among the further commands of the link contains: the owner, as an argument.
 fn release_of(kind: Kind, owner: &str) -> String {
     format!("\r\n{}\r\n", kind.field(owner))
 }
@@ -106,7 +106,7 @@ fn lost_releases(kind: Kind, rounds: u32, response: Duration) {
 
 timed!(acquires_whose_replies_are_lost_are_no_holds);
 fn acquires_whose_replies_are_lost_are_no_holds() {
-    lost_replies_to_acquires(REENTRANT_LOCK, 6, QUICK); // O1, D1
+    lost_replies_to_acquires(REENTRANT_LOCK, 6, QUICK);
 }
 
 timed!(acquires_that_are_lost_are_sent_again);
@@ -116,15 +116,15 @@ fn acquires_that_are_lost_are_sent_again() {
 
 timed!(releases_whose_replies_are_lost_have_happened_once);
 fn releases_whose_replies_are_lost_have_happened_once() {
-    lost_replies_to_releases(REENTRANT_LOCK, 6, QUICK); // O1, O2, L8
+    lost_replies_to_releases(REENTRANT_LOCK, 6, QUICK);
 }
 
 timed!(releases_that_are_lost_are_sent_again);
 fn releases_that_are_lost_are_sent_again() {
-    lost_releases(REENTRANT_LOCK, 6, QUICK); // L8
+    lost_releases(REENTRANT_LOCK, 6, QUICK);
 }
 
-/// The same for a kind with scripts of its own.
+/// These tests again, for a kind with scripts of its own.
 macro_rules! lost_requests_and_replies {
     ($($title:ident: $kind:ident,)+) => {
         $(mod $title {
@@ -173,7 +173,6 @@ lost_requests_and_replies! {
 #[test]
 #[ignore = "takes minutes"]
 fn soak_of_lost_requests_and_replies() {
-    // O1
     fn soak(kind: Kind) {
         scoped(|scope| {
             scope.spawn(|| lost_replies_to_acquires(kind, 300, ms(1_200)));
@@ -216,17 +215,17 @@ timed!(renewals_whose_replies_are_lost_are_repeated_in_time);
 fn renewals_whose_replies_are_lost_are_repeated_in_time() {
     renewals_with(4, |proxy| {
         proxy.swallow_reply_on(Target::Watchdog, renew_sha())
-    }); // W1, W12, O1
+    });
 }
 
 timed!(renewals_that_are_lost_are_repeated_in_time);
 fn renewals_that_are_lost_are_repeated_in_time() {
     renewals_with(4, |proxy| {
         proxy.black_hole_on(Target::Watchdog, renew_sha())
-    }); // W1, W12
+    });
 }
 
-/// D1, O1: the client is long past it, and others have come and gone.
+/// An acquire that timed out reaches the server later, after others have acquired and released the lock.
 fn late_acquires(kind: Kind, rounds: u64) {
     let net = Net::start();
     let name = unique("late");
@@ -238,14 +237,14 @@ fn late_acquires(kind: Kind, rounds: u64) {
     for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
         net.proxy.set(Target::Link, Mode::Stall);
-        // Sometimes the link is given up before the stall ends, sometimes not.
+        // The client abandons the link before the stall ends in some rounds only.
         let waits = 1 + round % 3;
         for _ in 0..waits {
             let wait = ms(10 + dice(60));
             gets_nothing("try_lock_for", wait, || lock.try_lock_for(wait));
         }
         if round % 4 == 3 {
-            std::thread::sleep(RESPONSE); // until the link is given up for its silence
+            std::thread::sleep(RESPONSE); // until the client abandons the silent link
         }
         other.try_lock().unwrap().unwrap().unlock().unwrap();
         let present = (round % 2 == 0).then(|| other.try_lock().unwrap().unwrap());
@@ -273,7 +272,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
     late_acquires(MUTEX, 12);
 }
 
-/// D1, O1: by then its undo has long been done over another connection, and found nothing.
+/// The acquire arrives after its undo, which went over another connection and found nothing to undo.
 fn acquires_later_than_their_undo(kind: Kind, rounds: u64) {
     let net = Net::start();
     let name = unique("late");
@@ -284,7 +283,7 @@ fn acquires_later_than_their_undo(kind: Kind, rounds: u64) {
     for round in 0..rounds {
         lock.lock().unwrap().unlock().unwrap();
         net.proxy.stall_present(Target::Link);
-        // The link is given up for its silence, and the second attempt goes over a new one.
+        // The client abandons the silent link; the second attempt goes over a new one.
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
         guard.unlock().unwrap();
         assert!(nothing_is_left_of(kind, &net.server));
@@ -299,11 +298,11 @@ fn acquires_later_than_their_undo(kind: Kind, rounds: u64) {
             present.unlock().unwrap();
         }
         if kind.queue == Queue::Redis {
-            // F1: a place that is taken so late stands for as long as that of a waiter that died.
+            // A late place in the queue belongs to no waiter, and expires after a waiter lease.
             let next = other.try_lock_for(WAITER_LEASE + loosely(SLACK)).unwrap();
             next.expect("a place for nobody").unlock().unwrap();
         }
-        // Among readers and writers it may have been noted as one that waits, and counts as that for a waiter lease.
+        // A late acquire of a reader or writer may leave a note of a waiter, which expires after a waiter lease.
         let is_note = |key: &String| key.starts_with("redisson_rwlock:");
         let is_left = || !nothing_is_left_of(kind, &net.server);
         let holds = || is_left() && !net.server.keys().iter().all(is_note);
@@ -326,7 +325,8 @@ fn an_acquire_on_a_connection_given_up_takes_nothing_when_it_arrives_at_last() {
     acquires_later_than_their_undo(MUTEX, 8);
 }
 
-// F1: nor does one that asked again from its place in the queue, and left it since, hold anybody up for longer.
+// A waiter's repeated request may arrive after the waiter has left. The place that it then takes in the queue expires
+// after a waiter lease.
 timed!(a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most);
 fn a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most() {
     let net = Net::with(QUICK);
@@ -364,7 +364,7 @@ fn a_question_from_the_queue_that_arrives_late_stands_for_a_waiter_lease_at_most
     }
 }
 
-// F6: the place of a first question of which nobody heard is kept.
+// The reply to a waiter's first request is lost: the waiter keeps the place that this request has taken.
 timed!(a_first_question_that_arrives_late_costs_nobody_a_place);
 fn a_first_question_that_arrives_late_costs_nobody_a_place() {
     let net = Net::with(QUICK);
@@ -404,7 +404,6 @@ fn a_first_question_that_arrives_late_costs_nobody_a_place() {
 
 timed!(a_renewal_that_arrives_late_revives_nothing);
 fn a_renewal_that_arrives_late_revives_nothing() {
-    // W7
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let client = Client::open(in_haste(settings_by(&server, proxy.addr())).lease(ms(600))).unwrap();
@@ -429,7 +428,6 @@ fn a_renewal_that_arrives_late_revives_nothing() {
 
 timed!(a_caller_who_leaves_at_any_moment_leaves_no_lock_behind);
 fn a_caller_who_leaves_at_any_moment_leaves_no_lock_behind() {
-    // D1
     let net = Net::start();
     let name = unique("leave");
     let mut dice = dice(3);
@@ -461,7 +459,6 @@ fn a_caller_who_leaves_at_any_moment_leaves_no_lock_behind() {
 
 timed!(a_wait_ends_on_time_whatever_the_network_does);
 fn a_wait_ends_on_time_whatever_the_network_does() {
-    // C1
     let server = Server::start();
     scoped(|scope| {
         for mode in [
@@ -514,7 +511,8 @@ fn a_wait_ends_on_time_whatever_the_network_does() {
 
 timed!(a_wait_ends_on_time_although_replies_to_others_keep_coming);
 fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
-    // C1, I4: the only thread that waits reads what comes for releases that nobody waits for.
+    // The only thread that waits reads replies to dropped guards' releases, for which nobody waits; reading them must
+    // not extend its wait.
     let server = Server::start();
     let proxy = Proxy::before(&server);
     let client =
@@ -529,7 +527,7 @@ fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
         held.pop();
         std::thread::sleep(ms(8));
     }
-    // From now on a reply comes every few milliseconds, for another half second.
+    // From here on a reply arrives every 8 ms for another half second.
     let begun = Instant::now();
     let got = client.mutex(unique("own")).try_lock_for(ms(50));
     let took = begun.elapsed();
@@ -542,7 +540,7 @@ fn a_wait_ends_on_time_although_replies_to_others_keep_coming() {
 
 timed!(a_busy_link_does_not_keep_the_watchdog_from_renewing);
 fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
-    // W3: whoever reads replies for others must not do so for ever.
+    // The thread that reads replies for all must leave the watchdog time to renew.
     let server = Server::start();
     let client = Client::open(
         in_haste(settings(&server))
@@ -572,7 +570,7 @@ fn a_busy_link_does_not_keep_the_watchdog_from_renewing() {
 
 timed!(a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing);
 fn a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing() {
-    // W1, W3: the watchdog looks after unacknowledged releases, but not at the price of what is held.
+    // The watchdog brings unacknowledged releases, but a connection attempt for them must not delay renewals.
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let server = Server::start();
         let proxy = Proxy::before(&server);
@@ -587,7 +585,7 @@ fn a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing() {
         eventually("it is renewed", || client.stats().renewals > 0);
         proxy.set(Target::Link, mode);
         proxy.cut(Target::Link);
-        drop(dropped); // the release can only be brought later
+        drop(dropped); // needs a new link
         let lost = guard.lost().recv_timeout(ms(2_500));
         proxy.pass();
         assert!(lost.is_err(), "{mode:?}: {lost:?}");
@@ -598,7 +596,6 @@ fn a_link_that_cannot_be_made_again_does_not_keep_the_watchdog_from_renewing() {
 
 timed!(a_client_closes_in_time_with_a_release_it_cannot_bring);
 fn a_client_closes_in_time_with_a_release_it_cannot_bring() {
-    // I4
     for mode in [Mode::BlackHole, Mode::Refuse] {
         let server = Server::start();
         let proxy = Proxy::before(&server);
@@ -616,7 +613,8 @@ fn a_client_closes_in_time_with_a_release_it_cannot_bring() {
 
 timed!(a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script);
 fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
-    // L8, C8: nobody else may come to read that the release was not understood. The first one brings the text.
+    // `drop` waits for no reply, so another thread has to read the NOSCRIPT reply and send the script. The client's
+    // first release is sent with its script.
     let server = Server::start();
     let name = unique("first");
     for (is_first, limit) in [(true, ms(50)), (false, ms(300))] {
@@ -640,7 +638,7 @@ fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
 
 timed!(messages_that_are_lost_cost_a_poll);
 fn messages_that_are_lost_cost_a_poll() {
-    // C5, P1, L5: nobody hears the release, and the wait ends all the same.
+    // The waiter misses the message about the release, and gets the lock by its next poll.
     scoped(|scope| {
         for mode in [
             Mode::BlackHole,
@@ -671,7 +669,7 @@ fn messages_that_are_lost_cost_a_poll() {
                     guard.unlock().unwrap();
                     let (got, valid) = waiting.join().unwrap();
                     let took = got.saturating_duration_since(freed);
-                    // The second pause, if it has asked since it began to wait.
+                    // The second pause between polls may have begun just before the release.
                     assert!(
                         valid && took <= ms(2_000) + loosely(SLACK),
                         "{mode:?}: {took:?}"
@@ -684,7 +682,6 @@ fn messages_that_are_lost_cost_a_poll() {
 
 timed!(a_silent_subscriber_is_found_out_and_replaced);
 fn a_silent_subscriber_is_found_out_and_replaced() {
-    // C5
     let net = Net::start();
     let name = unique("silent");
     let guard = net.other.mutex(&name).lock().unwrap();
@@ -693,7 +690,7 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
         eventually("it listens", || {
             net.proxy.connections(Target::Subscriber) == 1
         });
-        let trap = net.proxy.black_hole_on(Target::Subscriber, "PING"); // its connection is silent from then on
+        let trap = net.proxy.black_hole_on(Target::Subscriber, "PING"); // from here on its connection is silent
         let opened = net.proxy.opened(Target::Subscriber);
         eventually("it asks for a sign of life", || trap.fired());
         eventually("it connects again", || {
@@ -703,7 +700,8 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
             let subscribers = net.server.clients_named("subscriber");
             subscribers.iter().any(|client| client.subscriptions == 1)
         });
-        // It asks once it listens. If that came behind the release, no message would have to wake it.
+        // A waiter asks Redis once more after it subscribed. If that request came after the release, it would get the
+        // lock without a message, so wait until the requests stop.
         let mut asked = 0;
         eventually("it has asked", || {
             std::thread::sleep(ms(100));
@@ -722,7 +720,7 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
 timed!(a_short_wait_is_not_spent_writing_for_others);
 fn a_short_wait_is_not_spent_writing_for_others() {
     let net = Net::start();
-    // So long that they fill the socket.
+    // Names so long that subscribing to them fills the socket's buffer.
     let names: Vec<_> = (0..8).map(|n| format!("{n:032768}")).collect();
     let lease = Duration::from_secs(60);
     let hold = |name: &String| net.other.mutex(name).lease(lease).lock().unwrap();
@@ -741,7 +739,7 @@ fn a_short_wait_is_not_spent_writing_for_others() {
         waited.max().flatten().unwrap()
     });
     assert!(longest < loosely(ms(1_000)), "{longest:?}");
-    // And what was left unwritten is written, as fast as the network takes it again.
+    // Afterwards the subscriber writes the rest at the speed of the network.
     net.proxy.set(Target::Subscriber, Mode::Pass);
     eventually("it listens to nobody", || {
         let subscribers = net.server.clients_named("subscriber");
@@ -751,7 +749,6 @@ fn a_short_wait_is_not_spent_writing_for_others() {
 
 timed!(a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost);
 fn a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost() {
-    // P4
     let net = Net::start();
     net.proxy.set(Target::Subscriber, Mode::Delay(ms(150)));
     let name = unique("confirm");
@@ -774,7 +771,6 @@ fn a_confirmation_that_is_late_is_waited_for_and_no_wake_is_lost() {
 
 timed!(many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind);
 fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
-    // P1, P5, P6
     const NAMES: usize = 2_000;
     const THREADS: usize = 40;
     let server = Server::start();
@@ -814,7 +810,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
                         if dice(2) == 0 {
                             match lock.try_lock_for(span) {
                                 Ok(None) => {}
-                                // A busy machine may need longer than that for a round trip.
+                                // On a busy machine a round trip may take longer than the wait.
                                 Err(err) if err.is_retryable() => {
                                     late.fetch_add(1, Ordering::Relaxed);
                                 }
@@ -849,7 +845,7 @@ fn many_names_random_cancels_and_a_storm_of_reconnects_leave_nothing_behind() {
     drop(held);
     eventually("no key is left", || server.dbsize() == 0);
     eventually("no entry is left", || client.stats().names == 0);
-    // And it listens still.
+    // The subscriber still works.
     let guard = holder.mutex(&names[0]).lock().unwrap();
     scoped(|scope| {
         let waiting = scope.spawn(|| drop(client.mutex(&names[0]).lock().unwrap()));

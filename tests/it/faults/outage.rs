@@ -1,4 +1,4 @@
-//! Bad days: what every verb says and does while Redis is out of reach, and that all is well afterwards.
+//! Results of every method while Redis is unreachable, and that everything works again afterwards.
 
 use redlatch::Client;
 
@@ -40,12 +40,12 @@ macro_rules! network_days {
 }
 
 network_days! { REENTRANT_LOCK:
-    a_day_in_a_black_hole: Mode::BlackHole, All; // L5, C1
-    a_day_on_which_everything_stalls: Mode::Stall, All; // D1
-    a_day_without_replies: Mode::SwallowReplies, All; // L8, O1
-    a_day_of_refused_connections: Mode::Refuse, All; // C1
-    a_day_of_replies_later_than_anybody_waits: Mode::Delay(RESPONSE * 3), All; // C1, D1
-    a_day_without_the_link_alone: Mode::BlackHole, Link; // C1
+    a_day_in_a_black_hole: Mode::BlackHole, All;
+    a_day_on_which_everything_stalls: Mode::Stall, All;
+    a_day_without_replies: Mode::SwallowReplies, All;
+    a_day_of_refused_connections: Mode::Refuse, All;
+    a_day_of_replies_later_than_anybody_waits: Mode::Delay(RESPONSE * 3), All;
+    a_day_without_the_link_alone: Mode::BlackHole, Link;
 }
 
 fn day_of_a_kill(kind: Kind) {
@@ -97,13 +97,13 @@ fn a_day_on_which_the_server_answers_nobody_for_a_while() {
         },
         |server, _, paused| {
             drop(paused);
-            assert_eq!(server.ask::<String>(&["PING"]), "PONG"); // after the pause
+            assert_eq!(server.ask::<String>(&["PING"]), "PONG"); // waits for the end of the pause
         },
         Data::Kept,
     );
 }
 
-/// The worst of those days for a kind with scripts of its own.
+/// The worst of these faults for a kind with scripts of its own.
 macro_rules! worst_days {
     ($($title:ident: $kind:ident,)+) => {
         $(mod $title {
@@ -111,8 +111,8 @@ macro_rules! worst_days {
             use crate::support::$kind;
 
             network_days! { $kind:
-                a_day_without_replies: Mode::SwallowReplies, All; // L8, O1
-                a_day_on_which_everything_stalls: Mode::Stall, All; // D1, F4
+                a_day_without_replies: Mode::SwallowReplies, All;
+                a_day_on_which_everything_stalls: Mode::Stall, All;
             }
 
             #[test]
@@ -134,7 +134,7 @@ timed!(a_day_as_a_read_only_replica);
 fn a_day_as_a_read_only_replica() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    // Answers questions, so that this is not a day like the others.
+    // A replica answers questions, so this test cannot use `bad_day`.
     let received = Losses::default();
     let client = Client::open(config(&proxy.url()).on_lost(received.listener())).unwrap();
     let (kept, other) = (unique("replica"), unique("replica"));
@@ -145,7 +145,7 @@ fn a_day_as_a_read_only_replica() {
     let lock = client.mutex(unique("replica"));
     fails("lock", RESPONSE, || lock.lock());
     fails("try_lock", RESPONSE, || lock.try_lock());
-    // Long enough for an answer from a busy machine.
+    // Long enough for a busy machine to reply.
     fails("try_lock_for", ms(300), || lock.try_lock_for(ms(300)));
     fails("force_unlock", RESPONSE, || {
         client.mutex(&kept).force_unlock()

@@ -1,4 +1,4 @@
-//! Acquires that count only once replicas have them.
+//! `replica_ack`: an acquire succeeds only after enough replicas have acknowledged it.
 
 use redlatch::{Client, Config, Error, RedLock, ReplicaAck};
 
@@ -6,7 +6,7 @@ use crate::support::{
     Server, eventually, in_time, ms, nothing_is_left, scoped, timed, unique, within,
 };
 
-/// A master and its replicas.
+/// A master with `n` replicas.
 fn replicated(n: usize) -> (Server, Vec<Server>) {
     let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
     let replicas: Vec<_> = (0..n).map(|_| follower(&master)).collect();
@@ -20,7 +20,7 @@ fn follower(master: &Server) -> Server {
     replica
 }
 
-/// Waits until it has so many replicas, which keep up.
+/// Waits until the master has `n` replicas that are connected and keep up.
 fn are_online(master: &Server, n: usize) {
     eventually("they follow", || {
         let online = master.ask::<String>(&["INFO", "replication"]);
@@ -34,7 +34,7 @@ fn client(server: &Server, replicas: ReplicaAck) -> Client {
     Client::open(config.replica_ack(replicas)).unwrap()
 }
 
-/// Takes one of everything, each under a name of its own, and gives it back.
+/// Acquires and releases one of each kind, each with a new name.
 fn try_all(client: &Client) -> Vec<(&'static str, redlatch::Result<()>)> {
     let wait = ms(5_000);
     let name = || unique("locked");
@@ -111,7 +111,7 @@ fn what_too_few_replicas_acknowledge_is_given_back() {
     permits.retain(|key| {
         key.starts_with("permits") && master.ask::<String>(&["TYPE", key]) == "string"
     });
-    // Two semaphores each time.
+    // `try_all` ran nine times, with two semaphores each.
     assert_eq!(permits.len(), 2 * 9);
     for key in permits {
         assert_eq!(master.ask::<String>(&["GET", &key]), "2", "{key}");

@@ -1,4 +1,4 @@
-//! What servers do to their clients, one thing at a time.
+//! Faults of a server, one at a time: killed, frozen, paused, loading, out of memory, demoted, rights changed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +15,6 @@ use crate::support::{
 
 timed!(opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers);
 fn opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers() {
-    // C1
     let url = format!("redis://127.0.0.1:{}/", free_port());
     fails("refused", ms(0), || Client::open(config(&url)));
     let server = Server::start();
@@ -27,7 +26,6 @@ fn opening_fails_at_once_where_nobody_listens_and_in_time_where_nobody_answers()
 
 timed!(a_server_killed_while_idle_is_found_again);
 fn a_server_killed_while_idle_is_found_again() {
-    // C6, C8
     let mut server = Server::start();
     let client = client(&server.url());
     let lock = client.reentrant_lock(unique("idle"));
@@ -42,7 +40,7 @@ fn a_server_killed_while_idle_is_found_again() {
 
 timed!(a_waiter_outlives_a_quick_restart_and_gets_the_lock);
 fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
-    // L5: what it waited for is gone with the data, and nobody will ever say so.
+    // The restart deletes the lock, so no release is ever published; the waiter must poll.
     let mut server = Server::start();
     let config = config(&server.url()).command_timeout(ms(3_000));
     let holder = Client::open(config.clone()).unwrap();
@@ -80,7 +78,6 @@ fn a_waiter_outlives_a_quick_restart_and_gets_the_lock() {
 
 timed!(a_server_killed_while_releasing_does_not_hold_its_client_up);
 fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
-    // L5, L8
     let mut server = Server::start();
     let client = client(&server.url());
     let lock = client.mutex(unique("releasing"));
@@ -113,7 +110,6 @@ fn a_server_killed_while_releasing_does_not_hold_its_client_up() {
 
 timed!(a_short_freeze_costs_nothing_but_time);
 fn a_short_freeze_costs_nothing_but_time() {
-    // W12
     let server = Server::start();
     let client = Client::open(config(&server.url()).lease(ms(1_200))).unwrap();
     let name = unique("freeze");
@@ -132,7 +128,6 @@ fn a_short_freeze_costs_nothing_but_time() {
 
 timed!(a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind);
 fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
-    // W9, D1
     let server = Server::start();
     let received = Losses::default();
     let lease = ms(1_000);
@@ -153,7 +148,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
                     client.mutex(&other).try_lock_for(ms(50))
                 });
             }
-            // By now it is known.
+            // By now the last attempt's reply is overdue, so the client knows that the server is unreachable.
             fails("try_lock_for", ms(50), || {
                 client.mutex(&other).try_lock_for(ms(50))
             });
@@ -161,7 +156,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
         let loss = guard.lost().recv_timeout(lease + loosely(SLACK)).unwrap();
         assert_eq!(loss.reason, LossReason::Unreachable);
         assert!(!guard.is_valid());
-        // A renewal may have been confirmed between the grant and the freeze.
+        // The watchdog may have renewed the hold between the grant and the freeze.
         let told_at = Instant::now();
         assert!(told_at <= guard.valid_until() + ms(100), "told too late");
         assert!(guard.valid_until() <= until + lease / 2);
@@ -185,7 +180,7 @@ fn a_long_freeze_is_told_by_the_end_of_validity_and_leaves_nothing_behind() {
 timed!(a_server_that_is_loading_is_waited_for);
 fn a_server_that_is_loading_is_waited_for() {
     let delay = ["--key-load-delay", "12000"];
-    // Between so many bytes it answers; before 7.0 always 2 MiB.
+    // While it loads, the server handles commands after each block of this many bytes; before Redis 7.0 always 2 MiB.
     let often = ["--loading-process-events-interval-bytes", "1024"];
     let (mut server, text) = if is_redis_6() {
         (Server::start_with(&delay), "x".repeat(250_000))
@@ -268,7 +263,7 @@ fn without_memory_nothing_is_taken_and_what_is_held_is_kept_and_given_back() {
 
 timed!(a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it_takes_them);
 fn a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it_takes_them() {
-    // MISCONF: every write is refused while snapshots fail.
+    // The server rejects all writes with MISCONF while snapshots fail.
     let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
     let config = config(&server.url());
     let [renews, hammers] = [(); 2].map(|()| Client::open(config.clone()).unwrap());
@@ -293,11 +288,11 @@ fn a_server_that_cannot_save_refuses_acquires_at_once_and_gets_releases_until_it
         );
         fails("fair", ms(0), || hammers.fair_lock(unique("free")).lock());
     }
-    // Nothing is left to be sent: what was refused has not run.
+    // A rejected acquire has not run, so no release is queued.
     hammers.close(ms(100)).unwrap();
     drop((spun, written, read, queued, fenced));
     let err = in_time("unlock", RESPONSE, || unlocked.unlock()).unwrap_err();
-    // What it said, unless the time was up while it was asked once more.
+    // The server's reason, unless the deadline passed during a repeated attempt.
     let said = err.to_string();
     let why = said.contains("MISCONF") || said.contains("in time");
     assert!(!err.is_retryable() && why, "it follows the work: {said}");
@@ -339,7 +334,7 @@ fn a_password_set_meanwhile_is_an_error_until_it_is_removed() {
         fails("try_lock_for", RESPONSE, || lock.try_lock_for(ms(2_000)));
     }
     set(&mut con, "");
-    // A server that refuses logins is tried once a second.
+    // The client tries to log in once a second.
     in_time("recovering", ms(1_000), || {
         eventually("it lets the client in", || lock.lock().is_ok());
     });
@@ -369,7 +364,6 @@ fn a_pause_shorter_than_the_command_timeout_is_waited_for() {
 
 timed!(connections_closed_for_idleness_are_not_noticed);
 fn connections_closed_for_idleness_are_not_noticed() {
-    // C6
     let server = Server::start();
     let name = unique("idle");
     let clients = [(); 5].map(|()| client(&server.url()));
@@ -390,7 +384,7 @@ fn connections_closed_for_idleness_are_not_noticed() {
             _ => assert!(client.mutex(&name).is_locked().unwrap()),
         }
     }
-    // And again, with one that has lost a connection before.
+    // The second time over a connection that replaced an earlier one.
     all_closed();
     clients[0]
         .mutex(unique("idle"))
@@ -403,7 +397,8 @@ fn connections_closed_for_idleness_are_not_noticed() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-/// Clients and threads that count up under one lock while `trouble` is made over and over.
+/// Threads of two clients increment a counter under one lock while `trouble` is called every 15 ms. Returns the longest
+/// wait.
 fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Duration {
     let server = Server::start();
     let clients: Vec<_> = (0..2)
@@ -467,7 +462,6 @@ fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Durat
 
 timed!(scripts_forgotten_over_and_over_are_sent_again);
 fn scripts_forgotten_over_and_over_are_sent_again() {
-    // C8
     let slowest = counts_exactly_through(MUTEX, |server| {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
     });
@@ -476,7 +470,6 @@ fn scripts_forgotten_over_and_over_are_sent_again() {
 
 timed!(a_link_killed_over_and_over_is_not_noticed);
 fn a_link_killed_over_and_over_is_not_noticed() {
-    // C6, I3
     let slowest = counts_exactly_through(MUTEX, |server| {
         server.kill_clients_named("link");
     });
@@ -485,14 +478,13 @@ fn a_link_killed_over_and_over_is_not_noticed() {
 
 timed!(a_subscriber_killed_over_and_over_slows_nobody_down_much);
 fn a_subscriber_killed_over_and_over_slows_nobody_down_much() {
-    // P6
     let slowest = counts_exactly_through(MUTEX, |server| {
         server.kill_clients_named("subscriber");
     });
     assert!(slowest < loosely(ms(2_500)), "{slowest:?}");
 }
 
-/// Scripts forgotten, links and subscribers killed, by turns.
+/// In turns: scripts flushed, links killed, subscribers killed.
 fn counts_exactly_through_everything(kind: Kind) {
     let turn = AtomicU64::new(0);
     let slowest = counts_exactly_through(kind, |server| {
@@ -513,7 +505,7 @@ fn counts_exactly_through_everything(kind: Kind) {
 
 timed!(a_fair_lock_counts_exactly_through_everything);
 fn a_fair_lock_counts_exactly_through_everything() {
-    counts_exactly_through_everything(FAIR_LOCK); // F4, I3
+    counts_exactly_through_everything(FAIR_LOCK);
 }
 
 timed!(a_fenced_lock_counts_exactly_through_everything);
@@ -533,7 +525,6 @@ fn a_write_lock_counts_exactly_through_everything() {
 
 timed!(a_watchdog_killed_over_and_over_goes_on_renewing);
 fn a_watchdog_killed_over_and_over_goes_on_renewing() {
-    // W1
     let server = Server::start();
     let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
     let guards: Vec<_> = (0..50)
@@ -541,7 +532,8 @@ fn a_watchdog_killed_over_and_over_goes_on_renewing() {
         .collect();
     let mut killed = 0;
     for _ in 0..6 {
-        // Also in the middle of a greeting and of a batch, but not for so long that no renewal can get through.
+        // Kill connections in the middle of a greeting and of a batch, but stop after 100 ms so that renewals get
+        // through.
         let until = Instant::now() + ms(100);
         while Instant::now() < until {
             killed += server.kill_clients_named("watchdog");
@@ -566,7 +558,6 @@ fn a_watchdog_killed_over_and_over_goes_on_renewing() {
 
 timed!(a_user_who_may_not_listen_waits_by_asking);
 fn a_user_who_may_not_listen_waits_by_asking() {
-    // P1
     let logs = logs();
     let server = Server::start();
     let () = server.ask(&[
@@ -601,7 +592,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
             let freed = Instant::now();
             guard.unlock().unwrap();
             let got = waiting.join().unwrap();
-            // However often it has asked, after the longest pause at most.
+            // The longest pause between polls is 5 s.
             assert!(got.saturating_duration_since(freed) < loosely(ms(5_000) + SLACK));
         });
     }
@@ -609,7 +600,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
         logs.count(log::Level::Warn, &said) == 1
     });
     assert_eq!(waiter.stats().subscriptions, 0);
-    // The rights come back: so do the messages.
+    // Once the user may subscribe again, the release is notified by a message.
     let () = server.ask(&["ACL", "SETUSER", "deaf", "allchannels"]);
     let guard = holder.mutex(&name).lock().unwrap();
     scoped(|scope| {
@@ -631,7 +622,7 @@ fn a_user_who_may_not_listen_waits_by_asking() {
     });
 }
 
-/// Closes a client in a panic, so that those who wait do not do so for ever.
+/// Closes the client if the test panics, so that its waiting threads end.
 struct EndsWaits<'a>(&'a Client);
 
 impl Drop for EndsWaits<'_> {

@@ -1,4 +1,4 @@
-//! How a wait ends while Redis does not answer, or refuses.
+//! How a wait ends while Redis does not reply, or rejects its commands.
 
 use std::fmt::Debug;
 use std::thread;
@@ -10,7 +10,7 @@ use crate::support::{
     GENEROUS, Mode, Proxy, Server, Target, eventually, lua, ms, scoped, timed, unique,
 };
 
-/// One who released a moment ago, after more than a tenure, and asks again while the server is frozen.
+/// A client releases a lock after more than a tenure and at once acquires it again, while the server is frozen.
 fn yields_in_time<T: Debug>(
     set_up: impl Fn(&Client, &str),
     take: impl Fn(&Client, &str) -> Result<T> + Sync,
@@ -25,7 +25,7 @@ fn yields_in_time<T: Debug>(
     let held = take(&client, &name).unwrap();
     thread::sleep(TENURE + ms(1));
     server.freeze();
-    // Whether others have heard of it is what the next to ask waits for.
+    // The next acquire waits for the reply to this release, which says whether other processes wait.
     drop(held);
     let fails = |name: &str| {
         let failed = take(&client, name).map(drop);
@@ -34,7 +34,7 @@ fn yields_in_time<T: Debug>(
     };
     scoped(|scope| {
         let first = scope.spawn(|| fails(&name));
-        // Half of the 250 ms for which it may wait before it asks.
+        // The acquire may wait 250 ms for that reply before it asks Redis; half of that has passed.
         thread::sleep(ms(125));
         let second = fails(&other);
         assert!(first.join().unwrap() < second);
@@ -80,10 +80,10 @@ fn a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it() {
     server.thaw();
 }
 
-/// A way of waiting for at most so long; whether it got anything.
+/// A way of waiting with a time limit; returns whether it succeeded.
 type Wait = Box<dyn Fn(&Client, &CancelToken, Duration) -> Result<bool> + Sync>;
 
-/// Every way of waiting, each for something of its own that is free.
+/// Every way of waiting, each for a name of its own that is free.
 fn ways_of_waiting() -> Vec<(&'static str, Wait)> {
     fn way<T>(
         wait: impl Fn(&Client, &CancelToken, Duration) -> Result<Option<T>> + Sync + 'static,
@@ -158,7 +158,7 @@ fn ways_of_waiting() -> Vec<(&'static str, Wait)> {
 
 timed!(a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well);
 fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
-    // Less than the time for which a thread that waits for an answer does not look at its token.
+    // Shorter than the interval at which a thread that waits for a reply checks its token.
     const LIMIT: Duration = ms(60);
     let server = Server::start();
     for (way, wait) in ways_of_waiting() {
@@ -195,13 +195,13 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
 fn whoever_is_cancelled_need_not_wait_for_the_thread_that_reads_for_all() {
     const OTHERS: u64 = 4;
     let server = Server::start();
-    // Nobody gives up the connection meanwhile.
+    // The connection must not be abandoned during the test.
     let config = Config::new(server.url()).command_timeout(GENEROUS * 4);
     let client = Client::open(config).unwrap();
     let (token, before) = (CancelToken::new(), client.stats().commands);
     server.freeze();
     scoped(|scope| {
-        // One of them reads, and wakes the other when it takes turns.
+        // Two waiting threads: one reads the replies for all, and wakes the other when they swap roles.
         let patient = [1, 2].map(|n| {
             let lock = client.mutex(format!("patient:{n}"));
             let thread = scope.spawn(move || lock.lock().map(drop));
@@ -286,13 +286,13 @@ fn is_some<T>(got: Option<T>) -> bool {
     got.is_some()
 }
 
-/// How late answers are where the second is too late.
+/// A delay of replies with which the second reply comes too late.
 const LATE: Duration = ms(200);
 
-/// With time for one answer, and none for two.
+/// A time limit that suffices for one reply, not for two.
 const FOR_ONE: Duration = ms(300);
 
-/// Why a server refuses: to write without replicas, or even to read as a replica without its master.
+/// Why the server rejects commands: writes without replicas, or even reads on a replica without its master.
 #[derive(Clone, Copy)]
 enum Refusal {
     NoReplicas,
@@ -300,7 +300,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// One that a script meets, which this way of waiting sends.
+    /// A refusal that affects the script of this way of waiting.
     fn of(way: &str) -> (Self, &'static str) {
         if ["latch", "one more hold"].contains(&way) {
             (Self::MasterDown, "MASTER is down")
@@ -348,10 +348,11 @@ fn who_was_refused_and_then_heard_nothing_in_time_says_why() {
         let (refusal, why) = Refusal::of(way);
         let got = with_time_for_one(|late, limit| {
             let held = client.reentrant_lock("r").lease(GENEROUS).lock().unwrap();
-            // The first refusal would be that of a server that does not know the script.
+            // The first acquire teaches the server the script; otherwise its first error would be NOSCRIPT.
             let got = wait(&client, &CancelToken::new(), GENEROUS);
             assert!(got.unwrap(), "{way}");
-            // Its release comes before this question. Refused, it would leave what is asked for next taken.
+            // The reply to `is_locked` follows the release on the same connection. A release sent later would be
+            // rejected and leave the name held.
             client.mutex("m").is_locked().unwrap();
             proxy.set(Target::Link, Mode::Delay(late));
             refusal.begin(&server);
@@ -365,7 +366,8 @@ fn who_was_refused_and_then_heard_nothing_in_time_says_why() {
     }
 }
 
-/// Waits with answers that are so late, and time for one, and more of both while a busy machine leaves no time even for one.
+/// Calls `wait` with a delay of replies and a limit that suffices for one reply; doubles both while a busy machine does
+/// not manage even one.
 fn with_time_for_one(wait: impl Fn(Duration, Duration) -> Result<bool>) -> Result<bool> {
     let mut late = LATE;
     loop {
@@ -392,7 +394,7 @@ fn who_was_refused_and_then_only_heard_nothing_in_time_is_late() {
         let got = scoped(|scope| {
             let waiting = scope.spawn(|| lock.try_lock_for(wait).map(|got| got.is_some()));
             eventually("it was refused", || client.stats().commands >= sent + 2);
-            // It is asked for the script, and hears nothing more.
+            // The server now asks for the script's text, and the reply to that is lost.
             server.cli(&["SCRIPT", "FLUSH"]);
             waiting.join().unwrap()
         });
@@ -428,7 +430,7 @@ fn a_majority_that_refused_and_was_then_not_heard_in_time_is_an_error() {
     for server in &servers {
         eventually("it is free", || server.keys().is_empty());
     }
-    // A node is not waited for any longer, so later answers are no help to a busy machine.
+    // A red lock never waits longer for one node, so a longer limit would not help a busy machine.
     let attempt = || {
         for (server, proxy) in servers.iter().zip(&proxies) {
             proxy.set(Target::Link, Mode::Delay(LATE));
@@ -457,7 +459,7 @@ fn a_majority_that_refused_and_was_then_not_heard_in_time_is_an_error() {
     }
 }
 
-/// Does something while the server refuses every command: it is busy with a script that does not end by itself.
+/// Runs `work` while the server rejects every command with BUSY, because an endless script runs.
 fn while_a_script_runs<T>(server: &Server, work: impl FnOnce() -> T) -> T {
     let mut runs = server.connection();
     let mut asks = server.connection();
@@ -480,7 +482,7 @@ fn while_a_script_runs<T>(server: &Server, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A client whose command timeout never ends a wait here.
+/// A client whose `command_timeout` is longer than every wait in these tests.
 fn client_with_time(url: &str) -> Client {
     Client::open(Config::new(url).command_timeout(3 * GENEROUS)).unwrap()
 }

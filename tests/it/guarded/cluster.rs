@@ -1,4 +1,4 @@
-//! Guarded commands in a cluster: their keys belong where the lock is.
+//! Guarded commands in a cluster: their keys have to be in the lock's slot.
 
 use redis::{Cmd, Value, cmd};
 use redlatch::{Error, GuardedScript};
@@ -7,7 +7,7 @@ use super::key;
 use crate::support::cluster::Cluster;
 use crate::support::timed;
 
-/// Commands whose keys are in many places; `k` stands for the ones of a lock.
+/// Commands with keys at various positions; each `k` stands for a key.
 const COMMANDS: &[&str] = &[
     "GET k",
     "SET k v",
@@ -39,7 +39,7 @@ const COMMANDS: &[&str] = &[
     "LCS k k",
 ];
 
-/// The command with its `n`th key replaced.
+/// The command with `key` for each `k`, except that the `n`th is `other`; and the number of keys.
 fn with(command: &str, key: &str, other: Option<(usize, &str)>) -> (Cmd, usize) {
     let (mut cmd, mut keys) = (Cmd::new(), 0);
     for word in command.split(' ') {
@@ -56,7 +56,7 @@ fn with(command: &str, key: &str, other: Option<(usize, &str)>) -> (Cmd, usize) 
     (cmd, keys)
 }
 
-/// How many scripts the nodes were sent.
+/// How many scripts the nodes have received.
 fn cluster_commands(cluster: &Cluster) -> u64 {
     let scripts = |node: &crate::support::Server| node.calls("evalsha") + node.calls("eval");
     cluster.living().map(scripts).sum()
@@ -74,7 +74,7 @@ fn keys_of_another_slot_are_refused_before_anything_is_sent() {
             cluster.name_at((master + 1) % 3, "away"),
         );
         for command in COMMANDS {
-            // Not every server knows every command; what it says of it is not what this is about.
+            // An older server does not know every command; its error does not matter here.
             let (own, keys) = with(command, &here, None);
             let answer = guard.query::<Value>(&own);
             assert!(
@@ -100,7 +100,8 @@ fn keys_of_another_slot_are_refused_before_anything_is_sent() {
                 .unwrap(),
             1
         );
-        // Channels of ours may be sharded there; a script of the user's stays as it is.
+        // In a cluster redlatch's own scripts may be rewritten to publish on sharded channels; the user's scripts must
+        // not be.
         let text = GuardedScript::new("return [[redis.call('publish')]]");
         let said: String = guard.invoke(&text, None::<&str>, None::<&str>).unwrap();
         assert_eq!(said, "redis.call('publish')");
@@ -122,7 +123,8 @@ fn they_follow_a_slot_that_moves() {
     assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
     let fresh = key(&name, "fresh");
     cluster.migrate(&name, || {
-        // The lock is here, and the other key is nowhere yet, so the node says that it is to be tried again.
+        // The lock is still on this node and the other key on neither, so the node answers that the call has to be
+        // retried.
         let script = GuardedScript::new("return redis.call('incr', KEYS[1])");
         let both = guard.invoke::<i64>(&script, &fresh, None::<&str>);
         assert!(both.is_err_and(|err| !matches!(err, Error::Lost { .. })));

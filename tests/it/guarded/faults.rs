@@ -1,4 +1,4 @@
-//! Guarded commands on a bad day: one that has no answer is not sent again, and none runs after its hold.
+//! Guarded commands under faults: a command without a reply is not sent again, and no command runs after its hold.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::support::{
     ms, scoped, settings, timed, unique,
 };
 
-/// A network that can be read.
+/// A network without TLS, so that the proxy can recognise commands.
 fn plain() -> Net {
     Net::of(Server::start_as(Deployment::Single), in_haste, in_haste)
 }
@@ -27,7 +27,7 @@ fn a_lost_reply_is_not_sent_again() {
         GuardedScript::new("return redis.call('incr', KEYS[1])"),
     );
     let guard = net.client.mutex(&net.name).lock().unwrap();
-    // So that it goes by its hash.
+    // From now on both go by their hashes.
     guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
     guard.invoke::<i64>(&script, &count, None::<&str>).unwrap();
     for (round, users) in [(2, false), (3, true), (4, false), (5, true)] {
@@ -43,7 +43,7 @@ fn a_lost_reply_is_not_sent_again() {
         assert_eq!(net.server.get_int(&count), round, "once");
         net.proxy.pass();
     }
-    // Neither the hold nor the connection has suffered for good.
+    // The hold and the connection still work.
     assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 6);
     guard.unlock().unwrap();
 }
@@ -64,7 +64,7 @@ fn a_connection_that_is_cut_is_an_unknown_outcome_once() {
     });
     net.proxy.pass();
     assert_eq!(net.server.get_int(&count), 0);
-    // The next one finds a new connection.
+    // The next command opens a new connection.
     assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), 1);
 }
 
@@ -86,7 +86,7 @@ fn what_a_frozen_server_gets_to_too_late_does_not_run() {
         err.may_have_run() || matches!(err, Error::Lost { .. }),
         "{err}"
     );
-    // Its lease goes on by the server's clock.
+    // The frozen server's clock runs on, and so does the lease.
     eventually("the lease is over", || {
         guard.valid_until() + lease / 50 + ms(10) < std::time::Instant::now()
     });
@@ -115,7 +115,7 @@ fn nothing_waits_longer_than_the_command_timeout() {
     let err = err.unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err}");
     server.restart();
-    // It came back without the lock, and runs nothing.
+    // The server restarted without the lock, so it must reject the command.
     eventually("it knows", || {
         match guard.query::<i64>(cmd("INCR").arg(key(&name, "count"))) {
             Err(Error::Lost { .. }) => true,
@@ -128,7 +128,7 @@ fn nothing_waits_longer_than_the_command_timeout() {
 
 timed!(nobody_is_handed_a_hold_under_which_a_command_may_still_run);
 fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
-    // Everything happens within one tenure, in which threads hand a lock over.
+    // A tenure so long that threads of one client would hand the lock over without asking Redis.
     let patient = |config: Config| config.tenure(ms(1_000)).command_timeout(ms(200));
     let net = Net::of(Server::start_as(Deployment::Single), patient, in_haste);
     let (mutex, count) = (net.client.mutex(&net.name), key(&net.name, "count"));
@@ -150,11 +150,11 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
         .expect_err("nobody answers");
     assert!(err.may_have_run(), "{err}");
     drop(guard);
-    // It has the lock by a new connection, while the command is still on its way.
+    // The next thread acquires the lock over a new connection while the command is still on its way.
     let others = next.1.recv_timeout(LONG).unwrap();
     assert_ne!(others, owner, "the same hold");
     net.proxy.pass();
-    // What was stalled arrives before the connection ends.
+    // The stalled command arrives before its connection is closed.
     eventually("it has arrived", || net.proxy.held() == 0);
     done.0.send(()).unwrap();
     crew.join();
@@ -167,7 +167,7 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
     assert_eq!(net.server.get_int(&count), 0, "it ran under the next hold");
 }
 
-/// Other threads that lock and write by guards of their own, until `until` has returned.
+/// Runs threads that lock and write by guards of their own, until `until` returns.
 fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&AtomicU64)) {
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let link = || server.clients_named("link").first().map(|link| link.id);
@@ -188,7 +188,7 @@ fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&Atomi
             })
         };
         let others: Vec<_> = (0..4).map(works).collect();
-        // The others must end, too, if this panics.
+        // Stop the threads even if `until` panics.
         let ended = std::panic::catch_unwind(AssertUnwindSafe(|| until(&rounds)));
         stop.store(true, Ordering::Relaxed);
         let done = others.into_iter().map(|other| other.join().unwrap());
@@ -219,7 +219,7 @@ fn a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone() {
     let fails = |result: redlatch::Result<redis::Value>| {
         let err = result.expect_err("it is too much");
         assert!(err.to_string().contains("the most that is read"), "{err}");
-        // The command has run, and the caller knows.
+        // The command has run, and the error says so.
         assert!(!err.may_have_run() && !err.is_retryable(), "{err}");
     };
     while_others_work(&server, &client, |rounds| {
@@ -232,7 +232,7 @@ fn a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone() {
                 rounds.load(Ordering::Relaxed) > before + 4
             });
         }
-        // The limit is about bytes, not about what becomes of them in memory.
+        // The limit counts bytes of the reply, not memory.
         let many: Vec<i64> = guard.invoke(&script, None::<&str>, (100_000, 0)).unwrap();
         assert_eq!(many.last(), Some(&100_000));
         guard
@@ -249,7 +249,7 @@ fn a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone() {
 timed!(a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so);
 fn a_reply_that_is_too_long_to_be_skipped_ends_its_connection_and_says_so() {
     let server = Server::start();
-    // A script takes a while to copy so much.
+    // Copying such a reply in a script takes a while.
     let config = settings(&server).command_timeout(LONG);
     let client = Client::open(config).unwrap();
     let [large, small] = ["large", "small"].map(|name| client.mutex(unique(name)).lock().unwrap());
@@ -333,7 +333,7 @@ fn a_command_that_is_late_finds_its_hold_released_and_does_nothing() {
     net.proxy.stall_present_requests(Target::Guarded);
     let err = guard.query::<i64>(cmd("INCR").arg(&count)).unwrap_err();
     assert!(err.may_have_run(), "{err}");
-    // The release is not held up, and overtakes it.
+    // The release goes over another connection, and overtakes the command.
     guard.unlock().unwrap();
     let theirs = net.other.mutex(&net.name).lock().unwrap();
     net.proxy.pass();
@@ -352,7 +352,7 @@ fn a_connection_that_was_closed_while_idle_loses_no_command() {
         let idle = Instant::now();
         eventually("it was idle", || idle.elapsed() > ms(150));
         server.ask::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-        // Nothing of it was written, so it is certain that it has not run.
+        // The closed connection took no byte of the command, so it is certain that the command has not run.
         assert_eq!(guard.query::<i64>(cmd("INCR").arg(&count)).unwrap(), n);
     }
 }

@@ -20,10 +20,10 @@ fn key(name: &str, what: &str) -> String {
     format!("{{{name}}}:{what}")
 }
 
-/// What a guard of any kind runs.
+/// Runs a command by a guard of any kind.
 type Run<'a> = &'a dyn Fn(&redis::Cmd) -> Result<i64>;
 
-/// Holds each kind of lock, and has `then` look at what its guard does.
+/// Acquires a lock of each kind, and calls `then` with the title, the name, and a way to run commands by the guard.
 fn each(server: &Server, then: &dyn Fn(&str, &str, Run<'_>)) {
     let client = open(server);
     macro_rules! each {
@@ -59,7 +59,7 @@ fn a_command_runs_while_the_hold_is_in_force_and_never_after_it() {
         let count = key(name, "count");
         assert_eq!(run(cmd("INCR").arg(&count)).unwrap(), 1, "{kind}");
         assert_eq!(run(cmd("INCRBY").arg(&count).arg(4)).unwrap(), 5, "{kind}");
-        // Whatever it is that shows the hold.
+        // Delete every key of the lock, whichever shows the hold.
         for of_lock in server
             .keys()
             .iter()
@@ -102,7 +102,7 @@ fn one_that_somebody_else_has_taken_runs_nothing() {
         server.ask::<String>(&["GET", &key(&name, "data")]),
         "theirs"
     );
-    // The guard is told, and so is everybody who asks.
+    // The loss is reported to the guard and counted.
     assert_eq!(
         guard.lost().try_recv().unwrap().reason,
         LossReason::TakenOver
@@ -148,7 +148,8 @@ fn a_reader_whose_time_is_over_is_not_kept_by_another() {
         client.rw_lock(&name).read().unwrap(),
         other.rw_lock(&name).read().unwrap(),
     );
-    // Both are in one hash, which lives for as long as either. Each has a key that lives as long as its own lease.
+    // Both readers are fields of one hash, which lives as long as the longer lease. Each reader has a key of its own as
+    // well, which lives as long as its lease.
     let its_life = |of: &&String| of.contains(over.owner());
     let lives = server.keys();
     let life = lives.iter().find(its_life).unwrap();
@@ -165,7 +166,7 @@ fn a_permit_that_has_expired_runs_nothing() {
     slots.try_set_permits(2).unwrap();
     let (over, kept) = (slots.acquire().unwrap(), slots.acquire().unwrap());
     let count = key(slots.name(), "count");
-    // Until somebody removes it, its id is there, with the time at which it has expired.
+    // An expired permit stays in the set, with the time of its expiry, until somebody removes it.
     let expire = "local ids = redis.call('zrange', KEYS[1], 0, -1)
         for _, id in ipairs(ids) do
           if id == ARGV[1] then redis.call('zadd', KEYS[1], 1, id) end
@@ -192,7 +193,7 @@ fn a_hold_that_its_client_has_given_up_runs_nothing() {
     let net = Net::start();
     let guard = net.client.mutex(&net.name).lock().unwrap();
     let count = key(&net.name, "count");
-    // Nothing is renewed, and Redis keeps the hold all the same.
+    // The client cannot renew the hold and reports it lost; in Redis it still exists.
     net.proxy.set(Target::All, Mode::BlackHole);
     assert_eq!(net.server.ask::<i64>(&["PERSIST", &net.name]), 1);
     guard.lost().recv_timeout(LONG).unwrap();
@@ -310,7 +311,7 @@ fn a_script_has_its_own_keys_and_arguments() {
     let guard = client.mutex(&name).lock().unwrap();
     let counted: [i64; 2] = guard.invoke(&nothing, None::<&str>, None::<&str>).unwrap();
     assert_eq!(counted, [0, 0]);
-    // Its hash is not known, so its text follows; then its hash is.
+    // The server no longer knows the script's hash, so the first call sends the script.
     server.ask::<()>(&["SCRIPT", "FLUSH"]);
     let before = server.calls("eval");
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What cannot be guarded, what Redis refuses, and what that leaves of the hold.
+//! Commands that cannot be guarded, commands that Redis rejects, and the hold after that.
 
 use redis::cmd;
 use redlatch::{Client, Error, GuardedScript};
@@ -40,7 +40,7 @@ fn what_is_no_command_is_refused_before_it_is_sent() {
         assert!(!err.is_retryable() && !err.may_have_run());
     }
     assert_eq!((server.calls("evalsha"), server.calls("eval")), before);
-    // As many as there may be.
+    // The highest number of arguments.
     let most: i64 = guard.invoke(&script, None::<&str>, &many).unwrap();
     assert_eq!(most, 7_900);
     let keys: Vec<_> = many[1..]
@@ -51,7 +51,7 @@ fn what_is_no_command_is_refused_before_it_is_sent() {
     assert_eq!(there, 0);
 }
 
-/// The code of an error, which is about Redis.
+/// The code of an error that Redis returned.
 fn code(err: &Error) -> String {
     let Error::Redis {
         source,
@@ -88,11 +88,11 @@ fn what_redis_refuses_is_told_in_its_words_and_the_hold_stays() {
         let err = guard.query::<i64>(command).unwrap_err();
         assert_eq!(code(&err), means, "{err}");
         assert!(err.to_string().contains(says), "{err}");
-        // Nothing of the lock's own key, with which all is well.
+        // The error must not be about the lock's own key, a hash.
         assert!(!err.to_string().contains("holds a hash"), "{err}");
         assert!(!err.may_have_run() && guard.is_valid());
     }
-    // It has run, and cannot be read.
+    // The command has run, and its reply has another type than the caller expects.
     let count = key(&name, "count");
     let unread = guard
         .query::<Vec<String>>(cmd("INCR").arg(&count))
@@ -150,7 +150,7 @@ fn it_takes_the_rights_for_the_command_and_its_keys() {
         let err = guard.query::<i64>(command).unwrap_err();
         assert_eq!(code(&err), "NOPERM", "{err}");
         assert!(guard.is_valid(), "{err}");
-        // The rights that the guide names do not have it.
+        // A guarded command may need more rights than the guide lists, so the error must not repeat that list.
         assert!(!err.to_string().contains("ACL SETUSER"), "{err}");
     }
 }

@@ -1,11 +1,12 @@
-//! Histories of locks that work, made by a small simulation: nothing is found in them, and everything that is spoiled is.
+//! Histories of correct locks, made by a small simulation: the checker finds nothing in them, and finds each change
+//! that makes one incorrect.
 
 use proptest::prelude::*;
 
 use crate::support::history::{Event, Mode, NEMESIS, Phase, Rule, What, check, millis};
 use crate::support::made_up::{PERMITS, SLACK, Turn, asks, fault, has, history, written};
 
-/// What is drawn next; zeros when nothing is left, so that shorter ones are simpler histories.
+/// The random numbers of a history; zeros once they are used up, so that fewer numbers make a simpler history.
 struct Choices(std::vec::IntoIter<u16>);
 
 impl Choices {
@@ -32,7 +33,7 @@ struct Made {
     turns: Vec<Turn>,
     others: Vec<Vec<Event>>,
     broken: Option<[u64; 2]>,
-    /// A guarded write that is executed after the next one.
+    /// A guarded write that the log shows after the one that followed it.
     late: Option<(i64, u64)>,
 }
 
@@ -45,7 +46,7 @@ impl Made {
         ))
     }
 
-    /// What its holders have written, in the order of the server.
+    /// The holders' writes, in the order in which the server ran them.
     fn log(&self, name: &str) -> Vec<(i64, u64)> {
         let turns = self.granted(name).into_iter().map(|at| &self.turns[at]);
         let entries = turns.flat_map(|turn| {
@@ -59,7 +60,7 @@ impl Made {
         log
     }
 
-    /// When nothing happens any more.
+    /// The end of the last turn.
     fn end(&self) -> u64 {
         let ends = self.turns.iter().map(|turn| {
             let had = turn.had.as_ref().and_then(|had| had.released);
@@ -68,7 +69,7 @@ impl Made {
         ends.max().unwrap_or(0)
     }
 
-    /// Those of a name that were granted, in that order.
+    /// The granted turns for a name, in the order of the grants.
     fn granted(&self, name: &str) -> Vec<usize> {
         let turns = self.turns.iter().enumerate();
         let granted = turns.filter(|(_, turn)| &*turn.wanted.name() == name && turn.had.is_some());
@@ -85,7 +86,7 @@ fn made(choices: Vec<u16>) -> Made {
         [begin, begin + 1 + choices.below(300)]
     });
     let mut turns = Vec::new();
-    // What each lock protects.
+    // The number that each lock protects.
     let mut counts = [0; NAMES.len()];
     while !choices.is_empty() {
         for (number, name) in NAMES.iter().enumerate() {
@@ -111,7 +112,7 @@ fn made(choices: Vec<u16>) -> Made {
     }
 }
 
-/// Some threads use one name.
+/// Simulates some threads that use one name.
 fn uses(
     choices: &mut Choices,
     (number, name, count): (usize, &str, &mut u64),
@@ -127,11 +128,11 @@ fn uses(
     let is_broken = |at: u64| broken.is_some_and(|[begin, end]| (begin..=end).contains(&at));
     let (mut token, mut permit) = (from, 0);
     let mut turns: Vec<Turn> = Vec::new();
-    // When each thread asks again; none while it waits or has it.
+    // When each thread asks next; `None` while it waits or holds.
     let mut asks_at: Vec<Option<u64>> = (0..THREADS)
         .map(|_| Some(from + choices.below(50)))
         .collect();
-    // A turn, its thread and its share.
+    // Turn, thread, and share of the capacity.
     let mut waiting: Vec<(usize, usize, u64)> = Vec::new();
     let mut holders: Vec<(usize, usize, u64)> = Vec::new();
     let released = |turns: &[Turn], turn: usize| {
@@ -199,7 +200,7 @@ fn uses(
             };
             asks_at[thread] = Some(now + 2 + choices.below(30));
         }
-        // Whoever can have it has it.
+        // Grant to waiters for as long as there is capacity.
         loop {
             let used: u64 = holders.iter().map(|&(.., share)| share).sum();
             let mut fit: Vec<_> = (0..waiting.len())
@@ -249,10 +250,10 @@ fn uses(
     }
 }
 
-/// A way to spoil a history: the rule that finds it, or nothing if there is nothing to spoil.
+/// Makes a history incorrect. Returns the rule that must find it, or `None` if the history has nothing to change.
 type Spoil = fn(&mut Made, &mut Choices) -> Option<Rule>;
 
-/// One of those granted that another of the same name follows, far from anything broken.
+/// Two grants of a name that follow each other, apart from faults and losses.
 fn two_in_turn(made: &Made, name: &str, choices: &mut Choices) -> Option<[usize; 2]> {
     let granted = made.granted(name);
     let ended = |at: usize| made.turns[at].had.as_ref().and_then(|had| had.releases);
@@ -288,7 +289,7 @@ const SPOILS: [(&str, Spoil); 17] = [
         let turn = &mut made.turns[second];
         turn.had.as_mut()?.at = until - 1;
         turn.asked = turn.asked.min(from);
-        // No matter what the thread does besides.
+        // A process number of its own, so that the thread's other turns do not matter.
         turn.process = 9_001;
         Some(Rule::Exclusion)
     }),
@@ -303,7 +304,7 @@ const SPOILS: [(&str, Spoil); 17] = [
         let until = made.turns[writers[at]].had.as_ref()?.releases?;
         let reader = has(9_001, "rwlock", [from, from, until]).reads();
         made.turns.push(reader);
-        // A hold of no time overlaps with nothing.
+        // A hold without duration overlaps with no other.
         (until > from).then_some(Rule::Exclusion)
     }),
     ("one permit too many is granted", |made, choices| {
@@ -346,7 +347,7 @@ const SPOILS: [(&str, Spoil); 17] = [
         let granted = made.granted("fair");
         let at = usize::try_from(choices.below(granted.len().max(1) as u64)).unwrap();
         let turn = &made.turns[*granted.get(at)?];
-        // Consequences of what was broken last for some seconds.
+        // Consequences of a fault last for some seconds.
         if made.broken.is_some_and(|[_, end]| turn.asked < end + 5_000) || turn.asked < SLACK + 1 {
             return None;
         }
@@ -371,7 +372,7 @@ const SPOILS: [(&str, Spoil); 17] = [
     ("a wait never ends", |made, _| {
         let turn = made.turns.iter_mut().find(|turn| turn.ended.is_some())?;
         turn.ended = None;
-        // So that it is the last thing the thread does.
+        // A thread of its own, so that the wait is its last event.
         turn.process = 9_001;
         Some(Rule::Deadline)
     }),
@@ -464,7 +465,7 @@ proptest! {
     }
 }
 
-/// Every way to spoil a history has something to spoil in a long one.
+/// Each way to make a history incorrect applies to a long one.
 #[test]
 fn every_way_is_taken() {
     let long = (0..3_000_u16).map(|n| n.wrapping_mul(40_503).rotate_left(7));

@@ -1,4 +1,4 @@
-//! What nobody may do is found in histories where it was done, and nothing else is.
+//! The checker of histories reports each forbidden event in the histories that contain one, and nothing in the others.
 
 mod generated;
 mod reading;

@@ -1,4 +1,4 @@
-//! Logs are read as they are written.
+//! Logs of histories: what is written can be read, and unreadable lines are reported.
 
 use crate::support::history::{
     Divides, Edge, Entry, Event, Mode, NEMESIS, Phase, Rule, Setup, Wanted, What, check, millis,
@@ -128,7 +128,7 @@ fn the_order_of_the_lines_does_not_matter() {
     ];
     let mut events = history(&turns, &[kill]);
     let forwards = check(events.clone());
-    // One worker's file after the other's.
+    // The events of a worker after those of the other.
     events.sort_by_key(|event| -event.process);
     let backwards = check(events);
     assert_eq!(forwards.to_string(), backwards.to_string());

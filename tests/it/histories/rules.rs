@@ -1,4 +1,4 @@
-//! Every rule, with histories that keep it and others that break it.
+//! Every rule of the checker, with histories that keep it and others that break it.
 
 use crate::support::history::{
     Divides, Event, NEMESIS, Phase, Rule, Violation, What, check, millis,
@@ -15,7 +15,7 @@ pub(super) fn is_fine(turns: &[Turn], others: &[Vec<Event>]) {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Exactly one violation, of that rule.
+/// Checks that the history has exactly one violation, of this rule.
 #[track_caller]
 pub(super) fn breaks(rule: Rule, turns: &[Turn], others: &[Vec<Event>]) {
     let found = found(turns, others);
@@ -38,7 +38,7 @@ fn holders_in_turn_are_fine() {
         ],
         &[],
     );
-    // Of different locks also at once.
+    // Different locks may be held at the same time.
     is_fine(
         &[
             has(1001, "mutex", [0, 10, 20]),
@@ -46,7 +46,7 @@ fn holders_in_turn_are_fine() {
         ],
         &[],
     );
-    // The same thread as often as it likes.
+    // A thread may hold a lock several times.
     is_fine(
         &[
             has(1001, "mutex", [0, 10, 50]),
@@ -66,7 +66,7 @@ fn two_at_once_are_found() {
         ],
         &[],
     );
-    // Threads of one process are no different.
+    // Two threads of one process exclude each other, too.
     breaks(
         Rule::Exclusion,
         &[
@@ -75,7 +75,7 @@ fn two_at_once_are_found() {
         ],
         &[],
     );
-    // Also with somebody between them.
+    // The first hold overlaps with two others, of which one is lost.
     let turns = [
         has(1001, "mutex", [0, 10, 50]),
         has(2001, "mutex", [15, 20, 30]).lost(25),
@@ -83,7 +83,7 @@ fn two_at_once_are_found() {
     ];
     let wrong = found(&turns, &[fault("proxy-cut", [0, 100])]);
     assert_eq!(wrong.len(), 2, "{wrong:#?}");
-    // One name of several.
+    // Two multi-locks share a single name.
     breaks(
         Rule::Exclusion,
         &[
@@ -123,7 +123,7 @@ fn of_two_at_once_the_first_has_to_be_notified() {
         &[first.clone(), second.clone().release_fails()],
         &cut,
     );
-    // It is not known who was first.
+    // The second may have been granted first, so either may have lost the lock.
     let asked_before = has(2001, "mutex", [5, 19, 30]);
     is_fine(&[first, asked_before.release_fails()], &cut);
 }
@@ -139,10 +139,10 @@ fn a_notification_that_comes_late_is_none() {
         &[first(400).lost(151), second.clone()],
         &cut,
     );
-    // Unless its worker could not run.
+    // A worker that could not run may report its loss later.
     let stop = fault_of("stop-worker", Some(1), [40, 140]);
     is_fine(&[first(400).lost(240), second.clone()], &[stop]);
-    // If it is known how long it was valid, that counts, to the moment.
+    // A known end of validity counts, to the millisecond.
     is_fine(&[first(70).lost(60).valid_until(50), second.clone()], &cut);
     breaks(
         Rule::Exclusion,
@@ -168,7 +168,7 @@ fn one_who_was_killed_has_it_no_longer() {
         &[first.clone(), has(2001, "mutex", [1_020, 2_000, 2_010])],
         &kill,
     );
-    // It had it still.
+    // 899 ms is before the lease of the killed worker can have expired.
     breaks(
         Rule::Exclusion,
         &[first, has(2001, "mutex", [20, 899, 910])],
@@ -182,14 +182,14 @@ fn a_server_that_forgets_divides_holders_for_a_lease() {
     let first = |until| has(1001, "mutex", [0, 10, until]);
     let second = has(2001, "mutex", [100, 200, 1_900]);
     is_fine(&[first(1_250).lost(1_250), second.clone()], &lose(150, 160));
-    // It may also release before it hears of it.
+    // A holder may release before it learns of the loss.
     is_fine(&[first(400), second.clone()], &lose(150, 160));
     breaks(
         Rule::Exclusion,
         &[first(1_261).lost(1_261), second.clone()],
         &lose(150, 160),
     );
-    // Afterwards, or if nothing was forgotten, there is no excuse.
+    // Data that was lost earlier, or a server that kept its data, is no excuse.
     let after = has(2001, "mutex", [100, 300, 400]);
     breaks(
         Rule::Exclusion,
@@ -225,7 +225,7 @@ fn clients_that_asked_different_servers_are_fine_for_so_long() {
     // Threads of one client ask the same server.
     let same = has(1002, "mutex", [5, 15, 30]);
     breaks(Rule::Exclusion, &[first.clone(), same], &two(5, 50));
-    // Nobody undoes what was done before.
+    // A later holder has to see the earlier write.
     let later = has(2001, "mutex", [5, 20, 30]).works(1);
     breaks(Rule::Numbers, &[first, later], &two(5, 50));
 }
@@ -250,7 +250,7 @@ fn more_permits_than_there_are_are_found() {
         &[two(1001, [0, 10, 50]), two(2001, [0, 20, 50])],
         &[],
     );
-    // Nobody hears that a plain semaphore has been forgotten.
+    // Holders of a plain semaphore never learn that the server forgot it.
     let lose = [fault("lose-data", [20, 30])];
     is_fine(&[two(1001, [0, 10, 5_000]), two(2001, [0, 40, 50])], &lose);
     breaks(
@@ -258,7 +258,7 @@ fn more_permits_than_there_are_are_found() {
         &[two(1001, [131, 140, 500]), two(2001, [131, 150, 180])],
         &lose,
     );
-    // What came back after that is one too many for ever.
+    // A permit that is released after the loss adds one too many for good, so the rule allows more grants from then on.
     let back = two(1001, [0, 10, 50]);
     let later = [
         two(1001, [1_000, 1_010, 1_500]),
@@ -296,7 +296,7 @@ fn a_permit_that_is_granted_twice_is_found() {
         &[],
     );
     breaks(Rule::Permits, &[has(1001, "permits", [0, 10, 50])], &[]);
-    // A thread may have several, and release them in any order.
+    // A thread may hold several permits, and release them in any order.
     is_fine(
         &[
             permit(1001, [0, 10, 50], "a"),
@@ -321,7 +321,7 @@ fn a_lost_increment_is_found() {
             &[],
         );
     }
-    // One who was notified may have undone another's, but only of one who was there with it.
+    // A holder that lost the lock may overwrite another's increment, but only that of a hold that overlaps its own.
     let cut = [fault("proxy-cut", [0, 100])];
     let lost = has(3001, "mutex", [0, 12, 22]).lost(19);
     is_fine(
@@ -342,7 +342,7 @@ fn a_lost_increment_is_found() {
         ],
         &cut,
     );
-    // One who was killed may not have said what it did.
+    // A killed worker may have written without logging that.
     let kill = [fault_of("kill-worker", Some(3), [15, 16])];
     let killed = asks(3001, "mutex", 12);
     is_fine(&[one.works(7), killed, other.works(9)], &kill);
@@ -366,9 +366,9 @@ fn one_who_overtakes_in_a_fair_queue_is_found() {
         &[held.clone(), first(40, 330), second.clone()],
         &[],
     );
-    // They may have asked in the other order.
+    // The first may have asked second: the order of requests within the slack is unknown.
     is_fine(&[held.clone(), first(50, 330), second.clone()], &[]);
-    // Locks without a queue have no such order.
+    // A mutex promises no order.
     let unfair = [
         (3001, [0, 1, 300]),
         (1001, [40, 330, 340]),
@@ -378,10 +378,10 @@ fn one_who_overtakes_in_a_fair_queue_is_found() {
         &unfair.map(|(process, times)| has(process, "mutex", times)),
         &[],
     );
-    // With something broken a place may be lost.
+    // A fault may cost a waiter its place.
     let cut = [fault("proxy-cut", [200, 210])];
     is_fine(&[held.clone(), first(40, 330), second.clone()], &cut);
-    // One who gave up was overtaken only if it waited still, and one attempt never waits.
+    // A waiter that gave up counts as overtaken only if it was still waiting at the grant, and longer than the slack.
     let gives_up = asks(1001, "fair", 40);
     for (limit, overtaken) in [(300, false), (370, false), (371, true)] {
         let waits = gives_up.clone().limit(limit).refused(40 + limit);
@@ -401,11 +401,11 @@ fn tokens_that_do_not_rise_are_found() {
     for token in [6, 7] {
         let turns = [has(1001, [0, 10, 20], 7), has(2001, [25, 26, 30], token)];
         breaks(Rule::Tokens, &turns, &[]);
-        // Also if both waited.
+        // The order of the grants counts, not that of the requests.
         let turns = [has(1001, [0, 10, 20], 7), has(2001, [0, 21, 30], token)];
         breaks(Rule::Tokens, &turns, &[]);
     }
-    // Not only the next one counts.
+    // A token is compared with all earlier ones, not only with the last.
     breaks(
         Rule::Tokens,
         &[
@@ -415,7 +415,7 @@ fn tokens_that_do_not_rise_are_found() {
         ],
         &[],
     );
-    // It is not known in which order they were granted.
+    // The holds overlap, so the order of the grants is unknown.
     let cut = [fault("proxy-cut", [0, 100])];
     is_fine(
         &[
@@ -424,7 +424,7 @@ fn tokens_that_do_not_rise_are_found() {
         ],
         &cut,
     );
-    // A server that has forgotten the lock counts from one again.
+    // A server that has lost its data counts tokens from 1 again.
     let lose = [fault("lose-data", [21, 24])];
     is_fine(
         &[has(1001, [0, 10, 20], 7), has(2001, [130, 140, 150], 1)],
@@ -449,7 +449,7 @@ fn a_wait_past_its_limit_is_found() {
     let held = held_until(1_050);
     is_fine(&[held.clone(), waits(1_100)], &[]);
     breaks(Rule::Deadline, &[held.clone(), waits(1_101)], &[]);
-    // Whatever the answer is.
+    // The limit applies to a refusal as well.
     let refused = asks(1001, "mutex", 0).limit(1_000);
     is_fine(&[held.clone(), refused.clone().refused(1_099)], &[]);
     breaks(
@@ -457,12 +457,12 @@ fn a_wait_past_its_limit_is_found() {
         &[has(2001, "mutex", [0, 1, 1_200]), refused.refused(1_101)],
         &[],
     );
-    // One attempt has the time of one answer.
+    // A single attempt may take as long as one reply.
     let once = |at| asks(1001, "mutex", 0).limit(0).refused(at);
     let busy = has(2001, "mutex", [0, 1, 700]);
     is_fine(&[busy.clone(), once(600)], &[]);
     breaks(Rule::Deadline, &[busy, once(601)], &[]);
-    // Those who could not run have more time.
+    // Workers that could not run get more time.
     let stop = fault_of("stop-worker", Some(1), [900, 1_400]);
     is_fine(
         &[held_until(1_550), waits(1_600)],
@@ -491,7 +491,7 @@ fn one_who_is_stuck_is_found() {
     let mut releases = has(1001, "mutex", [0, 10, 20]);
     releases.had.as_mut().unwrap().released = None;
     breaks(Rule::Deadline, &[releases.clone(), last.clone()], &[]);
-    // Those who were killed are not.
+    // A killed worker ends nothing.
     let kill = [fault_of("kill-worker", Some(1), [9_016, 9_017])];
     is_fine(&[waits, last.clone()], &kill);
     is_fine(&[releases, last], &kill);
@@ -509,7 +509,7 @@ fn an_error_or_a_loss_without_a_cause_is_found() {
     let failed = asks(1001, "mutex", 4_950).failed(4_960);
     let lost = has(1001, "mutex", [4_940, 4_950, 4_960]).lost(4_960);
     let not_released = has(1001, "mutex", [4_940, 4_950, 4_960]).release_fails();
-    // Consequences last for a lease, a command timeout and the slack.
+    // A fault explains errors for a lease, a `command_timeout` and the slack after its end.
     let faults = [
         ([4_970, 4_980], false),
         ([3_000, 3_349], false),
@@ -527,7 +527,7 @@ fn an_error_or_a_loss_without_a_cause_is_found() {
                 breaks(Rule::Cause, &turns, &faults);
             }
         }
-        // What happens to one worker is no reason for another.
+        // A fault of one worker explains no error of another.
         is_fine(&turns, &[fault_of("proxy-cut", Some(1), [4_955, 5_000])]);
         breaks(
             Rule::Cause,
@@ -570,7 +570,7 @@ fn a_holder_that_is_not_notified_in_time_is_found() {
     breaks(Rule::Notice, &[had(701).valid_until(600)], &cut);
     is_fine(&[had(800).lost(700).valid_until(600)], &cut);
     breaks(Rule::Notice, &[had(800).lost(701).valid_until(600)], &cut);
-    // Unless its worker could not run.
+    // A worker that could not run may report its loss later.
     let stop = [fault_of("stop-worker", Some(1), [500, 900])];
     is_fine(&[had(1_000).lost(999).valid_until(600)], &stop);
 }
@@ -580,7 +580,7 @@ fn a_hold_that_is_to_be_valid_for_longer_than_its_lease_is_found() {
     let had = has(1001, "mutex", [0, 10, 20]);
     is_fine(&[had.clone().valid_until(1_010)], &[]);
     breaks(Rule::Notice, &[had.valid_until(1_011)], &[]);
-    // One that is not renewed counts from its grant on.
+    // Without renewal, the lease begins at the grant.
     let had = has(1001, "mutex", [0, 10, 50]).lease(500);
     is_fine(&[had.clone().valid_until(505)], &[]);
     breaks(Rule::Notice, &[had.valid_until(506)], &[]);
@@ -594,7 +594,7 @@ fn a_hold_that_is_renewed_after_it_was_forgotten_is_found() {
     let lose = [fault("lose-data", [600, 700])];
     is_fine(&[had(10, 1_700)], &lose);
     breaks(Rule::Notice, &[had(10, 1_701)], &lose);
-    // It may have been granted by the empty server.
+    // The lock may have been granted by the empty server.
     is_fine(&[had(601, 1_701)], &lose);
     is_fine(&[had(10, 1_701)], &[fault("kill-server", [600, 700])]);
 }
@@ -606,7 +606,7 @@ fn a_hold_that_outlives_an_outage_is_found() {
     is_fine(&[had(1_200).lost(1_200)], &outage);
     breaks(Rule::Notice, &[had(1_201).lost(1_201)], &outage);
     breaks(Rule::Notice, &[had(1_500)], &outage);
-    // A short one it may well outlive.
+    // A hold may outlive a short outage.
     is_fine(&[had(1_500)], &[fault("stop-server", [100, 900])]);
 }
 
@@ -619,19 +619,19 @@ fn a_lock_that_is_free_although_wanted_is_found() {
         &[before.clone(), has(2001, "mutex", [15, 121, 130])],
         &[],
     );
-    // Also if nobody ever gets it.
+    // A lock that stays free although a waiter never gets it.
     breaks(
         Rule::Idle,
         &[before, asks(2001, "mutex", 15).limit(200).refused(215)],
         &[],
     );
-    // A fault explains a lease, a command timeout and the slack, and no more.
+    // A fault explains an idle lock for a lease, a `command_timeout` and the slack, and not for longer.
     let before = has(1001, "mutex", [0, 10, 20]);
     let after = |at: u64| [before.clone(), has(2001, "mutex", [15, at, at + 10])];
     let stop = [fault("stop-server", [10, 30])];
     is_fine(&after(1_730), &stop);
     breaks(Rule::Idle, &after(1_731), &stop);
-    // If everybody can return what nobody wants, there is no lease to wait for.
+    // While all clients are connected they undo acquires that are not wanted, so no lease has to expire.
     let cut = [fault("proxy-cut", [10, 30])];
     is_fine(&after(830), &cut);
     breaks(Rule::Idle, &after(831), &cut);
@@ -650,7 +650,7 @@ fn one_who_is_dead_is_waited_for_until_its_lease_is_over() {
         &[killed, has(2001, "mutex", [15, 1_801, 1_810])],
         &kill,
     );
-    // Those in the queue of a fair lock have a lease as well.
+    // Places in a fair queue have a lease as well.
     let queue = |at| {
         [
             has(2001, "fair", [0, 10, 50]),
@@ -668,7 +668,7 @@ fn a_stopped_worker_does_not_hold_others_up_for_longer_than_its_lease() {
     let stopped = has(1001, "mutex", [0, 10, 4_010]).lost(4_009);
     let next = |at| has(2001, "mutex", [20, at, at + 10]);
     is_fine(&[stopped.clone().valid_until(900), next(1_000)], &stop);
-    // While it is stopped it wants nothing itself.
+    // A stopped worker does not count as a waiter.
     let wants = asks(1001, "mutex", 10).failed(4_010);
     is_fine(&[wants], &stop);
 }
@@ -694,11 +694,11 @@ fn permits_that_are_free_although_wanted_are_found() {
         ],
         &[],
     );
-    // Those of one who was killed never come back.
+    // Permits of a killed worker never come back.
     let kill = [fault_of("kill-worker", Some(1), [15, 16])];
     let never = asks(2001, "sem", 11).permits(2).refused(5_011);
     is_fine(&[one, two(1001, [0, 10, 0]).keeps(), never], &kill);
-    // Nor does a semaphore that was forgotten.
+    // A forgotten semaphore has no permits.
     let lose = [fault("lose-data", [15, 16])];
     is_fine(
         &[two(1001, [0, 10, 20]), asks(2001, "sem", 30).refused(5_030)],
@@ -739,14 +739,14 @@ fn a_latch_that_opens_too_early_or_not_at_all_is_found() {
     let with = |wait: Vec<Event>| [vec![set.clone()], counts(1001, 20), counts(2001, 50), wait];
     is_fine(&[], &with(waits(50, Phase::Ok)));
     breaks(Rule::Latch, &[], &with(waits(49, Phase::Ok)));
-    // It opened at 55.
+    // The latch opened at 55 ms.
     is_fine(&[], &with(waits(155, Phase::Ok)));
     breaks(Rule::Latch, &[], &with(waits(156, Phase::Fail)));
     let one = |wait: Vec<Event>| [vec![set.clone()], counts(1001, 20), wait];
     is_fine(&[], &one(waits(1_010, Phase::Fail)));
     breaks(Rule::Deadline, &[], &one(waits(1_111, Phase::Fail)));
     breaks(Rule::Cause, &[], &one(waits(30, Phase::Info)));
-    // A server that has forgotten it has no closed latch.
+    // A server that has lost its data has no closed latch.
     let mut lost = one(waits(49, Phase::Ok)).to_vec();
     lost.push(fault("lose-data", [30, 40]));
     is_fine(&[], &lost);

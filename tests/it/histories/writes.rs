@@ -1,10 +1,10 @@
-//! Guarded writes against the log that the server keeps of them.
+//! Guarded writes, compared with the log that the server keeps of them.
 
 use super::rules::{breaks, is_fine};
 use crate::support::history::{Event, Phase, Rule};
 use crate::support::made_up::{Turn, fault, fault_of, has, written};
 
-/// Two who have it in turn, the second after the first was stopped; each writes twice.
+/// Two holds in turn; the second begins after the first holder was stopped. Each writes twice.
 fn in_turn(name: &str) -> [Turn; 2] {
     let stopped = has(1001, name, [0, 10, 3_000])
         .writes(1, Phase::Ok, 11)
@@ -28,7 +28,7 @@ const SECOND: [(i64, u64); 2] = [(2001, 1), (2001, 2)];
 fn writes_of_one_hold_after_the_other_are_fine() {
     let all = [FIRST, SECOND].concat();
     is_fine(&in_turn("mutex"), &[stop(), written("mutex", &all)]);
-    // A server may have forgotten any of them, and then begins anew.
+    // The server may have lost any of the writes, and then begins a new log.
     is_fine(
         &in_turn("mutex"),
         &[
@@ -53,7 +53,7 @@ fn a_write_among_those_of_a_later_hold_is_found() {
             &[stop(), written("mutex", &log)],
         );
     }
-    // It does not matter what was broken.
+    // A fault is no excuse.
     let lost = fault("lose-data", [100, 200]);
     breaks(
         Rule::LateWrite,
@@ -86,7 +86,7 @@ fn readers_write_among_readers_and_not_among_writers() {
     is_fine(&[reader.clone().reads(), other.clone()], &late);
     breaks(Rule::LateWrite, &[reader.clone(), other], &late);
     breaks(Rule::LateWrite, &[reader.reads(), writer], &late);
-    // Permits are for several.
+    // Several processes may hold permits at the same time.
     is_fine(
         &in_turn("permits").map(id),
         &[stop(), written("permits", &log)],
@@ -107,7 +107,7 @@ fn what_was_refused_is_not_executed() {
         &[turn(Phase::Fail)],
         &[cut.clone(), log.clone()],
     );
-    // Who knows nothing may be right.
+    // A write without a reply may have run or not.
     is_fine(&[turn(Phase::Info)], &[cut.clone(), log]);
     is_fine(&[turn(Phase::Info)], &[cut]);
 }
@@ -132,7 +132,7 @@ fn a_write_is_answered_in_time_and_refused_for_a_reason() {
         breaks(Rule::Cause, &turn(phase, 15), &[]);
         is_fine(&turn(phase, 15), &[fault("proxy-cut", [0, 20])]);
     }
-    // A lease that is not renewed needs none.
+    // A lease without renewal is a reason in itself.
     let [turn] = turn(Phase::Fail, 400);
     is_fine(&[turn.lease(450)], &[]);
 }
@@ -148,7 +148,7 @@ fn who_waits_for_the_answer_to_a_write_notices_nothing_meanwhile() {
     };
     is_fine(&[turn(585)], &[]);
     breaks(Rule::Notice, &[turn(440)], &[]);
-    // If it was killed then, it may not have known that it was over.
+    // A worker that is killed while it waits for the reply may not have noticed the end of its hold.
     let kill = [fault_of("kill-worker", Some(1), [590, 600])];
     let killed = has(1001, "mutex", [0, 10, 590]).keeps();
     let other = has(2001, "mutex", [5, 470, 480]);

@@ -1,5 +1,5 @@
-//! Two Java and two Rust processes with four threads each contend for one thing after another: what they saw, and how
-//! much of it each of them had.
+//! Two Java and two Rust processes with four threads each contend for one name of each kind in turn. The tests check
+//! their histories, the number of turns of each process, and the longest waits.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::support::{
     unique,
 };
 
-/// The client of each Java process.
+/// The name of the client in each Java process.
 const CLIENT: &str = "load";
 
 const THREADS: usize = 4;
 
-/// What they contend for.
+/// The kinds of locks that they contend for.
 const KINDS: [&str; 9] = [
     "rw-apart",
     "rw",
@@ -36,23 +36,23 @@ const KINDS: [&str; 9] = [
     "permit",
 ];
 
-/// Which part of what a process of Java has, a process of ours has at least. It has fewer turns of an expirable semaphore, 0.4
-/// to 0.8 of Java's, since its threads let other processes go first after their tenure and Redisson's never do.
+/// A Rust process has at least a fourth of the turns of a Java process. For expirable semaphores the share is 0.4 to
+/// 0.8, since our threads let other processes go first after a tenure and Redisson's never do.
 const LEAST_SHARE: usize = 4;
 
-/// What nobody waits longer for.
+/// The longest wait that does not count as starvation.
 const LONGEST: Duration = ms(2_000);
 
-/// How long a load has to last for its longest waits to tell anything.
+/// A shorter load says nothing about the longest waits.
 const TELLING: Duration = ms(8_000);
 
-/// How often they contend for a kind until nobody starves.
+/// The number of loads per kind; the first without starvation ends the series.
 const LOADS: usize = 4;
 
-/// How many permits there are for the threads of all.
+/// The number of permits for all threads together.
 const PERMITS: usize = 3;
 
-/// What a thread did once: see `load` in `tests/interop/src/Interop.java`.
+/// A hold of a thread, as `load` in `tests/interop/src/Interop.java` prints it.
 #[derive(Clone, Debug)]
 struct Turn {
     thread: usize,
@@ -104,14 +104,14 @@ impl Turn {
     }
 }
 
-/// The four processes.
+/// The four processes and their server.
 struct Four {
     server: Server,
     java: [Java; 2],
     rust: [Part; 2],
 }
 
-/// What each of them did, Java first.
+/// The turns of each process, Java's first.
 struct Seen {
     kind: String,
     name: String,
@@ -138,7 +138,7 @@ impl Four {
         if matches!(kind, "semaphore" | "permit") {
             first.does(CLIENT, &format!("permits {CLIENT} {kind} {name} {PERMITS}"));
         }
-        // So that the start of a Java virtual machine is not part of it.
+        // Exclude the start-up time of the Java virtual machine.
         self.java.iter().for_each(|java| warm_up(java, kind));
         let load = format!("{kind} {name} {THREADS} {}", span.as_millis());
         for part in &mut self.rust {
@@ -149,8 +149,9 @@ impl Four {
         let asked = self.java.each_ref().map(|java| java.order(CLIENT, &order));
         let [java, other] = asked.map(|answer| {
             turns_of(answer, span, || {
-                // Redisson forgets a writer's message if a thread is only about to park, which would then sleep for the
-                // lease. As long as others go on another message follows; the last ones need a little help.
+                // Redisson drops a writer's message if a thread is about to park; the thread then sleeps until the
+                // lease expires. Later messages wake it while the load goes on, so only the last threads need this
+                // message.
                 if kind.starts_with("rw") && begun.elapsed() > span + LONGEST {
                     let channel = format!("redisson_rwlock:{{{name}}}");
                     server.cli(&["PUBLISH", &channel, "1"]);
@@ -175,7 +176,7 @@ impl Four {
         }
     }
 
-    /// Who starves each time that they contend: one load tells little of shares and waits if a process was slow meanwhile.
+    /// Repeats the load while some process starves, since a single load proves little if a process was slow during it.
     fn starved_by(&mut self, kind: &str) -> Vec<String> {
         let span = lasting(ms(800));
         let mut starved = Vec::new();
@@ -197,7 +198,7 @@ impl Four {
         starved.iter().map(|who| format!("{kind}: {who}")).collect()
     }
 
-    /// The longest wait of each thread where four processes of Java contend, the shortest first.
+    /// The longest wait of each thread, in ascending order, where four Java processes contend.
     fn waits_without_rust(&self, kind: &str, span: Duration) -> Vec<Duration> {
         let more = [(); 2].map(|()| Java::start().expect("there are two already"));
         for java in &more {
@@ -216,9 +217,9 @@ impl Four {
     }
 }
 
-/// How long threads of Java wait beside ours, and among themselves, for a lock of which no release is announced. Redisson
-/// polls at intervals of up to 128 ms, so a thread may wait for seconds even with no others but threads of Redisson. It is
-/// wrong if they wait longer beside ours.
+/// Compares the waits of Java threads beside ours with waits among Java threads only, for the spin lock, whose releases
+/// are not announced. Redisson polls at intervals of up to 128 ms, so a thread may wait for seconds even among its own
+/// kind; beside ours the median must not be longer than 1.5 times that.
 fn waits_beside_rust(beside: &[Duration], alone: &[Duration]) -> Option<String> {
     let words = |waits: &[Duration]| {
         let (half, longest) = (waits[waits.len() / 2], waits[waits.len() - 1]);
@@ -240,13 +241,13 @@ fn warm_up(java: &Java, kind: &str) {
     java.does(CLIENT, &load);
 }
 
-/// What a process of Java did; `idle` is called while it says nothing.
+/// The turns of a Java process; calls `idle` while the process prints nothing.
 fn turns_of(load: Answer, span: Duration, idle: impl Fn()) -> Vec<Turn> {
     let lines = load.lines(span + 6 * loosely(LONGEST), idle);
     lines.iter().map(|line| Turn::parse(line)).collect()
 }
 
-/// The longest wait of each thread, the shortest first.
+/// The longest wait of each thread, in ascending order.
 fn longest_waits<'a>(processes: impl IntoIterator<Item = &'a Vec<Turn>>) -> Vec<Duration> {
     let mut longest = Vec::new();
     for turns in processes {
@@ -269,7 +270,7 @@ impl Seen {
         waits.max().unwrap_or(Duration::MAX)
     }
 
-    /// One line: what each process had, and how long any of its threads waited at most.
+    /// Describes the turns and the longest wait of each process in a line.
     fn shares(&self) -> String {
         let mut line = format!("{}:", self.kind);
         for (process, turns) in self.turns.iter().enumerate() {
@@ -285,8 +286,7 @@ impl Seen {
         line
     }
 
-    /// All that must not be, in words: the rules that are about what was granted to whom, and reads of what somebody wrote
-    /// meanwhile.
+    /// Describes every violation: of the rules about grants, and reads during which somebody wrote.
     fn wrong(&self) -> Vec<String> {
         const RULES: [Rule; 6] = [
             Rule::Exclusion,
@@ -307,7 +307,7 @@ impl Seen {
         wrong
     }
 
-    /// The history, one process after another.
+    /// The history, process by process.
     fn events(&self) -> Vec<Event> {
         let names: Vec<Arc<str>> = self.name.split('+').map(Arc::from).collect();
         let setup = Setup {
@@ -353,8 +353,9 @@ impl Seen {
         events
     }
 
-    /// Who of ours had too little of it, or too late. Where reading and writing threads are apart, no writer has a turn as
-    /// long as Redisson's readers overlap, on either side, and our readers let ours go first for 10 s.
+    /// The Rust processes with too few turns, and the threads that waited too long. With separate reading and writing
+    /// threads (`rw-apart`) no writer gets a turn while Redisson's readers overlap, on either side, and our readers let
+    /// our writers go first for up to 10 s, so this kind is not judged.
     fn starved(&self) -> Vec<String> {
         let mut starved = Vec::new();
         if self.kind == "rw-apart" {
@@ -401,7 +402,7 @@ fn part_that_contends() {
     }
 }
 
-/// What `load` in `tests/interop/src/Interop.java` does.
+/// Does here what `load` in `tests/interop/src/Interop.java` does there.
 fn contend(
     clients: &[Client],
     url: &str,

@@ -1,4 +1,4 @@
-//! What is said of locks that Java has.
+//! Inspecting locks that Java holds.
 
 use redlatch::{Client, HoldMode, LockKind};
 
@@ -52,7 +52,7 @@ fn holders_and_waiters_of_java_are_shown_by_id_and_thread() {
         let listed: Vec<_> = client.locks(&name).map(|lock| lock.unwrap().kind).collect();
         assert_eq!(listed, [shown], "{kind}");
         if kind == "fair" {
-            // It gets what the other no longer has.
+            // The Java waiter gets the lock that is forced open here.
             let owner = info.holders[0].owner.clone();
             assert!(client.force_unlock_owner(&name, owner).unwrap());
             waits.unwrap().ok();

@@ -1,4 +1,4 @@
-//! Beside Redisson itself: Java and Rust on one lock.
+//! Java and Rust processes use the same locks: Redisson itself beside redlatch.
 
 mod load;
 mod looking;

@@ -1,4 +1,4 @@
-//! The two sides of a test: how a thread here takes what a thread of Java takes.
+//! Both sides of a test: acquires in Rust what a Java thread acquires by the same word.
 
 use std::any::Any;
 use std::env;
@@ -7,37 +7,37 @@ use std::time::Duration;
 
 use redlatch::{Client, RedLock};
 
-/// How many seconds each load lasts. If this is set, the tests also say what they have measured.
+/// An environment variable: how many seconds each load lasts. If it is set, the tests print their measurements as well.
 const SECONDS: &str = "INTEROP_SECONDS";
 
-/// How long a load lasts: `short` unless another time is wanted.
+/// How long a load lasts: `short`, unless the variable says otherwise.
 pub(super) fn lasting(short: Duration) -> Duration {
     let seconds = env::var(SECONDS).ok().and_then(|its| its.parse().ok());
     seconds.map_or(short, Duration::from_secs_f64)
 }
 
-/// Which kinds of load there are, of all; separated by commas.
+/// An environment variable: the kinds of load to run, separated by commas.
 const KINDS: &str = "INTEROP_KINDS";
 
-/// Whether loads of this kind are wanted: all, unless some are named.
+/// Whether loads of this kind are to run: all kinds, unless the variable names some.
 pub(super) fn is_wanted(kind: &str) -> bool {
     env::var(KINDS).map_or(true, |kinds| kinds.split(',').any(|it| it == kind))
 }
 
-/// Says what was measured, if anybody wants to know.
+/// Prints a measurement, if a duration was asked for.
 pub(super) fn measured(what: &str) {
     if env::var_os(SECONDS).is_some() {
         writeln!(io::stderr(), "measured: {what}").expect("stderr");
     }
 }
 
-/// What a thread has: released when dropped.
+/// A hold of a thread, released when dropped.
 pub(super) struct Taken {
     _guard: Box<dyn Any>,
     pub(super) token: u64,
 }
 
-/// Takes it, however long that takes. A `RedLock` is one of all clients, anything else of the first.
+/// Acquires a lock, without a time limit. A `RedLock` uses all clients, every other kind the first.
 pub(super) fn take(clients: &[Client], kind: &str, name: &str) -> redlatch::Result<Taken> {
     let client = &clients[0];
     let boxed: Box<dyn Any> = match kind {

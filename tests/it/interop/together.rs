@@ -1,4 +1,4 @@
-//! What holds for both sides at once: renewal, death, force, names, several servers, a cluster.
+//! Java and Rust on the same lock: renewal, killed processes, forced unlocks, names, several servers, a cluster.
 
 use std::time::{Duration, Instant};
 use std::{iter, slice};
@@ -13,10 +13,10 @@ use crate::support::{
     skipped, timed, unique, within,
 };
 
-/// Short enough for a test to see several of them, long enough for a busy machine to renew it.
+/// Short enough for a test to outlast several of these, long enough for a busy machine to renew.
 const LEASE: Duration = ms(1_500);
 
-/// A client of Java and one of Rust, both with that lease.
+/// A client of Java and one of Rust, both with this lease.
 fn both<'a>(server: &Server, java: &'a Java) -> (Theirs<'a>, Client) {
     let theirs = java.open_with(&server.url(), LEASE.as_millis().try_into().unwrap(), "-");
     let ours = Client::open(Config::new(server.url()).lease(LEASE)).unwrap();
@@ -36,7 +36,7 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     let (sender, got) = unbounded();
     let mut crew = Crew::new();
     let its = name.clone();
-    // Of another process: one of this would not ask before its readers have left.
+    // A client of its own: a writer of the same client would not ask Redis before the client's readers have left.
     let (_, another) = both(&server, java);
     crew.spawn(move || {
         let _guard = another.rw_lock(its).write().unwrap();
@@ -49,7 +49,7 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
         listeners == 2 && java.is_parked(&other)
     });
     drop(guard);
-    // It is renewed for as long as Java reads alone.
+    // The watchdog of Java renews the lock while Java alone reads.
     assert!(!within(2 * LEASE, || writes.is_done() || !got.is_empty()));
     java.does(&theirs, &format!("free {theirs} read {name}"));
     writes.ok();
@@ -190,7 +190,7 @@ fn a_lock_that_the_other_side_has_forced_is_reported_lost() {
             java.does(&theirs, &format!("held {theirs} {kind} {name}")),
             "false"
         );
-        // A waiter of Java hears of it.
+        // A Java thread can acquire it again.
         java.does(&theirs, &format!("take {theirs} {kind} {name} 0 -1"));
     }
 }
@@ -216,7 +216,8 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
                 "permit",
             ] {
                 if kind == "fair" && prefix != "-" && java.is_before(3, 52) {
-                    // Its queue has the name without the prefix, so each side has a queue of its own.
+                    // Each side has a queue of its own, since Redisson before 3.52 does not add the prefix to the
+                    // queue's name.
                     let why = "Redisson before 3.52 does not map the names of its queue";
                     if name == "plain" {
                         skipped("a fair lock with a prefix", why);
@@ -228,7 +229,7 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
                 if counts {
                     java.does(&theirs, &format!("permits {theirs} {kind} {name} 1"));
                 }
-                // A waiter, so that channels and the keys of queues have to be the same as well.
+                // A waiter also checks that channels and keys of queues have the same names.
                 let wanted = if kind == "read" { "write" } else { kind };
                 let lease = if counts { 30_000 } else { -1 };
                 let what = format!("{kind} of {name:?}, prefix {prefix:?}");
@@ -363,7 +364,7 @@ fn a_plain_lock_of_a_cluster_is_waited_for_both_ways() {
         eventually("it waits", || java.is_parked(&theirs));
         assert!(!waits.is_done());
         drop(taken);
-        // Well within the lease, which is what it would sleep for.
+        // A Java thread that gets no message sleeps until the lease expires.
         waits.ok();
         java.does(&theirs, &frees);
     }

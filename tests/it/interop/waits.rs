@@ -1,4 +1,4 @@
-//! What one side has the other waits for, and is woken by the message: for every primitive, both ways.
+//! A waiter of either side is woken by the other side's message, for every primitive.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use super::sides::{measured, take};
 use crate::support::java::{Java, Theirs, now_ns};
 use crate::support::{Crew, GENEROUS, Server, eventually, loosely, ms, timed, unique};
 
-/// How often each wait is made.
+/// The number of waits per kind and direction.
 const ROUNDS: usize = 9;
 
-/// Half of the waits that a message ends are over within this. The caps of the polls are far above it.
+/// The limit of the median wait that ends by a message, far below the intervals of polls.
 const WOKEN: Duration = ms(50);
 
-/// Half of the waits with pauses: Redisson's grow up to 128 ms.
+/// The limit of the median wait by polling: Redisson's pauses grow up to 128 ms.
 const POLLED: Duration = ms(150);
 
-/// What one takes, and the other waits for.
+/// The kind that a thread holds, and the kind that a thread of the other side waits for.
 const KINDS: [(&str, &str); 11] = [
     ("lock", "lock"),
     ("lock", "fenced"),
@@ -33,7 +33,7 @@ const KINDS: [(&str, &str); 11] = [
     ("permit", "permit"),
 ];
 
-/// One server, one client of each side.
+/// A server, with a client of each side.
 struct Pair {
     server: Server,
     java: &'static Java,
@@ -53,7 +53,7 @@ impl Pair {
         })
     }
 
-    /// A name of that kind that nobody has used; of a semaphore it has one permit.
+    /// A new name of this kind; a semaphore gets a permit.
     fn name(&self, kind: &str) -> String {
         let name = match kind {
             "multi" => format!("{}+{}", unique("one"), unique("two")),
@@ -72,7 +72,7 @@ impl Pair {
         format!("take {} {kind} {name} -1 {lease}", self.theirs)
     }
 
-    /// Somebody listens to a channel of that name, or has at least asked for it twice where nothing is announced.
+    /// Whether a waiter has subscribed to a channel of this name or, where no release is announced, has asked twice.
     fn is_waited_for(&self, kind: &str, name: &str, asked: u64) -> bool {
         if kind == "spin" {
             return self.server.calls("evalsha") >= asked + 2;
@@ -82,8 +82,8 @@ impl Pair {
         channels.iter().any(|channel| channel.contains(first))
     }
 
-    /// The same for a thread of Java. The message of a writer has to find it parked: Redisson keeps it for nobody who is
-    /// only about to park.
+    /// Whether a Java thread waits. For a writer's message it also has to be parked, since Redisson drops the message
+    /// for a thread that is about to park.
     fn java_waits(&self, held: &str, wanted: &str, name: &str, asked: u64) -> bool {
         self.is_waited_for(wanted, name, asked)
             && (held != "write" || self.java.is_parked(&self.theirs))
@@ -95,13 +95,13 @@ fn median(mut spans: Vec<Duration>) -> Duration {
     spans[spans.len() / 2]
 }
 
-/// The moment that Java notes with what it does.
+/// The time that Java prints with a result.
 fn moment(noted: &str) -> u64 {
     let moment = noted.split(' ').next();
     moment.expect("a moment").parse().expect("a moment")
 }
 
-/// The token that follows it.
+/// The token that follows the time.
 fn token_of(noted: &str) -> u64 {
     let token = noted.split(' ').nth(1);
     token.expect("a token").parse().expect("a token")
@@ -175,14 +175,14 @@ fn a_thread_of_java_is_woken_by_a_release_here() {
             let asked = pair.server.calls("evalsha");
             let taken = take(&pair.ours, held, &name).unwrap();
             let waits = pair.java.order(&pair.theirs, &pair.takes(wanted, &name));
-            // One of the two requests was that of the holder.
+            // The first of the two requests was the holder's.
             eventually("it waits", || {
                 pair.java_waits(held, wanted, &name, asked + 1)
             });
             assert!(!waits.is_done(), "{held} does not keep {wanted} out");
             let (freed, token) = (now_ns(), taken.token);
             drop(taken);
-            // Until then it would sleep for the 30 s of the lease; of a semaphore, for ever.
+            // Without a message Java would sleep for the 30 s of the lease; at a semaphore, without end.
             let has = waits.ok();
             if held == "fenced" {
                 assert!(token < token_of(&has), "{token}, then {has}");

@@ -1,5 +1,4 @@
-//! The count-down latch: what Redisson's clients see of it, who is woken by what, what becomes of lost requests and
-//! messages, and many rounds in a row.
+//! The count-down latch: compatibility with Redisson's, wake-ups, lost requests and messages, and many rounds in a row.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,20 +15,20 @@ use crate::support::{
     unique, within,
 };
 
-/// Well under the poll cap: what happens sooner was brought about by a message.
+/// Well under the interval of polls: a waiter that wakes sooner was woken by a message.
 const BY_MESSAGE: Duration = ms(600);
 
-/// Whoever is not told asks after at most a second.
+/// A waiter without a message polls after a second at most.
 const BY_ASKING: Duration = ms(2_500);
 
-/// More than what waking a thread takes on a busy machine.
+/// More than waking a thread takes on a busy machine.
 const SLACK: Duration = ms(700);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What Redisson's `countDown` does, by hand.
+/// The commands of Redisson's `countDown`.
 fn java_counts_down(server: &Server, name: &str) {
     let left: i64 = server.ask(&["DECR", name]);
     if left <= 0 {
@@ -40,7 +39,7 @@ fn java_counts_down(server: &Server, name: &str) {
     }
 }
 
-/// A client of a server that knows the scripts.
+/// A client of a server that has the scripts already.
 fn warm(server: &Server) -> Client {
     load_scripts(server);
     open(server)
@@ -52,7 +51,7 @@ fn load_scripts(server: &Server) {
     }
 }
 
-/// What every verb says.
+/// The result of every method.
 fn verdicts(latch: &Latch) -> Vec<(&'static str, Result<()>)> {
     vec![
         ("try_set_count", latch.try_set_count(1).map(drop)),
@@ -69,7 +68,7 @@ fn verdicts(latch: &Latch) -> Vec<(&'static str, Result<()>)> {
     ]
 }
 
-/// A thread that waits, and what it is told; returns once the server knows of it and it has asked again.
+/// A waiting thread. `new` returns once the server knows the subscription and the thread has asked again after it.
 struct Waiting<T> {
     thread: thread::JoinHandle<(T, Instant)>,
 }
@@ -88,7 +87,7 @@ impl<T: Send + 'static> Waiting<T> {
         self.thread.is_finished()
     }
 
-    /// What it was notified, within `limit` from `since`.
+    /// Returns the result of the wait, which has to end within `limit` of `since`.
     #[track_caller]
     fn ends(self, since: Instant, limit: Duration) -> T {
         eventually("the wait ends", || self.is_over());
@@ -119,7 +118,7 @@ fn it_counts_as_redissons_does() {
             format!("{latch:?}"),
             format!("Latch {{ name: {name:?}, .. }}")
         );
-        // Nothing there: open.
+        // A latch without a key is open.
         assert_eq!(latch.count().unwrap(), 0);
         latch.count_down().unwrap();
         assert!(!latch.delete().unwrap());
@@ -160,7 +159,7 @@ fn it_counts_as_redissons_does() {
         let received = [(channel(&key), "1".into()), (channel(&key), "1".into())];
         assert_eq!(messages(&server, &mut pubsub), received);
 
-        // What Redisson's `trySetCount(0)` leaves: open, and no count can be set.
+        // Redisson's `trySetCount(0)` leaves a key with 0: the latch is open, and no count can be set.
         server.cli(&["SET", &key, "0"]);
         assert_eq!(latch.count().unwrap(), 0);
         latch.wait().unwrap();
@@ -221,7 +220,7 @@ fn another_kind_of_key_is_told_and_left_as_it_was() {
         says_so("text");
         assert_eq!(server.ask::<String>(&["GET", "text"]), value);
     }
-    // Also if the key changes while it is waited for.
+    // The error also ends a wait, if the key gets another type during it.
     let latch = client.latch("turns");
     assert!(latch.try_set_count(1).unwrap());
     let waiting = Waiting::new(&server, move || latch.wait());
@@ -244,7 +243,7 @@ fn verbs_are_one_command_each_and_leave_little() {
     }
     assert_eq!(latch.count().unwrap(), 899);
     assert_eq!(client.stats().commands, before + 101);
-    // The count, the mark, and what came of the last request.
+    // The count, the mark of the round, and the outcome of the last request.
     assert_eq!(server.dbsize(), 3);
     let crew: Vec<_> = (0..4)
         .map(|_| {
@@ -320,7 +319,7 @@ fn the_last_count_down_wakes_whoever_waits_by_message() {
             java_counts_down(&server, name);
         }];
     for count_down in counts_down {
-        // Another latch each time: whoever listened to the first still hears that the next count is set.
+        // A new name each time, because a subscriber of the first is also notified when the next count is set.
         let name = unique("woken");
         let latch = client.latch(&name);
         assert!(latch.try_set_count(2).unwrap());
@@ -420,7 +419,7 @@ fn a_cancelled_wait_ends() {
         matches!(said, (Err(Error::Cancelled), Err(Error::Cancelled))),
         "{said:?}"
     );
-    // One question is no wait, nor is anything else.
+    // A single question is no wait, so it cannot be cancelled; nor can `count` or `count_down`.
     assert!(!latch.wait_for(ms(0)).unwrap());
     assert_eq!(latch.count().unwrap(), 1);
     latch.count_down().unwrap();
@@ -494,7 +493,7 @@ fn a_lost_subscription_keeps_nobody() {
         });
         let since = Instant::now();
         let mut con = server.connection();
-        // In one go: nobody is there to hear it.
+        // In one pipeline, so that the subscriber has no time to reconnect before the message.
         let () = redis::pipe()
             .cmd("CLIENT")
             .arg(&["KILL", "TYPE", "pubsub"])
@@ -528,7 +527,7 @@ fn who_may_not_listen_asks_again_and_again() {
     let since = Instant::now();
     other.latch(&name).count_down().unwrap();
     let took = thread.join().unwrap().unwrap() - since;
-    // After one more pause.
+    // The next poll comes after a pause of 5 s at most.
     assert!(took < loosely(ms(5_500)), "{took:?}");
 }
 
@@ -544,12 +543,12 @@ fn a_frozen_server_does_not_lengthen_a_limited_wait() {
     });
     server.freeze();
     let since = Instant::now();
-    // Known to be closed, and not asked for in time.
+    // The last known state is closed, and no reply comes before the limit.
     assert!(!waiting.ends(since, ms(600) + SLACK).unwrap());
     let since = Instant::now();
     let said = latch.wait_for(ms(200));
     let took = since.elapsed();
-    // Nor is there anything known against the server so soon.
+    // The server has not been silent for long enough to count as unreachable.
     assert!(matches!(said, Ok(false)), "{said:?}");
     assert!(
         took >= ms(200) && took < ms(200) + loosely(SLACK),
@@ -583,7 +582,7 @@ fn an_endless_wait_tells_of_a_frozen_server() {
     }
 }
 
-/// The command timeout of a client behind a proxy: half of it is what a lost reply costs, the other half may be needed.
+/// The `command_timeout` behind a proxy. A lost reply costs half of it; the repeated command may need the rest.
 const RESPONSE: Duration = ms(1_600);
 
 fn behind_a_proxy(server: &Server) -> (Proxy, Client) {
@@ -611,7 +610,7 @@ fn requests_whose_replies_are_lost_count_once() {
     assert!(latch.delete().unwrap());
     assert!(trap.fired());
     assert_eq!(latch.count().unwrap(), 0);
-    // Whose copy might come later is not forgotten before its time.
+    // Redis remembers the request as long as a copy of it might arrive.
     let requests = |key: &String| key.starts_with("{lost}:request:");
     let kept = server.keys().into_iter().filter(requests);
     assert_eq!(kept.count(), 4);
@@ -652,7 +651,7 @@ fn copies_that_were_held_up_count_once() {
         }
         latch.count().unwrap();
         proxy.stall_present(Target::Link);
-        // Sent again over another connection.
+        // The request is repeated over a new connection, and the stalled copy arrives afterwards.
         assert!(verb(&latch).unwrap(), "{what}");
         other.delete().unwrap();
         if what != "set" {
@@ -708,7 +707,7 @@ fn who_is_late_is_released_though_the_next_count_stands() {
         run.arg(60_000).arg(1).clone()
     };
     let command = |parts: &[&str]| redis::cmd(parts[0]).arg(&parts[1..]).clone();
-    // One end of a round and the beginning of the next, with nobody looking in between.
+    // The end of a round and the start of the next in one transaction, so that no waiter looks in between.
     let we_count_down = script(COUNT_DOWN, "c");
     let we_set = script(SET, "s");
     let java_sets = command(&["SET", key, "1"]);
@@ -748,7 +747,7 @@ fn java_clients_alone_do_not_tell_their_rounds_apart() {
         let latch = latch.clone();
         move || latch.wait()
     });
-    // As with Redisson: who looks too late waits for the end of the next round.
+    // As with Redisson, a waiter that looks too late waits for the end of the next round.
     let asked = server.calls("get");
     let () = redis::pipe()
         .atomic()
@@ -789,14 +788,14 @@ fn a_mark_that_is_lost_releases_nobody() {
     waiting.ends(Instant::now(), BY_MESSAGE).unwrap();
 }
 
-/// What the threads of a test with many rounds know of each other.
+/// The progress of a test with many rounds, shared by its threads.
 #[derive(Default)]
 struct Board {
-    /// Of how many rounds the count has been set; raised afterwards.
+    /// The number of rounds whose count has been set; raised after that.
     set: AtomicU64,
-    /// Of how many rounds the last count down has been sent; raised before.
+    /// The number of rounds whose last count-down has been sent; raised before that.
     ended: AtomicU64,
-    /// How many waits have ended.
+    /// The number of waits that have ended.
     out: AtomicU64,
     turn: Mutex<u64>,
     turned: Condvar,
@@ -821,9 +820,9 @@ impl Board {
     }
 }
 
-/// Threads of several clients wait once a round. Most rounds follow each other as fast as they can be counted down, with
-/// waits beginning at any moment; after some, nothing is set before all are out; in some, all are known to wait and the
-/// next count is set before they can look.
+/// Threads of several clients wait once per round. Most rounds follow each other as fast as they can be counted down,
+/// and waits begin at any moment. After every fourth round the next one begins only when all waits have ended; in every
+/// twentieth all threads are known to wait, and the next count is set before they can look.
 fn rounds(clients: usize, threads: u64, rounds: u64) {
     let server = Server::start();
     let name = unique("rounds");
@@ -859,7 +858,8 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
     for round in 1..=rounds {
         let to_be_known = round % 20 == 0;
         if to_be_known {
-            // Nothing told of before reaches those who come now: each asks twice, and then parks for most of a second.
+            // With no subscription left, no message of an earlier round reaches the new waiters: each asks twice and
+            // then parks until its poll.
             board.all_out(threads * (round - 1));
             eventually("nobody listens", || listeners() == 0);
         }
@@ -894,7 +894,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
     let sum = |of: fn(&redlatch::Stats) -> u64| stats.iter().map(of).sum::<u64>();
     let (wakes, rescues) = (sum(|its| its.wakes), sum(|its| its.missed_messages));
     eprintln!("{wakes} wakes, {rescues} rescues, {all_known} known");
-    // A machine that stands still for a second may wake them the other way.
+    // A machine that stands still for a second makes waiters poll.
     assert!(rescues * 1_000 <= threads * rounds, "{rescues} not told");
     assert!(wakes > threads * rounds / 10, "only {wakes} told");
     eventually("nobody listens", || {
@@ -906,7 +906,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
 
 timed!(nobody_is_left_behind_or_released_early_in_many_rounds);
 fn nobody_is_left_behind_or_released_early_in_many_rounds() {
-    rounds(3, 100, 600); // H8
+    rounds(3, 100, 600);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is written once for all kinds of locks.
+//! The traits with which code is written once for all kinds of locks.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use redlatch::{Error, Hold, Lock, MultiLock, RedLock, Result};
 
 use crate::support::{Deployment, LONG, Server, elsewhere, eventually, ms, open, timed, unique};
 
-/// Uses a lock as a wrapper would that knows nothing else of it.
+/// Uses a lock only through the trait, as a wrapper would.
 fn works<L: Lock>(lock: &L, name: &str) {
     fn check(guard: impl Hold) -> Result<()> {
         assert!(guard.is_valid() && guard.lost().is_empty());
@@ -38,7 +38,7 @@ fn a_wrapper_is_written_once_for_all_kinds() {
     works(&client.fenced_lock(&name), &name);
     works(&client.spin_lock(&name), &name);
     works(&client.multi_lock([&name]), &name);
-    // No cluster is a master of a majority.
+    // A RedLock rejects clients of a cluster.
     let others = [(); 3].map(|()| Server::start_as(Deployment::Single));
     let clients = others.each_ref().map(open);
     works(&RedLock::new(&clients, &name).unwrap(), &name);

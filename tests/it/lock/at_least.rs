@@ -1,4 +1,4 @@
-//! Holds that keep their name for a while after they were granted, even if they are released before.
+//! Holds that keep their name for a minimum time, even when they are released earlier.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -10,10 +10,10 @@ use crate::support::{
     Deployment, Server, deployment, eventually, loosely, ms, open, scoped, settings, timed, unique,
 };
 
-/// For how long names are kept.
+/// The minimum time for which names are kept.
 const KEPT: Duration = ms(1_500);
 
-/// Nobody else gets what `take` takes before [`KEPT`] is over; whoever waits for it gets it then.
+/// Asserts that nobody else gets what `take` takes before [`KEPT`] is over, and that a waiter gets it then.
 #[track_caller]
 fn is_kept<G: 'static>(
     what: &str,
@@ -35,7 +35,7 @@ fn is_kept<G: 'static>(
         "{what}: {:?} too early",
         begun + KEPT - taken
     );
-    // A message is not sent: the longest pause is 5 s.
+    // The end of the minimum time sends no message, and the longest pause between two polls is 5 s.
     assert!(
         taken < granted + loosely(KEPT + ms(6_000)),
         "{what}: {:?}",
@@ -136,7 +136,7 @@ fn of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it() {
                     ran.fetch_add(1, Ordering::SeqCst);
                     drop(guard);
                 }
-                // A host whose job is over may end.
+                // A host whose job is done may close its client.
                 client.close(ms(2_000)).unwrap();
             });
         }
@@ -153,7 +153,7 @@ fn after_that_time_it_is_released_as_any_other() {
     thread::sleep(ms(60));
     guard.unlock().unwrap();
     assert!(!server.exists(&name));
-    // One that was lost is told as lost, and the name of another holder is left alone.
+    // A hold that was lost reports the loss, and the key of the new holder is left alone.
     let guard = client.mutex(&name).at_least(KEPT).lock().unwrap();
     server.cli(&["DEL", &name]);
     server.cli(&[
@@ -173,7 +173,7 @@ fn members_that_were_taken_in_vain_are_not_kept() {
     let mut names = [unique("some"), unique("some")];
     names.sort();
     let lock = client.multi_lock(&names).at_least(KEPT * 10);
-    // Asked for together with the other, which somebody has.
+    // Both names are acquired together, and somebody else holds the second one.
     let held = other.mutex(&names[1]).lock().unwrap();
     assert!(lock.try_lock().unwrap().is_none());
     let began = Instant::now();
@@ -218,7 +218,7 @@ fn what_cannot_be_kept_is_refused() {
     }
     let lock = client.mutex("a").lease(20 * second).at_least(10 * second);
     assert!(lock.try_lock().unwrap().is_some());
-    eventually("it is released and kept", || {
+    eventually("the released name is kept", || {
         let name = client.inspect("a").unwrap().to_string();
         name.contains("released and kept")
     });
@@ -243,7 +243,7 @@ fn one_that_is_downgraded_keeps_writers_out_and_no_readers() {
         theirs
             .try_write_for(Duration::from_secs(20))
             .unwrap()
-            .expect("it is free"),
+            .expect("kept no longer"),
     );
     assert!(begun.elapsed() >= KEPT);
 }

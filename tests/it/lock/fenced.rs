@@ -1,5 +1,5 @@
-//! Fencing tokens: whatever happens to the lock, its counter and its server, they only rise; and with them a resource
-//! refuses whoever has been overtaken.
+//! Fencing tokens rise whatever happens to the lock, its counter or its server, so a resource can reject the writes of
+//! every earlier holder.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use crate::support::{
     order, say, scoped, short_lived, timed, unique, within,
 };
 
-/// The key of Redisson's counter.
+/// The key of the counter, as Redisson names it.
 fn counter(name: &str) -> String {
     format!("redisson_lock_token:{{{name}}}")
 }
 
-/// The server's time in microseconds.
+/// The server's clock in microseconds.
 fn clock(server: &Server) -> u64 {
     let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
     seconds * 1_000_000 + micros
@@ -37,14 +37,14 @@ fn acquire_sha() -> String {
     sha(lua::FENCED_ACQUIRE)
 }
 
-/// Tokens, each of which has to be greater than all before it.
+/// Checks that each token is greater than all tokens before it.
 #[derive(Default)]
 struct Rising(u64);
 
 impl Rising {
     #[track_caller]
     fn take(&mut self, lock: &FencedLock) -> FencedLockGuard {
-        self.next(lock.try_lock_for(LONG).unwrap().expect("it comes free"))
+        self.next(lock.try_lock_for(LONG).unwrap().expect("a free lock"))
     }
 
     #[track_caller]
@@ -101,7 +101,7 @@ fn tokens_rise_however_a_hold_ends() {
     tokens.draw(&their);
     drop(deleted);
 
-    // The same key without a token.
+    // A reentrant lock of the same key, which has no token.
     ours.reentrant_lock(&name).lock().unwrap().unlock().unwrap();
     tokens.draw(&lock);
 
@@ -126,7 +126,7 @@ fn reentry_draws_no_token() {
         assert_eq!(outer.hold_count(), 7);
         assert!(inner.iter().all(|guard| guard.token() == token));
         assert_eq!(once_more.token(), token);
-        // The outer one may go first.
+        // The outer guard may be dropped first.
         drop(outer);
         assert_eq!((once_more.token(), count(&server, &name)), (token, drawn));
         drop(inner);
@@ -145,7 +145,7 @@ fn a_guard_keeps_its_token_when_the_lock_has_moved_on() {
     let inner = lock.lock().unwrap();
     let token = outer.token();
     assert!(lock.force_unlock().unwrap());
-    // To other threads of the same process, one of which gets it from the other.
+    // Other threads of the process get the lock, some of them from each other.
     let seen = Mutex::new(Vec::new());
     scoped(|scope| {
         for _ in 0..3 {
@@ -167,7 +167,6 @@ fn a_guard_keeps_its_token_when_the_lock_has_moved_on() {
 // The counter
 // ---------------------------------------------------------------------------------------------------------------------
 
-// A9
 #[test]
 fn a_counter_that_vanishes_or_comes_back_old_lowers_no_token() {
     let server = Server::start();
@@ -194,7 +193,7 @@ fn a_counter_that_vanishes_or_comes_back_old_lowers_no_token() {
     tokens.draw(&lock);
     server.cli(&["FLUSHALL"]);
     tokens.draw(&lock);
-    // A small one is Redisson's, which goes on from wherever it is.
+    // A small counter was written by Redisson; the lock continues from it.
     for small in ["0", "1", "5", "-7"] {
         server.cli(&["SET", &counter, small]);
         let token = tokens.draw(&lock);
@@ -225,11 +224,11 @@ fn tokens_beyond_what_lua_can_count_are_exact() {
             assert!(account.write_checked(token, 1) && !account.write_checked(token - 1, 2));
         }
     }
-    // No clock would make up for it.
+    // The counter is so far ahead that tokens would fall if it expired and continued from the clock, so it gets no TTL.
     server.cli(&["PEXPIRE", &counter, "60000"]);
     let token = lock.clone().token_ttl(ms(50)).lock().unwrap().token();
     assert_eq!((token, server.pttl(&counter)), ((1 << 63) - 2, -1));
-    // The last one has been drawn.
+    // The greatest possible token has been drawn.
     server.cli(&["SET", &counter, &i64::MAX.to_string()]);
     assert!(matches!(lock.try_lock(), Err(Error::Redis { .. })));
     assert!(!server.exists(&name), "no hold without a token");
@@ -250,22 +249,22 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
 
     for _ in 0..3 {
         tokens.draw(&short);
-        // It may be over already.
+        // The counter may already have expired.
         let left = server.pttl(&counter);
         assert!(left == -2 || (0..=250).contains(&left), "{left} ms");
-        eventually("it is removed", || !server.exists(&counter));
+        eventually("it expires", || !server.exists(&counter));
     }
-    // It counts from the last use.
+    // The time counts from the last acquire.
     let guard = tokens.take(&short);
-    eventually("also while the lock is held", || !server.exists(&counter));
+    eventually("it expires under a hold", || !server.exists(&counter));
     assert!(guard.is_valid());
     guard.unlock().unwrap();
     tokens.draw(&short);
     tokens.draw(&lock);
-    assert_eq!(server.pttl(&counter), -1, "the last word counts");
+    assert_eq!(server.pttl(&counter), -1, "the last setting counts");
     tokens.draw(&short);
     tokens.draw(&short.clone().token_ttl(Duration::ZERO));
-    assert_eq!(server.pttl(&counter), -1, "zero is for ever");
+    assert_eq!(server.pttl(&counter), -1, "zero means no TTL");
 
     for odd in [Duration::from_micros(9_999), Duration::MAX] {
         let refused = lock.clone().token_ttl(odd).try_lock();
@@ -273,7 +272,6 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
     }
 }
 
-// A9
 timed!(ten_thousand_names_leave_no_counter_behind);
 fn ten_thousand_names_leave_no_counter_behind() {
     const NAMES: u64 = 10_000;
@@ -314,14 +312,15 @@ fn ten_thousand_names_leave_no_counter_behind() {
 // Many at once
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What a holder saw: its owner in Redis, its token, and the counter meanwhile.
+/// The view of a holder: its owner in Redis, its token, and the counter at that time.
 struct Seen {
     owner: String,
     token: u64,
     counter: u64,
 }
 
-/// In the order of their holds: each token is greater than all that others had, or had drawn and did not use.
+/// `seen` is in the order of the holds. Each token is greater than every token that other owners had drawn before, used
+/// or not.
 #[track_caller]
 fn check(seen: &[Seen]) {
     for pair in seen.windows(2) {
@@ -340,7 +339,7 @@ fn check(seen: &[Seen]) {
     }
 }
 
-/// So many holds of each of the threads of each of the clients.
+/// Each of `threads` threads of each client acquires the lock `holds` times.
 fn hold(server: &Server, name: &str, clients: &[Client], threads: usize, holds: usize) {
     let seen: Mutex<Vec<Seen>> = Mutex::default();
     scoped(|scope| {
@@ -474,7 +473,7 @@ fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
     let client = Client::open(Config::new(server.url()).tenure(ms(1000))).unwrap();
     let name = unique("spare");
     let lock = client.fenced_lock(&name);
-    // Nobody waits yet, so it has one.
+    // Without waiters this hold draws a single token.
     let guard = lock.lock().unwrap();
     assert_eq!(count(&server, &name), guard.token());
     let mut crew = Crew::new();
@@ -493,12 +492,12 @@ fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
     let stats = client.stats();
     assert_eq!((stats.acquired, stats.local_handoffs), (2, 2), "{seen:?}");
     assert!(seen[1] > seen[0] && seen[2] == seen[1] + 1 && seen[3] == seen[1] + 2);
-    // What was not used is skipped.
+    // Tokens that were drawn and not used are skipped.
     assert!(count(&server, &name) > seen[3]);
     assert!(lock.lock().unwrap().token() > seen[3]);
 }
 
-/// Threads that hold as briefly and as often as can be.
+/// Threads acquire and release as often as possible while `meanwhile` runs.
 fn contend(clients: &[Client], name: &str, threads: usize, meanwhile: impl FnOnce()) {
     let done = AtomicBool::new(false);
     scoped(|scope| {
@@ -517,7 +516,7 @@ fn contend(clients: &[Client], name: &str, threads: usize, meanwhile: impl FnOnc
     });
 }
 
-// What a counter is ahead of the clock, tokens go back when it is lost.
+// If the counter is lost, tokens continue from the clock, so the counter must never be ahead of it.
 timed!(contention_does_not_drive_tokens_ahead_of_the_clock);
 fn contention_does_not_drive_tokens_ahead_of_the_clock() {
     for (clients, threads, tenure) in [(1, 2, 5), (1, 3, 5), (2, 3, 5), (1, 3, 0)] {
@@ -530,7 +529,7 @@ fn contention_does_not_drive_tokens_ahead_of_the_clock() {
         contend(&opened, &name, threads, || {
             for _ in 0..20 {
                 thread::sleep(ms(20));
-                // In this order: what is drawn in between is in favour of the test.
+                // Read the counter first: tokens drawn between the two reads make the test only more tolerant.
                 let drawn = count(&server, &name);
                 ahead = drawn.saturating_sub(clock(&server)).max(ahead);
                 highest = drawn;
@@ -556,7 +555,7 @@ fn tokens_rise_over_a_crash_of_a_server_that_keeps_its_data() {
     let lock = client.fenced_lock(&name);
     let mut tokens = Rising::default();
     tokens.draw(&lock);
-    // Ahead of the clock, so that it is the counter that counts.
+    // The counter is ahead of the clock, so a token from the clock would be noticed.
     let ahead = clock(&server) + 3_600_000_000;
     server.cli(&["SET", &counter(&name), &ahead.to_string()]);
     for round in 1..=3 {
@@ -582,19 +581,18 @@ fn tokens_rise_over_a_crash_of_a_server_that_loses_its_data() {
         tokens.draw(&lock);
         let overtaken = tokens.take(&lock);
         server.restart();
-        // Somebody else's is as good: the server does not know of the first hold.
+        // A hold of another client is just as good, because the server has lost the first hold.
         let other = open(&server);
         tokens.draw(&other.fenced_lock(lock.name()));
         drop(overtaken);
     }
 }
 
-// O1, D1
 timed!(an_unknown_outcome_skips_tokens_and_repeats_none);
 fn an_unknown_outcome_skips_tokens_and_repeats_none() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    // Half of it is what a lost reply costs.
+    // A lost reply costs half of the command timeout.
     let client = Client::open(config(&proxy.url()).command_timeout(ms(2000))).unwrap();
     let other = open(&server);
     let name = unique("unknown");
@@ -612,17 +610,17 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
             let left = lock.try_lock_for(ms(60));
             assert!(!matches!(left, Ok(Some(_))), "{left:?}");
         } else {
-            // It is sent again.
+            // The request is sent again.
             let guard = tokens.take(&lock);
             assert_eq!(count(&server, &name), guard.token());
             guard.unlock().unwrap();
         }
-        eventually("the first one got lost", || trap.fired());
+        eventually("the first was lost", || trap.fired());
         if swallowed && leaves {
-            // Drawn, and nobody's.
-            eventually("it is carried out", || count(&server, &name) > before);
+            // The token was drawn, but no hold has it.
+            eventually("it was executed", || count(&server, &name) > before);
             tokens.0 = count(&server, &name);
-            eventually("and undone", || !server.exists(&name));
+            eventually("it is undone", || !server.exists(&name));
         }
         tokens.draw(&their);
         tokens.draw(&lock);
@@ -631,10 +629,10 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What they are for
+// Writes that are checked
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The script of the example in the documentation, so that it is the example that is tested.
+/// The script in the example of the documentation, so that the example itself is tested.
 fn documented_check() -> String {
     let source = include_str!("../../../src/sync/fenced_lock.rs").lines();
     let docs: Vec<_> = source
@@ -647,7 +645,7 @@ fn documented_check() -> String {
     text.to_owned()
 }
 
-/// What a lock protects: a balance, and the highest token that has written it.
+/// The data that a lock protects: a balance, and the highest token of its writers.
 struct Account {
     con: Connection,
     key: String,
@@ -672,7 +670,7 @@ impl Account {
         let () = set.query(&mut self.con).unwrap();
     }
 
-    /// As documented: whether it was written.
+    /// Writes as the documentation says; returns whether the write was accepted.
     fn write_checked(&mut self, token: u64, balance: i64) -> bool {
         let check = redis::Script::new(&documented_check());
         let mut write = check.key(&self.key);
@@ -680,13 +678,12 @@ impl Account {
     }
 }
 
-// A8
 #[test]
 fn the_documented_check_refuses_every_older_token_and_no_other() {
     let server = Server::start();
     let name = unique("account");
     let mut account = Account::new(server.connection(), format!("{name}:data"));
-    // A holder may write as often as it likes; digits do not count for their number.
+    // A holder may write repeatedly. Tokens are compared as numbers, not by their digits.
     for (token, accepted) in [
         (1, true),
         (1, true),
@@ -708,7 +705,7 @@ fn the_documented_check_refuses_every_older_token_and_no_other() {
         assert_eq!(account.write_checked(token, 7), accepted, "{token}");
         assert!(accepted || server.hgetall(&account.key) == before);
     }
-    // And with tokens of a lock, of which the first meets an account without one.
+    // Now with tokens of a lock; the first of them meets an account without a token.
     server.cli(&["DEL", &account.key]);
     account.write(100);
     let (one, other) = (open(&server), open(&server));
@@ -717,7 +714,7 @@ fn the_documented_check_refuses_every_older_token_and_no_other() {
     assert!(account.write_checked(overtaken.token(), 90));
     assert!(their.force_unlock().unwrap());
     let guard = their.lock().unwrap();
-    // Nobody has overtaken it as far as the account knows.
+    // The account has seen no later token, so it accepts the write.
     assert!(account.write_checked(overtaken.token(), 80));
     assert!(account.write_checked(guard.token(), 70));
     assert!(account.write_checked(guard.token(), 60));
@@ -756,7 +753,7 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     assert!(their.force_unlock().unwrap());
     let guard = their.lock().unwrap();
     assert!(guard.token() > first && account().write_checked(guard.token(), 2));
-    // They do not know yet, and pass on what is not theirs any more.
+    // The threads do not know of their loss, and pass on a lock that they do not hold any more.
     go.store(true, Ordering::SeqCst);
     crew.join();
     assert_eq!(client.stats().local_handoffs, 3);
@@ -771,7 +768,6 @@ fn threads_that_pass_on_a_lock_that_was_taken_away_are_refused() {
     guard.unlock().unwrap();
 }
 
-// K1
 timed!(a_late_write_of_a_stopped_process_is_refused);
 fn a_late_write_of_a_stopped_process_is_refused() {
     let server = Server::start();
@@ -779,7 +775,7 @@ fn a_late_write_of_a_stopped_process_is_refused() {
     late_write(&server, false);
 }
 
-/// A process stops between looking at its lock and writing, for longer than its lease.
+/// A process is stopped between its check of the lock and its write, for longer than its lease.
 fn late_write(server: &Server, checks: bool) {
     let client = open(server);
     let name = unique("stopped");
@@ -810,7 +806,7 @@ fn late_write(server: &Server, checks: bool) {
     assert!(["Expired", "TakenOver"].contains(&&*reason), "{reason}");
     let unlocked = part.says("unlocked");
     assert!(unlocked.starts_with("Err(Lost"), "{unlocked}");
-    // Unchecked, fifty have vanished.
+    // Without the check, a withdrawal of fifty is overwritten.
     assert_eq!(account.balance(), if checks { 50 } else { 70 });
     let held = server.hgetall(&name);
     assert_eq!(held, [(guard.owner().to_owned(), "1".to_owned())]);
@@ -832,7 +828,7 @@ fn part_that_is_stopped() {
     say(&format!("holds {}", guard.token()));
     order();
     let valid = guard.is_valid();
-    // It does not look again, or looks too early: that is what tokens are for.
+    // The process does not check the lock again, or checks too early; only a token prevents its write.
     let written = if checks == "true" {
         account.write_checked(guard.token(), balance)
     } else {

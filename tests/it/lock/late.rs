@@ -1,4 +1,4 @@
-//! *Late* told from *busy*: whether somebody had it, or Redis was too slow to say.
+//! Telling *late* from *busy*: whether somebody holds the lock, or Redis was too slow to answer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::{
     unique,
 };
 
-/// What came of a wait that was too short.
+/// The result of a short wait.
 #[derive(Debug, PartialEq, Eq)]
 enum Came {
     Got,
@@ -35,7 +35,7 @@ fn came<G>(what: &str, result: Result<Option<G>>) -> Came {
     }
 }
 
-/// Why calls were refused, as an observer is told.
+/// The reasons for refused calls, as an observer gets them.
 #[derive(Clone, Default)]
 struct Whys(Arc<Mutex<Vec<(&'static str, Refusal)>>>);
 
@@ -45,7 +45,7 @@ impl Observer for Whys {
     }
 }
 
-/// Tries everything that can be waited for up to a limit; `strict`: with handles that tell late from busy.
+/// Waits for everything that has a wait with a limit; `strict` uses handles that tell late from busy.
 fn each(client: &Client, name: &str, strict: bool, wait: Duration) -> Vec<(&'static str, Came)> {
     let mut all = Vec::new();
     macro_rules! each {
@@ -109,7 +109,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
         }
     }
     drop(held);
-    // The server is alive, and slower than anybody waits.
+    // The server works, but slower than the limits.
     proxy.set(Target::Link, Mode::Delay(ms(400)));
     for (expected, strict) in [(Came::Late, true), (Came::Busy, false)] {
         for (kind, why) in all_are(expected, strict, ms(40)) {
@@ -142,7 +142,7 @@ fn a_majority_that_is_too_slow_is_late() {
     }
     let strict = lock.late_is_error();
     assert_eq!(came("in time", strict.try_lock_for(ms(20_000))), Came::Got);
-    // The same as a member of several is none.
+    // A RedLock cannot be a member of a multi-lock.
     let several = MultiLock::new(vec![Box::new(strict)]);
     assert!(matches!(several.try_lock(), Err(Error::Config { .. })));
 }
@@ -170,7 +170,7 @@ fn threads_behind_others_know_as_much_as_those() {
     crew.spawn(move || assert!(matches!(waits.0.lock(), Err(Error::Cancelled))));
     crew.spawn(move || assert!(matches!(waits.1.acquire(), Err(Error::Cancelled))));
     crew.all_parked();
-    // The first of each has been told who has it.
+    // The contender of each has been told that somebody else holds it.
     assert_eq!(came("mutex", mutex.try_lock_for(ms(40))), Came::Busy);
     assert_eq!(came("slots", slots.try_acquire_for(ms(40))), Came::Busy);
     token.cancel();
@@ -178,7 +178,7 @@ fn threads_behind_others_know_as_much_as_those() {
     drop(held);
     assert_eq!(came("free", mutex.try_lock_for(ms(20_000))), Came::Got);
     assert_eq!(came("free", slots.try_acquire_for(ms(20_000))), Came::Got);
-    // The first of each is told nothing.
+    // The contender of each gets no reply in time.
     proxy.set(Target::Link, Mode::Delay(ms(1_000)));
     let mut crew = Crew::new();
     let waits = (mutex.clone(), slots.clone());
@@ -200,7 +200,7 @@ fn one_that_was_told_once_that_somebody_has_it_is_not_late() {
     crew.spawn(move || assert_eq!(came("waits", mutex.try_lock_for(ms(1_500))), Came::Busy));
     crew.all_parked();
     net.proxy.set(Target::Link, Mode::Delay(ms(3_000)));
-    // It asks once more, and the answer comes after its time.
+    // The waiter asks once more, and the reply arrives after its limit.
     drop(theirs);
     crew.join();
 }

@@ -1,4 +1,4 @@
-//! Locks of one key, and what only they do.
+//! Locks of one key, and behaviour that only one kind has.
 
 mod any;
 mod at_least;

@@ -1,4 +1,4 @@
-//! Guards that belong to no thread, of every kind.
+//! Guards that belong to no thread, for every kind.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -23,10 +23,10 @@ use crate::support::{
 trait Lock: Clone + Send + Sync + 'static {
     type Kind: AnyKind;
 
-    /// What a hold keeps out: the lock itself, unless it can be shared.
+    /// The lock that a hold excludes: the lock itself, unless it can be shared.
     type Foe: Lock;
 
-    /// Why a thread that has it by a bound guard would wait for itself.
+    /// The reason why a thread with a bound guard would wait for itself.
     const WOULD_WAIT: DeadlockReason = DeadlockReason::NotReentrant;
 
     fn foe(&self) -> Self::Foe;
@@ -108,7 +108,8 @@ side!(Reading, Read, Reading: read try_read read_owned try_read_owned try_read_o
 
 side!(Writing, Write, NotReentrant: write try_write write_owned try_write_owned try_write_owned_for try_write_owned_until);
 
-/// Three servers and two processes, each with a client of every server. All kinds but the `RedLock` use the first.
+/// Three servers and two processes, each with a client for every server. All kinds except `RedLock` use the first
+/// server.
 struct World {
     _servers: Vec<Server>,
     ours: Vec<Client>,
@@ -133,7 +134,7 @@ impl World {
     }
 }
 
-/// Runs a generic test for every kind at the same time: it is given a name, and the lock of it in each process.
+/// Runs a generic test for every kind at the same time, with a name and the lock of that name in each process.
 macro_rules! for_each_kind {
     ($test:ident) => {
         let world = World::new();
@@ -205,7 +206,7 @@ fn is_released<L: Lock>(locks: [L; 2], what: &str) {
     for waits_for_redis in [false, true] {
         let guard = ours.lock_owned().unwrap();
         assert!(guard.is_valid() && guard.hold_count() == 1, "{what}");
-        // Of its own process and of another one, one after the other.
+        // A waiter in the same process and one in another process.
         let mut crew = Crew::new();
         for foe in [ours.foe(), theirs.foe()] {
             assert!(foe.try_lock_owned().unwrap().is_none(), "{what}");
@@ -234,7 +235,7 @@ fn waits_like_any_other<L: Lock>([lock, _]: [L; 2], what: &str) {
     let until = Instant::now() + ms(50);
     gets_nothing(what, ms(50), || foe.try_lock_owned_until(until));
     assert!(Instant::now() >= until);
-    // It waits until another thread drops the one that it had.
+    // The waiter holds the lock itself, and waits until another thread drops that guard.
     let (sender, receiver) = unbounded();
     let mut crew = Crew::new();
     crew.spawn(move || {
@@ -288,7 +289,7 @@ fn a_thread_that_has_another_kind_would_wait_for_itself() {
     let mutex = client.mutex(&name);
     would_deadlock(mutex.try_lock_owned_for(LONG), DeadlockReason::OtherKind);
     drop(fair);
-    // An owned one is nobody's, so it is waited for.
+    // An owned hold belongs to no thread, so the thread waits for it.
     let fair = client.fair_lock(&name).lock_owned().unwrap();
     assert!(mutex.try_lock_owned_for(ms(50)).unwrap().is_none());
     drop(fair);
@@ -315,7 +316,7 @@ fn a_token_crosses_threads_and_rises_with_each_hold() {
         assert!(seen > last, "{seen} after {last}");
         last = seen;
     }
-    // Those that wait in one process draw tokens in advance, each its own.
+    // Waiters of one process draw tokens in advance, a different one for each.
     let (sender, receiver) = unbounded();
     let mut crew = Crew::new();
     let held = client.fenced_lock(&name).lock_owned().unwrap();
@@ -373,7 +374,7 @@ fn read_guards_share_a_hold_and_each_keeps_writers_out() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// A waiting writer lets no new reader pass, and an owned hold is always new.
+// A waiting writer lets no new reader pass, and an owned hold always counts as new.
 timed!(a_reader_that_wants_an_owned_hold_as_well_would_wait_for_itself);
 fn a_reader_that_wants_an_owned_hold_as_well_would_wait_for_itself() {
     let server = Server::start();
@@ -389,7 +390,7 @@ fn a_reader_that_wants_an_owned_hold_as_well_would_wait_for_itself() {
     would_deadlock(lock.try_read_owned_for(LONG), DeadlockReason::NotReentrant);
     drop(bound);
     crew.join();
-    // A writer that wants to read as well.
+    // A thread that writes and wants to read with an owned guard.
     let bound = lock.write().unwrap();
     would_deadlock(lock.try_read_owned_for(LONG), DeadlockReason::NotReentrant);
     drop(bound);

@@ -1,4 +1,4 @@
-//! The spin lock: nobody is notified, everybody asks, and not more often than announced.
+//! The spin lock: it sends no messages, and waiters poll no more often than documented.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::support::{
     short_lived, subscribed, timed, unique,
 };
 
-/// The longest pause.
+/// The longest pause between two polls, in milliseconds.
 const LONGEST: u64 = 128;
 
 fn warm(client: &Client) {
@@ -82,10 +82,10 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Asking
+// Polling
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// How often one asks within `time`, if its pauses are as short as can be.
+/// The greatest number of polls within `time`, if every pause is as short as possible.
 fn most_asks(time: Duration) -> u64 {
     let (mut at, mut pause, mut asks) = (0.0, 1.0, 1);
     while at <= time.as_secs_f64() * 1e3 {
@@ -96,7 +96,8 @@ fn most_asks(time: Duration) -> u64 {
     asks
 }
 
-/// The same, if they are as long as can be, and the machine adds `late` to each.
+/// The smallest number of polls within `time`, if every pause is as long as possible and the machine adds `late` to
+/// each.
 fn fewest_asks(time: Duration, late: Duration) -> u64 {
     let (mut at, mut pause, mut asks) = (0, 1, 0);
     while at <= time.as_millis() {
@@ -107,7 +108,6 @@ fn fewest_asks(time: Duration, late: Duration) -> u64 {
     asks
 }
 
-// Q3
 timed!(a_waiter_asks_as_often_as_its_pauses_allow);
 fn a_waiter_asks_as_often_as_its_pauses_allow() {
     const WAIT: Duration = ms(1500);
@@ -135,7 +135,7 @@ fn a_waiter_asks_as_often_as_its_pauses_allow() {
     );
 }
 
-// Q1: one thread of a process asks, however many wait.
+// However many threads of a process wait, a single one polls.
 timed!(of_many_waiters_one_asks);
 fn of_many_waiters_one_asks() {
     let server = Server::start();
@@ -151,7 +151,7 @@ fn of_many_waiters_one_asks() {
         crew.spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
     }
     thread::sleep(ms(1000));
-    // A single attempt does not join in.
+    // Single attempts send no request while another thread polls.
     for _ in 0..10 {
         assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
     }
@@ -166,7 +166,7 @@ fn of_many_waiters_one_asks() {
     );
     token.cancel();
     crew.join();
-    assert_eq!(server.dbsize(), 1, "theirs is untouched");
+    assert_eq!(server.dbsize(), 1, "the stranger keeps it");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn whoever_is_called_from_the_queue_pauses_shortly_again() {
     let second = client.spin_lock(&name);
     crew.spawn(move || drop(second.lock().unwrap()));
     crew.all_parked();
-    // Its pauses have grown by now; those of the next have not.
+    // The pauses of the first waiter have grown by now; those of its successor start short.
     let before = server.calls("evalsha");
     eventually("it has asked often", || {
         server.calls("evalsha") >= before + 8
@@ -205,7 +205,7 @@ fn median(mut of: Vec<Duration>) -> Duration {
     of[of.len() / 2]
 }
 
-/// By how much sleeps of 1, 2, 4 … 128 ms that nothing cuts short would miss a deadline.
+/// How late a wait would end if its pauses of 1, 2, 4 … 128 ms were never shortened.
 fn uncut(wait: Duration) -> Duration {
     let (mut slept, mut pause) = (Duration::ZERO, ms(1));
     while slept < wait {
@@ -215,7 +215,7 @@ fn uncut(wait: Duration) -> Duration {
     slept - wait
 }
 
-/// What should be quick has to be so in one of a few rounds: a busy machine only makes things slower.
+/// At least one of a few rounds must be faster than `limit`, since a busy machine only makes rounds slower.
 #[track_caller]
 fn soon(limit: Duration, mut round: impl FnMut() -> Duration) {
     let mut took = Vec::new();
@@ -228,7 +228,6 @@ fn soon(limit: Duration, mut round: impl FnMut() -> Duration) {
     panic!("{took:?}, not {limit:?}");
 }
 
-// C1, Q8
 timed!(deadlines_are_met_and_never_anticipated);
 fn deadlines_are_met_and_never_anticipated() {
     const TRIES: u64 = 300;
@@ -276,7 +275,7 @@ fn deadlines_are_met_and_never_anticipated() {
     });
 }
 
-/// As many names, held by somebody else for as long.
+/// Creates this many names that somebody else holds with this lease.
 fn held_names(server: &Server, names: usize, lease_ms: u64) -> Vec<String> {
     let names: Vec<_> = (0..names).map(|_| unique("held")).collect();
     for name in &names {
@@ -291,7 +290,7 @@ fn the_holders_lease_cuts_a_pause_short() {
     let server = Server::start();
     let client = open(&server);
     warm(&client);
-    // Uncut they would come 56 ms late in the mean.
+    // Without shortened pauses the grants would come 56 ms late on average.
     soon(ms(20), || {
         let late = scoped(|scope| {
             let waits: Vec<_> = (0..20)
@@ -314,7 +313,7 @@ fn the_holders_lease_cuts_a_pause_short() {
     });
 }
 
-/// Waiters of as many locks, whose pauses have grown to their longest.
+/// Waiters for twenty locks, whose pauses have grown to the longest.
 fn pausing(
     server: &Server,
     client: &Client,
@@ -338,7 +337,7 @@ fn pausing(
     (crew, errors)
 }
 
-/// Below what the longest of twenty pauses of 96 to 128 ms has left in nearly every case.
+/// Less than the rest of the longest of twenty pauses of 96 to 128 ms, in nearly every case.
 const AT_ONCE: Duration = ms(50);
 
 timed!(a_cancel_ends_a_pause_at_once);
@@ -380,7 +379,6 @@ fn closing_ends_a_pause_at_once() {
 // Many names, many threads
 // ---------------------------------------------------------------------------------------------------------------------
 
-// P1
 #[test]
 fn five_thousand_names_at_once_need_no_subscription() {
     const NAMES: usize = 5000;
@@ -403,7 +401,7 @@ fn five_thousand_names_at_once_need_no_subscription() {
         0
     );
     assert!(nobody_listens(&server));
-    // Of each client one for commands and one for renewals.
+    // Each client has a connection for commands and one for renewals.
     assert!(server.clients_named("").len() <= 4);
     drop(guards);
     crew.join();
@@ -426,7 +424,7 @@ fn those_that_wait_for_a_message_find_out_by_asking() {
     guard.unlock().unwrap();
     crew.join();
     assert_eq!(theirs.stats().missed_messages, 1, "{:?}", theirs.stats());
-    // The other way round it is the spin lock that asks anyway.
+    // The reverse: a spin lock polls anyway.
     let guard = theirs.reentrant_lock(&name).lock().unwrap();
     let mut crew = Crew::new();
     let lock = ours.spin_lock(&name);
@@ -449,7 +447,7 @@ fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
     let begun = Instant::now();
     while held_back() < 20 {
         let (before, asked) = (held_back(), Instant::now());
-        // A single attempt, too.
+        // Half of the calls are single attempts, which pause as well.
         let guard = if before < 10 {
             lock.try_lock().unwrap().unwrap()
         } else {
@@ -464,7 +462,7 @@ fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
     assert!(u128::from(held_back()) <= 1 + tenures, "{}", held_back());
 }
 
-/// How long another process waits, turn by turn, for a lock that threads of one process want all the time.
+/// The times that another process waits, turn by turn, for a lock that threads of one process want all the time.
 fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
@@ -513,7 +511,7 @@ fn nobody_who_waits_without_listening_is_taken_for_absent() {
     let config = Config::new(server.url()).tenure(ms(60));
     let client = Client::open(config).unwrap();
     let (lock, begun) = (client.spin_lock(unique("absent")), Instant::now());
-    // A pause of this thread may end a tenure as well; then it takes more of them.
+    // A suspension of this thread may end a tenure as well; then more tenures pass.
     while client.stats().yields < 5 {
         drop(lock.lock().unwrap());
         assert!(begun.elapsed() < loosely(LONG), "{:?}", client.stats());

@@ -1,4 +1,4 @@
-//! Locks of any clients as one: members on several servers, and what becomes of the others if one of them fails.
+//! Locks of any clients as one: members on several servers, and the fate of the other members when one of them fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -19,7 +19,7 @@ use crate::support::{
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// `N` servers with a client each that knows its server already.
+/// `N` servers, each with a client that has already used it.
 fn some<const N: usize>() -> [(Server, Client); N] {
     [(); N].map(|()| {
         let server = Server::start();
@@ -29,13 +29,13 @@ fn some<const N: usize>() -> [(Server, Client); N] {
     })
 }
 
-/// One plain lock of each client, under the same name.
+/// A plain lock of each client, all with the same name.
 fn one_each<'a>(clients: impl IntoIterator<Item = &'a Client>, name: &str) -> MultiLock {
     let member = |client: &Client| Box::new(client.reentrant_lock(name)) as Box<dyn Lock>;
     MultiLock::new(clients.into_iter().map(member).collect())
 }
 
-/// Who failed, and that each of them was out of reach.
+/// The names of the members that failed, all of them because their server was unreachable.
 #[track_caller]
 fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
     match result {
@@ -46,7 +46,7 @@ fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
             };
             failures.into_iter().map(name).collect()
         }
-        other => panic!("nobody failed: {other:?}"),
+        other => panic!("no failed members: {other:?}"),
     }
 }
 
@@ -56,7 +56,7 @@ fn config_fault<T: std::fmt::Debug>(result: &Result<T>) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it is made of
+// Members
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
@@ -96,7 +96,7 @@ fn locks_of_several_kinds_and_servers_are_held_as_one() {
     assert!(others[1].fenced_lock(b).try_lock().unwrap().is_none());
     guard.unlock().unwrap();
     assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
-    // Forcing takes each from whoever has it.
+    // A forced release takes every member from its holder.
     assert!(!lock.force_unlock().unwrap());
     let guard = lock.lock().unwrap();
     assert!(lock.force_unlock().unwrap());
@@ -166,7 +166,7 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
             config_fault(&verdict);
         }
         assert_eq!(lock.hold_count(), 0);
-        // What is set later does not mend it.
+        // Settings that are added later do not make it valid.
         config_fault(&lock.clone().lease(LONG).lock());
     }
     let unnamed = MultiLock::new(vec![Box::new(two.mutex(name)), Box::new(one.mutex(""))]);
@@ -198,7 +198,7 @@ fn the_same_lock_twice_is_one_and_other_keys_are_others() {
     assert_eq!(guard.owner().split(", ").count(), 2);
     assert_eq!(here.ask::<u64>(&["HLEN", name]), 1);
     guard.unlock().unwrap();
-    // Another prefix or database is another key.
+    // Other prefixes and other databases make other keys.
     let prefixed = Client::open(Config::new(here.url()).key_prefix("app:")).unwrap();
     let second = Client::open(format!("{}1", here.url())).unwrap();
     let apart = MultiLock::new(vec![
@@ -271,7 +271,7 @@ fn closing_the_client_of_the_member_that_is_waited_for_ends_the_wait() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// All at once
+// Several servers at the same time
 // ---------------------------------------------------------------------------------------------------------------------
 
 timed!(servers_are_asked_at_the_same_time);
@@ -298,7 +298,6 @@ fn servers_are_asked_at_the_same_time() {
     }
 }
 
-// M1
 timed!(a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again);
 fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again() {
     let servers: [_; 3] = some();
@@ -309,7 +308,7 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
             .map(|((_, client), name)| Box::new(client.mutex(name)) as Box<dyn Lock>)
             .collect(),
     );
-    // Each of them is the first once.
+    // Each server is frozen once.
     for (frozen, (ill, _)) in servers.iter().enumerate() {
         let asked = servers
             .each_ref()
@@ -325,7 +324,7 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
             }
         }
         ill.thaw();
-        eventually("it has carried the question out", || {
+        eventually("it has executed the request", || {
             ill.calls("evalsha") > asked[frozen]
         });
         left(ill, &[]);
@@ -358,7 +357,7 @@ fn two_frozen_servers_cost_one_command_timeout() {
     let mut received = failed(answer);
     received.sort();
     assert_eq!(received, [names[0].clone(), names[2].clone()]);
-    // Its answer was there in time, whoever else was waited for.
+    // The reply of the second server arrived in time, so its connection stays open.
     assert_eq!(clients[1].stats().reconnects, 0);
     left(&servers[1], &[]);
     servers[0].thaw();
@@ -379,7 +378,6 @@ fn two_frozen_servers_cost_one_command_timeout() {
     }
 }
 
-// M1
 timed!(dead_members_are_told_by_their_names_and_the_others_are_free_again);
 fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
     let mut servers = [(); 3].map(|()| Server::start());
@@ -403,7 +401,7 @@ fn dead_members_are_told_by_their_names_and_the_others_are_free_again() {
     let mut received = failed(lock.try_lock());
     received.sort();
     assert_eq!(received, names[..2]);
-    let mut received = failed(in_time("nobody there", ms(150), || {
+    let mut received = failed(in_time("dead members", ms(150), || {
         lock.try_lock_for(ms(150))
     }));
     received.sort();
@@ -444,13 +442,12 @@ fn what_is_no_lock_is_told_by_its_name() {
 // Waiting
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M1, M2
 timed!(while_it_waits_for_one_member_it_holds_none);
 fn while_it_waits_for_one_member_it_holds_none() {
     let servers: [_; 3] = some();
     let others = servers.each_ref().map(|(server, _)| open(&server.url()));
     let name = unique("waits");
-    // Which are busy, and the order in which they are let go.
+    // The servers that are busy, in the order in which they become free.
     for order in [&[0][..], &[2], &[1, 0], &[0, 2], &[2, 1, 0]] {
         let mut held: Vec<_> = order
             .iter()
@@ -500,7 +497,6 @@ fn while_it_waits_for_one_member_it_holds_none() {
     }
 }
 
-// M1
 timed!(cancelling_ends_a_wait_and_a_question_and_nothing_is_left);
 fn cancelling_ends_a_wait_and_a_question_and_nothing_is_left() {
     let servers = [(); 2].map(|()| Server::start());
@@ -554,7 +550,7 @@ fn short_waits_and_single_attempts_take_no_more_than_they_may() {
         let answer = in_time("a short wait", limit, || lock.try_lock_for(limit));
         assert!(answer.unwrap().is_none());
         assert!(begun.elapsed() >= limit);
-        // Too short for an answer, or for a pause after it.
+        // Limits that are too short for a reply, or for a pause after it.
         for limit in [Duration::from_nanos(1), ms(1), ms(2)] {
             let answer = in_time("hardly a wait", limit, || lock.try_lock_for(limit));
             let fair = matches!(answer, Ok(None) | Err(Error::Members { .. }));
@@ -564,7 +560,6 @@ fn short_waits_and_single_attempts_take_no_more_than_they_may() {
         busy.cli(&["DEL", &name]);
         left(&here, &[]);
         left(&there, &[]);
-        // M3
         assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_some());
     }
 }
@@ -593,7 +588,7 @@ fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
     drop(again);
     left(&here, &[]);
     left(&there, &[]);
-    // Whatever the place of the one that cannot be taken again, the other keeps the count it had.
+    // Wherever the mutex stands among the members, the other member keeps its count.
     for first in [true, false] {
         let lock: MultiLock = if first {
             MultiLock::new(vec![
@@ -620,7 +615,7 @@ fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
         assert!(guard.is_valid() && guard.hold_count() == 1);
         guard.unlock().unwrap();
         assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
-        // A member that is held alone is no different; the other one is given back.
+        // A member that is held on its own fails in the same way, and the other one is released.
         let alone = two.mutex(b).lock().unwrap();
         if !first {
             assert!(matches!(lock.lock(), Err(Error::WouldDeadlock { .. })));
@@ -659,10 +654,10 @@ fn losing_one_member_is_losing_all() {
         assert!(guard.name().starts_with(&loss.name) && guard.owner().contains(&loss.owner));
         assert!(!guard.is_valid() && guard.hold_count() == 0);
     }
-    // The other member of the third is lost too, and that is not reported again.
+    // When the third guard also loses its other member, the loss is not reported again.
     assert!(clients[1].fair_lock(c).force_unlock().unwrap());
     assert!(twice.lost().try_recv().is_err());
-    // The members that are not lost are given back with the guard.
+    // The members that were not lost are released together with the guard.
     assert!(servers[0].exists(a) && servers[1].exists(b));
     let unlocked = gone.unlock();
     let received =
@@ -676,14 +671,13 @@ fn losing_one_member_is_losing_all() {
     assert_eq!(failures.len(), 2);
     left(&servers[0], &[b]);
     left(&servers[1], &[]);
-    // One who asks only after the loss is notified at once.
+    // A caller that asks for the receiver after the loss is notified at once.
     let guard = set(a).lock().unwrap();
     assert!(clients[1].fair_lock(a).force_unlock().unwrap());
     assert!(guard.lost().try_recv().is_ok());
     assert!(guard.lost().try_recv().is_err());
 }
 
-// M1
 #[test]
 fn a_panic_gives_every_member_back() {
     let [(here, one), (there, two)] = some();
@@ -702,7 +696,6 @@ fn a_panic_gives_every_member_back() {
 // Many
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M2
 #[test]
 fn sets_that_overlap_on_two_servers_never_deadlock() {
     const THREADS: usize = 8;
@@ -758,7 +751,7 @@ fn sets_that_overlap_on_two_servers_never_deadlock() {
     }
 }
 
-/// What each of those who try once, at the same moment, has come to; nobody lets go before all have tried.
+/// Tries all locks once at the same moment, and releases none before all have tried; returns how many were acquired.
 fn try_together(locks: &[MultiLock]) -> usize {
     let (start, end) = (Barrier::new(locks.len()), Barrier::new(locks.len()));
     scoped(|scope| {
@@ -776,7 +769,6 @@ fn try_together(locks: &[MultiLock]) -> usize {
     })
 }
 
-// M1, M2
 #[test]
 fn of_many_who_try_free_locks_once_somebody_always_has_them() {
     const THREADS: usize = 10;
@@ -802,12 +794,12 @@ fn of_many_who_try_free_locks_once_somebody_always_has_them() {
             };
             MultiLock::new(places.iter().map(member).collect())
         };
-        // Threads of one client, and of as many clients.
+        // All threads use one client, then each its own.
         let same = vec![set(&one, &[0, 1, 2]); THREADS];
         assert_eq!(try_together(&same), 1, "one client, round {round}");
         let same: Vec<_> = own.iter().map(|clients| set(clients, &[0, 1, 2])).collect();
         assert_eq!(try_together(&same), 1, "round {round}");
-        // Any two of these overlap.
+        // Any two of these sets overlap.
         let overlapping: Vec<_> = own
             .iter()
             .enumerate()
@@ -827,19 +819,21 @@ fn a_try_asks_again_only_for_a_later_member_that_was_taken_a_moment_ago() {
     let asks = |busy: &Server, left: u64| {
         hold_by_stranger(busy, &name, left);
         let before = busy.calls("evalsha");
-        // As new, it has not been refused yet.
+        // A new set has not been refused yet, so it tries all members.
         assert!(one_each([&one, &two], &name).try_lock().unwrap().is_none());
         let asks = busy.calls("evalsha") - before;
         busy.cli(&["DEL", &name]);
-        eventually("the other is given back", || {
+        eventually("the other is released", || {
             here.dbsize() + there.dbsize() == 0
         });
         asks
     };
-    // Half of the lease is over.
+    // Half of the holder's lease is over, so it did not take the lock just now.
     assert_eq!([&here, &there].map(|busy| asks(busy, 30_000)), [1, 1]);
-    // One of the two is the first, and then nobody has a claim on the other. On a busy machine the moment may be over.
-    eventually("it is asked for again", || {
+    // With a full lease the busy member looks newly taken. If it is the later one in the order, its holder may be a
+    // rival that still lacks the first and gives way soon, so it is asked for again. If it is the first, no rival has
+    // to give way. On a busy machine the lease may look older.
+    eventually("it is asked again", || {
         let mut asks = [&here, &there].map(|busy| asks(busy, 60_000));
         asks.sort_unstable();
         assert_eq!(asks[0], 1);
@@ -851,7 +845,7 @@ timed!(after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member);
 fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
     const TURNS: usize = 12;
     let servers: [_; 2] = some();
-    // Each hold is a turn.
+    // A tenure of zero makes each hold a turn.
     let ours = servers.each_ref().map(|(server, _)| {
         Client::open(Config::new(server.url()).lease(LONG).tenure(Duration::ZERO)).unwrap()
     });
@@ -869,7 +863,7 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
                 sender.send(()).unwrap();
                 guard.unlock().unwrap();
             });
-            eventually("it listens", || other.stats().subscriptions == 1);
+            eventually("it waits", || other.stats().subscriptions == 1);
             crew.all_parked();
             drop(guard);
             drop(set.lock().unwrap());
@@ -882,7 +876,8 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
     }
 }
 
-// Whether namesakes are on different servers has to be known first. That takes no time of its own, and can be cancelled.
+// Before members of the same name are locked, the client must know whether they are on different servers. That question
+// takes no extra time, and can be cancelled.
 timed!(a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock);
 fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     let servers = [Server::start(), Server::start()];
@@ -898,7 +893,7 @@ fn a_server_that_does_not_say_who_it_is_is_waited_for_no_longer_than_a_lock() {
     });
     let lock = MultiLock::new(members.collect());
     let failed = failed(in_time("try_lock", response, || lock.try_lock()));
-    assert_eq!(failed, names, "those of the one that is silent");
+    assert_eq!(failed, names, "the members of the silent server");
 
     proxy.pass();
     let there = Client::open(Config::new(proxy.url()).command_timeout(LONG)).unwrap();

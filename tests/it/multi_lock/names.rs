@@ -1,4 +1,4 @@
-//! Several names of one client as one lock: all of them or none, whatever happens on the way.
+//! Several names of one client as one lock: all of them are held or none, whatever goes wrong.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,19 +15,19 @@ use crate::support::{
     eventually, hold_by_stranger, loosely, lua, ms, scoped, subscribed, timed, unique,
 };
 
-/// Long enough for an answer of Redis.
+/// Long enough for a reply of Redis.
 const SHORT_WAIT: Duration = ms(150);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Helpers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Three names, in their order.
+/// Three names, in sorted order.
 fn three() -> [String; 3] {
     ["a", "b", "c"].map(unique)
 }
 
-/// Each of the names is held so many times, by its owner of the guard.
+/// Asserts that each name is held `count` times, by its owner in the guard.
 #[track_caller]
 fn held_by(server: &Server, names: &[String], guard: &MultiLockGuard, count: u32) {
     for (name, owner) in names.iter().zip(guard.owner().split(", ")) {
@@ -36,7 +36,8 @@ fn held_by(server: &Server, names: &[String], guard: &MultiLockGuard, count: u32
     }
 }
 
-/// A thread that takes the lock, tells of it, and keeps it until it is told to let it go, or its teller is gone.
+/// A thread that takes a lock, reports the grant, and keeps the lock until [`leaves`](Self::leaves) or until this is
+/// dropped.
 struct Other {
     granted: Receiver<()>,
     go: crossbeam_channel::Sender<()>,
@@ -74,10 +75,9 @@ fn lost<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What it is made of
+// Names
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M2
 #[test]
 fn names_are_a_set() {
     let server = Server::start();
@@ -90,7 +90,7 @@ fn names_are_a_set() {
     assert_eq!(guard.name(), lock.name());
     left(&server, &[a, b, c]);
     held_by(&server, &names, &guard, 1);
-    // The same names, so that it is one more hold of each and costs nothing.
+    // A lock over the same names adds a hold of each, without any request.
     let (same, commands) = (client.multi_lock([b, c, a]), client.stats().commands);
     assert!(same.is_owned_by_current_thread());
     let again = same.lock().unwrap();
@@ -102,14 +102,14 @@ fn names_are_a_set() {
     left(&server, &[]);
 }
 
-// M1
 #[test]
 fn however_many_names_they_are_one_write_each_way() {
     let server = Server::start();
     let client = open(&server.url());
-    // The connection for renewals is made a moment after the first hold, and its greeting is read, too.
+    // The connection for renewals opens shortly after the first hold, and its greeting counts as a read, so wait for
+    // it.
     let guard = client.multi_lock(["warm", "up"]).lock().unwrap();
-    eventually("all connections are made", || {
+    eventually("all connections are open", || {
         !server.clients_named("watchdog").is_empty()
     });
     guard.unlock().unwrap();
@@ -120,7 +120,7 @@ fn however_many_names_they_are_one_write_each_way() {
             .find_map(|line| line.strip_prefix("total_reads_processed:"));
         line.unwrap().parse().unwrap()
     };
-    // As many as fit into what the server reads at once, some 16 kB.
+    // Up to the number of names whose requests fit into a single read of the server, about 16 kB.
     for n in [1, 2, 20, 80] {
         let names: Vec<_> = (0..n).map(|_| unique("n")).collect();
         let lock = client.multi_lock(&names);
@@ -192,7 +192,7 @@ fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     drop(again);
     guard.unlock().unwrap();
     left(&server, &[]);
-    // Nothing is held while one is waited for.
+    // No member is held while the caller waits for one of them.
     let busy = other.mutex(b).lock().unwrap();
     assert!(lock.try_lock().unwrap().is_none());
     assert!(lock.try_lock_for(SHORT_WAIT).unwrap().is_none());
@@ -241,12 +241,12 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
 // Exclusion
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Every other lock that has the key of a name: what it says to a single attempt, kept until dropped.
+/// The result of a single attempt by every other kind of lock on the key of `name`; the guards are kept.
 fn others(client: &Client, name: &str) -> Vec<(&'static str, Option<Box<dyn std::any::Any>>)> {
     fn kept<G: 'static>(guard: Result<Option<G>>) -> Option<Box<dyn std::any::Any>> {
         guard.unwrap().map(|guard| Box::new(guard) as _)
     }
-    // One at a time, or they would keep each other out.
+    // Stop at the first success, since the kinds exclude each other.
     let mut all: Vec<(&'static str, Option<Box<dyn std::any::Any>>)> = Vec::new();
     let mut one = |kind, guard: Option<Box<dyn std::any::Any>>| {
         let kept = guard.is_some();
@@ -272,7 +272,7 @@ fn a_set_keeps_every_lock_of_its_names_out() {
         for (kind, taken) in others(&other, name) {
             assert!(taken.is_none(), "{kind} took {name}");
         }
-        // The same client is no exception, whatever the thread.
+        // The holding client is no exception, in whatever thread.
         assert!(elsewhere(|| others(&client, name)
             .iter()
             .all(|(_, taken)| taken.is_none())));
@@ -281,7 +281,6 @@ fn a_set_keeps_every_lock_of_its_names_out() {
     assert!(others(&other, &names[1])[0].1.is_some());
 }
 
-// M1
 timed!(every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken);
 fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
     let server = Server::start();
@@ -321,7 +320,6 @@ fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
     });
 }
 
-// M2
 #[test]
 fn overlapping_sets_of_one_process_keep_each_other_out() {
     const NAMES: usize = 5;
@@ -335,7 +333,7 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
             let (client, names, inside, rounds) = (&client, &names, &inside, &rounds);
             scope.spawn(move || {
                 for round in 0..25 {
-                    // Two or three neighbours of the ring, now from one end and now from the other.
+                    // Two or three neighbours in a ring, in alternating directions.
                     let mut set: Vec<_> = (0..2 + round % 2)
                         .map(|next| (worker + round + next) % NAMES)
                         .collect();
@@ -369,7 +367,6 @@ fn overlapping_sets_of_one_process_keep_each_other_out() {
 // All or nothing
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M1, M3
 timed!(whoever_comes_away_without_the_set_has_none_of_it);
 fn whoever_comes_away_without_the_set_has_none_of_it() {
     let server = Server::start();
@@ -397,7 +394,7 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
         left(&server, &[name]);
         assert_eq!(server.hgetall(name), [(STRANGER.into(), "1".into())]);
 
-        // What is no lock is nobody's to wait for, and is left alone.
+        // A key that is no lock is an error instead of a wait, and stays unchanged.
         for make in [
             &["SET", name, "text"][..],
             &["HSET", name, "mode", "read"],
@@ -420,14 +417,13 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
         assert!(matches!(lock.is_locked(), Err(Error::WrongType { .. })));
         left(&server, &[name]);
         server.cli(&["DEL", name]);
-        // M3: a single attempt at what is free succeeds, and so does a wait for no time.
+        // A single attempt at free names succeeds, and so does a wait of zero.
         assert!(lock.try_lock().unwrap().is_some());
         assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_some());
         left(&server, &[]);
     }
 }
 
-// M1
 timed!(an_acquire_of_unknown_outcome_is_undone);
 fn an_acquire_of_unknown_outcome_is_undone() {
     let server = Server::start();
@@ -439,7 +435,7 @@ fn an_acquire_of_unknown_outcome_is_undone() {
     lock.lock().unwrap().unlock().unwrap();
     for delivers in [true, false] {
         for limit in [RESPONSE / 4, LONG] {
-            // Whatever was sent with the script whole is known by its hash from now on.
+            // Load the scripts first, so that the trap recognizes the request by the script's hash.
             lock.lock().unwrap().unlock().unwrap();
             let asked = server.calls("evalsha");
             let trap = if delivers {
@@ -450,11 +446,11 @@ fn an_acquire_of_unknown_outcome_is_undone() {
             let answer = lock.try_lock_for(limit);
             assert!(trap.fired());
             if limit < RESPONSE {
-                // Too short to know more, unless this thread was kept from it.
+                // The limit is too short for a retry. If this thread was suspended, an error is possible too.
                 let nothing = matches!(answer, Ok(None) | Err(Error::Redis { .. }));
                 assert!(nothing, "{answer:?}");
             } else {
-                // Asked again under another number, and the first question is undone.
+                // The retry uses another owner, and the grant of the first request is undone.
                 let guard = answer.unwrap().unwrap();
                 eventually("only that is left", || {
                     names.iter().all(|name| server.hgetall(name).len() == 1)
@@ -463,12 +459,12 @@ fn an_acquire_of_unknown_outcome_is_undone() {
                 drop(guard);
             }
             if delivers {
-                eventually("it was carried out", || server.calls("evalsha") > asked);
+                eventually("it was executed", || server.calls("evalsha") > asked);
             }
             left(&server, &[]);
         }
     }
-    // Cut while the answer is on its way: the next one asks under another number, and the first is undone.
+    // The connection is cut while the reply is on its way: the retry uses another owner, and the first grant is undone.
     lock.lock().unwrap().unlock().unwrap();
     proxy.set(Target::Link, Mode::Delay(RESPONSE / 2));
     scoped(|scope| {
@@ -484,7 +480,6 @@ fn an_acquire_of_unknown_outcome_is_undone() {
     left(&server, &[]);
 }
 
-// M1
 #[test]
 fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
     let server = Server::start();
@@ -501,7 +496,7 @@ fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
     server.cli(&["SCRIPT", "FLUSH"]);
     guard.unlock().unwrap();
     left(&server, &[]);
-    // The reply to the release is lost, and asked for again.
+    // The reply to the release is lost, so the client sends the request again.
     let guard = lock.lock().unwrap();
     let trap = proxy.swallow_reply_to(sha(lua::LOCK_RELEASE));
     drop(guard);
@@ -512,7 +507,6 @@ fn a_cut_connection_or_forgotten_scripts_do_not_keep_a_set() {
     left(&server, &[]);
 }
 
-// M1
 #[test]
 fn closing_gives_back_what_is_held_and_ends_what_waits() {
     let server = Server::start();
@@ -530,7 +524,7 @@ fn closing_gives_back_what_is_held_and_ends_what_waits() {
                 .map(drop)
         });
         let parts = scope.spawn(|| client.multi_lock([&more, "e"]).try_lock_for(LONG).map(drop));
-        // The others wait for a name that this process has itself.
+        // Only one thread subscribes, since the others wait for names that this process holds itself.
         subscribed(&server, 1);
         client.close(LONG).unwrap();
         for ended in [behind, waits, parts] {
@@ -552,7 +546,6 @@ fn closing_gives_back_what_is_held_and_ends_what_waits() {
 // Waiting
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M1, M2
 timed!(while_it_waits_it_holds_nothing);
 fn while_it_waits_it_holds_nothing() {
     let server = Server::start();
@@ -573,7 +566,7 @@ fn while_it_waits_it_holds_nothing() {
             let rest = names.iter().enumerate().filter(|(n, _)| *n != place);
             for (_, name) in rest {
                 let taken = other.reentrant_lock(name).try_lock().unwrap();
-                taken.expect("nobody has it").unlock().unwrap();
+                taken.expect("a free name").unlock().unwrap();
             }
         }
         assert!(waits.granted.is_empty());
@@ -596,7 +589,7 @@ timed!(it_is_woken_by_one_busy_name_after_another);
 fn it_is_woken_by_one_busy_name_after_another() {
     let server = Server::start();
     let (client, holder) = (open(&server.url()), open(&server.url()));
-    // Which are let go, one after another.
+    // The orders in which the names become free.
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let names = three();
         let mut held: Vec<_> = names
@@ -607,7 +600,7 @@ fn it_is_woken_by_one_busy_name_after_another() {
         let waits = Other::takes(move || lock.lock());
         for (gone, place) in order.into_iter().enumerate() {
             subscribed(&server, 1);
-            // It listens to the first that is busy.
+            // The waiter subscribes to the first busy name.
             let first = names.iter().zip(&held).find(|(_, held)| held.is_some());
             let channel = format!("redisson_lock__channel:{{{}}}", first.unwrap().0);
             eventually("it listens to the first busy one", || {
@@ -629,7 +622,7 @@ fn it_is_woken_by_one_busy_name_after_another() {
     left(&server, &[]);
 }
 
-// One becomes busy while another is waited for.
+// A second name becomes busy while the waiter waits for the first.
 timed!(a_name_taken_meanwhile_is_waited_for_next);
 fn a_name_taken_meanwhile_is_waited_for_next() {
     let server = Server::start();
@@ -644,7 +637,7 @@ fn a_name_taken_meanwhile_is_waited_for_next() {
         let taken = holder.reentrant_lock(&names[then]).try_lock().unwrap();
         drop(busy);
         let channel = format!("redisson_lock__channel:{{{}}}", names[then]);
-        eventually("it listens to the other one", || {
+        eventually("it listens to the other", || {
             server.channels() == [channel.clone()]
         });
         waits.crew.all_parked();
@@ -693,7 +686,6 @@ fn its_release_wakes_whoever_waits_for_one_of_its_names() {
     left(&server, &[&format!("redisson_lock_token:{{{}}}", names[1])]);
 }
 
-// M3
 #[test]
 fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
     let server = Server::start();
@@ -715,7 +707,7 @@ fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
         would_deadlock(lock.try_lock_for(LONG).map(drop));
         would_deadlock(lock.lock().map(drop));
         assert!(!server.exists(&names[1]));
-        // To another thread it is busy.
+        // For another thread the name is busy.
         assert!(elsewhere(|| lock.try_lock().unwrap().is_none()));
         drop(held);
         assert!(lock.try_lock_for(LONG).unwrap().is_some());
@@ -778,7 +770,7 @@ fn forcing_takes_every_name_from_whoever_holds_it() {
     left(&server, &names.each_ref());
     waits.leaves();
     left(&server, &[]);
-    // One of them held is enough, and all are free then.
+    // A single held name is enough for a result of true, and all names are free afterwards.
     hold_by_stranger(&server, &names[1], 60_000);
     assert!(lock.force_unlock().unwrap());
     left(&server, &[]);

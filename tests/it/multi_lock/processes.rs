@@ -1,4 +1,4 @@
-//! Multi-locks between processes: sets that overlap, named in any order.
+//! Multi-locks in several processes: sets that overlap, named in any order.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::support::{
 
 const NAMES: usize = 6;
 
-/// The second database, in which nobody locks.
+/// The second database, which contains no locks.
 fn aside(url: &str) -> Connection {
     connection_to(&format!("{url}1"))
 }
@@ -55,7 +55,7 @@ fn part_that_takes_sets() {
             add(&mut con, &format!("inside:{n}"), -1);
         }
         rounds += 1;
-        // Now and then waiting for the answer.
+        // Every second release waits for the reply; the others are drops.
         if rounds % 2 == 0 {
             guard.unlock().unwrap();
         }
@@ -65,7 +65,6 @@ fn part_that_takes_sets() {
     say(&format!("sums {rounds} {longest} {}", taken.join(" ")));
 }
 
-// M2
 #[test]
 fn processes_with_overlapping_sets_never_deadlock() {
     const PROCESSES: usize = 8;
@@ -88,14 +87,14 @@ fn processes_with_overlapping_sets_never_deadlock() {
         let [rounds, longest, its @ ..] = &*sums else {
             panic!("{said}");
         };
-        // Nobody has a claim to be next, but everybody gets on.
+        // No process is guaranteed to be next, but every process makes progress.
         assert!(*rounds > 0 && *longest < 10_000_000, "{said}");
         for (sum, n) in taken.iter_mut().zip(its) {
             *sum += n;
         }
         process.ends();
     }
-    // Nobody was ever inside with another.
+    // No two holders were ever inside at the same time.
     for (n, taken) in taken.into_iter().enumerate() {
         assert_eq!(add(&mut con, &format!("counter:{n}"), 0), taken);
         assert_eq!(add(&mut con, &format!("inside:{n}"), 0), 0);

@@ -1,11 +1,11 @@
-//! Whether a server is fit for locks, and what a user may do there.
+//! `check`: whether a server is fit for locks, and which rights a user lacks.
 
 use redlatch::{Client, Config, Report, Severity};
 
 use crate::support::rights::{OPERATIONS, acl_line};
 use crate::support::{Server, deployment, open, settings_as, timed};
 
-/// The texts of the findings that matter as much.
+/// The texts of the findings with this severity.
 fn texts(report: &Report, severity: Severity) -> Vec<String> {
     let findings = report.findings.iter();
     let its = findings.filter(|finding| finding.severity == severity);
@@ -30,7 +30,7 @@ fn a_server_as_it_comes_is_fit() {
 timed!(with_the_rights_of_the_guide_nothing_is_a_problem);
 fn with_the_rights_of_the_guide_nothing_is_a_problem() {
     if deployment() == crate::support::Deployment::Cluster {
-        return; // it needs some more
+        return; // in a cluster a user needs further rights
     }
     let server = Server::start();
     server.cli(&acl_line(OPERATIONS, "locker"));
@@ -57,7 +57,7 @@ fn each_right_that_is_missing_is_named_with_what_it_is_for() {
         "&redisson_lock__channel:*",
         "+@all",
     ];
-    // Once the user may be asked about, and once each command has to be tried.
+    // First the user may query its own rights; then it may not, and `check` has to try each command.
     for without in [&["-hset", "-zadd"][..], &["-hset", "-zadd", "-acl"]] {
         server.cli(&["ACL", "DELUSER", "guest"]);
         server.cli(&[&line[..], without].concat());
@@ -88,7 +88,7 @@ fn each_right_that_is_missing_is_named_with_what_it_is_for() {
     }
 }
 
-/// Expects a problem, and advice.
+/// Checks that the report contains this problem with this advice.
 #[track_caller]
 fn is_a_problem(server: &Server, what: &str, advice: &str) {
     let client = Client::open(Config::new(server.url()).lazy()).unwrap();
@@ -113,7 +113,7 @@ fn a_server_on_which_nothing_can_be_locked_is_a_problem() {
     server.cli(&["SET", "filling", &"x".repeat(100_000)]);
     server.cli(&["CONFIG", "SET", "maxmemory", "1000"]);
     is_a_problem(&server, "OOM", "maxmemory");
-    // Without these, locks work all the same.
+    // Locks work without these commands.
     for command in ["PUBLISH", "SUBSCRIBE", "INFO"] {
         let server = Server::start_with(&["--rename-command", command, ""]);
         let client = Client::open(Config::new(server.url())).unwrap();
@@ -130,7 +130,7 @@ fn a_server_on_which_nothing_can_be_locked_is_a_problem() {
 timed!(a_login_that_is_rejected_is_a_finding);
 fn a_login_that_is_rejected_is_a_finding() {
     if deployment() == crate::support::Deployment::Cluster {
-        return; // where no client opens without it
+        return; // in a cluster no client opens without a login
     }
     let server = Server::start();
     let config = settings_as(&server, "nobody:wrong@", "").lazy();

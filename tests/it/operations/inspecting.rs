@@ -1,4 +1,4 @@
-//! Who holds a lock, and who waits for it.
+//! `inspect`: who holds a lock, and who waits for it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::{
     Crew, Server, deployment, eventually, ms, open, settings, subscribed, timed, unique,
 };
 
-/// What there is under a name.
+/// Inspects a name.
 #[track_caller]
 fn look(client: &Client, name: &str) -> LockInfo {
     let info = client.inspect(name).unwrap();
@@ -17,7 +17,7 @@ fn look(client: &Client, name: &str) -> LockInfo {
     info
 }
 
-/// The owner of the only hold.
+/// Checks that `owner` has the only hold.
 #[track_caller]
 fn held_by(info: &LockInfo, kind: LockKind, owner: &str) {
     assert_eq!(info.kind, kind, "{info}");
@@ -71,7 +71,7 @@ fn each_kind_of_lock_says_who_holds_it_and_in_which_process() {
     let reentrant = client.reentrant_lock(&name);
     let (_one, _two) = (reentrant.lock().unwrap(), reentrant.lock().unwrap());
     eventually("the count is there", || {
-        // With the next renewal.
+        // The next renewal writes the count.
         look(&other, &name).holders[0].count >= 1
     });
     drop((_one, _two));
@@ -188,7 +188,7 @@ timed!(owners_of_others_are_shown_as_they_are);
 fn owners_of_others_are_shown_as_they_are() {
     let server = Server::start();
     let client = open(&server);
-    // What a Redisson client writes whose thread has locked twice.
+    // The fields that Redisson writes for a thread with two holds.
     let (name, java) = (unique("java"), "a7b6e3c2-1111-4222-8333-444455556666:37");
     server.cli(&["HSET", &name, java, "2"]);
     server.cli(&["PEXPIRE", &name, "30000"]);
@@ -199,7 +199,7 @@ fn owners_of_others_are_shown_as_they_are() {
         (&*holder.owner, holder.count, &holder.process),
         (java, 2, &None)
     );
-    // It may be gone without an end to its hold.
+    // A lock without an expiry has no remaining lease.
     server.cli(&["PERSIST", &name]);
     assert_eq!(look(&client, &name).holders[0].lease_left, None);
     for (name, command) in [
@@ -217,7 +217,7 @@ fn owners_of_others_are_shown_as_they_are() {
             "{wrong}"
         );
     }
-    // Nothing was changed.
+    // `inspect` has changed nothing.
     assert_eq!(server.dbsize(), 5);
 }
 
@@ -294,7 +294,7 @@ fn each_master_of_a_red_lock_is_asked() {
         assert!(at.ends_with(&server.port().to_string()), "{at}");
         let info = info.as_ref().unwrap();
         held_by(info, LockKind::Lock, guard.owner());
-        // Its client is connected to one of them.
+        // This process is connected to each of the masters.
         assert_eq!(
             info.holders[0].process.as_ref().unwrap().pid,
             std::process::id()
@@ -313,7 +313,7 @@ fn all_holds_of_an_owner_are_taken_and_nobody_elses() {
     let server = Server::start();
     let [client, other] = [open(&server), open(&server)];
     let name = unique("both");
-    // A thread of Redisson's has one owner for both.
+    // A Redisson thread that writes and reads has the same owner for both holds.
     let (owner, lock) = (
         "a7b6e3c2-1111-4222-8333-444455556666:37",
         client.rw_lock(&name),

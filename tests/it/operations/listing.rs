@@ -1,4 +1,4 @@
-//! Which locks there are.
+//! `locks`: which locks there are.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use redlatch::{Client, LockKind};
 use crate::support::cluster::Cluster;
 use crate::support::{Server, open, scoped, settings, timed, unique};
 
-/// What is listed, by name.
+/// The kind and the number of holders of each listed lock, by name.
 #[track_caller]
 fn list(client: &Client, pattern: &str) -> BTreeMap<String, (LockKind, u64)> {
     let listed = client.locks(pattern).map(|lock| {
@@ -36,7 +36,8 @@ fn what_is_held_is_listed_and_nothing_else() {
     let semaphore = client.expirable_semaphore(&e);
     semaphore.try_set_permits(3).unwrap();
     let five = semaphore.acquire_many(2).unwrap();
-    // Of another prefix, one that a pattern would match, and what is no lock.
+    // None of these may be listed: a lock with another prefix, which the prefix would match as a pattern, and two keys
+    // that are no locks.
     let other = Client::open(settings(&server).key_prefix("shop:")).unwrap();
     let six = other.mutex(&a).lock().unwrap();
     server.cli(&["HSET", &format!("sh*p:{hash}"), "a", "1"]);
@@ -89,7 +90,7 @@ fn every_name_is_listed_whatever_braces_it_has() {
             }
             macro_rules! listed {
                 ($take:expr, $kind:ident) => {
-                    // In a cluster some names have no slot of their own.
+                    // In a cluster, names of some kinds have no slot of their own.
                     if let Ok(held) = $take {
                         taken += 1;
                         let expected = BTreeMap::from([(name.to_owned(), (LockKind::$kind, 1))]);
@@ -117,7 +118,7 @@ fn every_name_is_listed_whatever_braces_it_has() {
         }
     }
     assert!(taken > 400, "{taken}");
-    // The permits of these two are at the same place.
+    // The permits of these two names are stored in the same keys.
     let client = open(&server);
     let both = ["s", "{s}"].map(|name| {
         client.expirable_semaphore(name).try_set_permits(2).unwrap();
@@ -138,7 +139,7 @@ fn a_large_keyspace_is_gone_through_in_steps() {
     let client = open(&server);
     let mut fill = redis::pipe();
     for n in 0..STRANGERS {
-        // In a cluster all are at one node.
+        // In a cluster all of these keys are on the same node.
         fill.cmd("SET")
             .arg(format!("{{other}}:{n}"))
             .arg(n)
@@ -173,7 +174,7 @@ fn every_master_of_a_cluster_is_gone_through() {
     let listed = list(&other, "at*");
     assert_eq!(listed.len(), 3, "{listed:?}");
     for (name, guard) in names.iter().zip(&guards) {
-        // The client that asks may not have met that master.
+        // The client that asks may have no connection to that master so far.
         let info = other.inspect(name).unwrap();
         assert_eq!(info.holders[0].owner, guard.owner());
         assert_eq!(
@@ -202,7 +203,7 @@ fn a_name_that_has_moved_is_asked_about_where_it_is() {
     let name = cluster.name_at(0, "moves");
     assert_eq!(other.inspect(&name).unwrap().held, 0);
     let guard = client.mutex(&name).lock().unwrap();
-    // On its way the slot answers nobody who asks for several keys.
+    // While its slot moves, a request for several keys gets no answer from either node.
     scoped(|scope| {
         let mut asked = None;
         let begin = || asked = Some(scope.spawn(|| other.inspect(&name)));

@@ -1,4 +1,4 @@
-//! What people ask: who holds a lock, which locks there are, and whether a server is fit for them.
+//! Inspecting, listing and checking: who holds a lock, which locks there are, and whether a server is fit for them.
 
 mod checking;
 mod inspecting;

@@ -1,4 +1,4 @@
-//! What an observer hears, and when.
+//! Which events an observer receives, and when.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::support::{
     scoped, settings, settings_by, subscribed, timed, unique,
 };
 
-/// One thing that was heard: what, of which name and kind, and what else.
+/// An event: what happened, name, kind, and details.
 type Event = (&'static str, String, &'static str, String);
 
 #[derive(Clone, Default)]
@@ -34,7 +34,7 @@ impl Ears {
         heard.iter().map(|(_, event)| event.clone()).collect()
     }
 
-    /// Takes what was heard of locks, all of it on this thread: what, of which kind, and what else.
+    /// Takes the events about locks, all of which must have come on this thread: what happened, kind, and details.
     #[track_caller]
     fn take_own(&self) -> Vec<(&'static str, &'static str, String)> {
         let heard = std::mem::take(&mut *self.0.lock().unwrap());
@@ -128,7 +128,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
     slots.try_set_permits(2).unwrap();
     slots.acquire().unwrap().release().unwrap();
     assert_eq!(ears.take_own(), both("permits"));
-    // Of several each is heard of, and nothing of what was tried in between.
+    // Each member of a multi-lock has its events; attempts in between have none.
     let names = [unique("one"), unique("two")];
     drop(client.multi_lock(&names).lock().unwrap());
     let heard = ears.take_own();
@@ -146,7 +146,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
             .count(),
         2
     );
-    // A thread that has it already; the hold ends with the last of its guards.
+    // A further hold of the same thread has no events; the hold ends with its last guard.
     let lock = client.reentrant_lock(unique("r"));
     let (one, two) = (lock.lock().unwrap(), lock.lock().unwrap());
     thread::sleep(ms(30));
@@ -154,7 +154,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
     assert_eq!(ears.take_own(), plain([("acquired", "reentrant", "")]));
     two.unlock().unwrap();
     assert_eq!(ears.take_own(), plain([("released", "reentrant", "long")]));
-    // Permits of a call: with ids each has a holder of its own.
+    // An acquire of several permits is one hold of a semaphore; in an expirable semaphore each permit is a hold.
     drop(semaphore.try_acquire_many(1).unwrap());
     assert_eq!(ears.take_own(), both("semaphore"));
     drop(slots.acquire_many(2).unwrap());
@@ -165,7 +165,7 @@ fn every_kind_is_heard_to_be_acquired_and_released() {
     );
 }
 
-/// How often each of the events was heard about a name.
+/// How many acquired, released and lost events a name has.
 fn counted(heard: &[Event], name: &str) -> [usize; 3] {
     ["acquired", "released", "lost"].map(|what| {
         let is = |event: &&Event| event.0 == what && event.1 == name;
@@ -306,7 +306,7 @@ fn every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // What comes of closing is another matter, with all these faults.
+    // The result of closing does not matter here, after so many faults.
     client.close(Duration::from_secs(5)).ok();
     let heard = ears.heard();
     let mut held = BTreeMap::new();
@@ -332,7 +332,7 @@ fn every_hold_is_heard_to_begin_once_and_to_end_once_whatever_happens() {
     assert!(held.values().all(|held| *held == 0), "{held:?}");
 }
 
-/// Takes and gives back locks of any kind, each with names of its own, until it has to stop.
+/// Acquires and releases locks of any kind, until `stop` is set.
 fn use_any(
     client: &Client,
     names: &[String; 3],
@@ -346,7 +346,7 @@ fn use_any(
         let name = |kind: &str| format!("{name}-{kind}");
         let pause = ms(dice.draw(40).try_into().unwrap());
         let rest = || thread::sleep(pause);
-        // An error is as good as any other end.
+        // An attempt may also end in an error.
         match dice.draw(8) {
             0 => drop(client.mutex(name("mutex")).try_lock_for(within)),
             1 => {
@@ -496,7 +496,7 @@ fn a_hand_over_is_heard_and_waiting_threads_are_counted() {
     let acquired = |more: &str| ("acquired", name.clone(), "mutex", more.to_owned());
     let heard = ears.heard();
     assert!(heard.contains(&acquired("")), "{heard:?}");
-    // Within the tenure, if the machine was fast enough.
+    // The hand-over only happens within the tenure, which a slow machine may miss.
     let passed = client.stats().local_handoffs == 1;
     assert_eq!(
         heard.contains(&acquired("handed over")),
@@ -528,7 +528,7 @@ fn the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it() {
         assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
     });
     eventually("it waits", || client.stats().waiting == 1);
-    // The release of the other member is not confirmed yet when the hold is lost that was handed on.
+    // The hold is lost after it was handed over, while the release of the other member is still unconfirmed.
     proxy.set(Target::Link, Mode::Stall);
     scoped(|scope| {
         scope.spawn(|| {
@@ -543,7 +543,7 @@ fn the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it() {
     assert_eq!(counted(&ears.heard(), handed.name()), [2, 1, 1]);
 }
 
-/// Panics at everything, and uses the client that it hears of.
+/// Panics in every event, and uses the client that reports it.
 struct Odd(Mutex<Option<std::sync::Weak<Client>>>);
 
 impl Observer for Odd {

@@ -1,6 +1,6 @@
-//! The lock over five independent masters: what it does while all is well, and what it is made of.
+//! The red lock on five independent masters while all is well, and how it is set up.
 //!
-//! What it does when servers or networks fail is in `faults`.
+//! Failing servers and networks are tested in `faults`.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ fn a_plain_lock_on_a_majority_keeps_it_out_and_one_on_a_minority_does_not() {
     assert_eq!(guard.nodes_held(), 3);
     assert!(plain(2).try_lock().unwrap().is_none());
     drop(held);
-    // Those that had no part in the grant get none.
+    // Masters that did not take part in the grant do not join later.
     let theirs: Vec<_> = (0..2).map(|node| take_plain(&plain(node))).collect();
     assert!((2..5).all(|node| plain(node).try_lock().unwrap().is_none()));
     assert!(guard.is_valid() && guard.nodes_held() == 3);
@@ -55,7 +55,8 @@ fn a_plain_lock_on_a_majority_keeps_it_out_and_one_on_a_minority_does_not() {
     nothing_is_left(&servers);
 }
 
-// M1, D1: a set of servers that is split between several is nobody's, and all of them go on.
+// Two processes that ask at the same moment may each be granted some of the masters. Both must give these back and get
+// a turn.
 timed!(those_who_always_collide_all_get_on);
 fn those_who_always_collide_all_get_on() {
     const TURNS: usize = 12;
@@ -70,7 +71,7 @@ fn those_who_always_collide_all_get_on() {
             scope.spawn(|| {
                 let lock = red(clients, &name);
                 for _ in 0..TURNS {
-                    // At the same moment, each time.
+                    // Both ask at the same moment, each time.
                     started.wait();
                     let guard = take(&lock);
                     assert_eq!(met.fetch_add(1, Ordering::SeqCst), 0);
@@ -86,14 +87,10 @@ fn those_who_always_collide_all_get_on() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Threads of one process
-// ---------------------------------------------------------------------------------------------------------------------
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Leases
 // ---------------------------------------------------------------------------------------------------------------------
 
-// W11: the lease counts from before the first byte was sent.
+// The lease counts from before the first byte of the request was sent.
 timed!(it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease);
 fn it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease() {
     let servers = masters(5);
@@ -184,7 +181,7 @@ fn reentering_a_fixed_lease_renews_it_on_a_majority() {
     drop(one);
     nothing_is_left(&servers);
 
-    // A majority that does not know it any more has lost it.
+    // A hold that a majority has forgotten is lost.
     let one = lock.lock().unwrap();
     for server in &servers[..3] {
         server.cli(&["FLUSHALL"]);
@@ -205,7 +202,7 @@ fn reentering_a_fixed_lease_renews_it_on_a_majority() {
 // Questions
 // ---------------------------------------------------------------------------------------------------------------------
 
-// M7: what a minority does not say is not waited for beyond its time.
+// The wait for masters that do not reply is limited.
 timed!(questions_are_answered_by_a_majority);
 fn questions_are_answered_by_a_majority() {
     let mut servers = masters(5);
@@ -230,7 +227,7 @@ fn questions_are_answered_by_a_majority() {
             !other.is_locked().unwrap()
         });
         drop(guard);
-        // In this process it is known at once.
+        // Within this process the loss is known at once.
         let guard = take(&lock);
         assert!(lock.force_unlock().unwrap());
         assert_eq!(guard.lost().try_recv().unwrap().reason, LossReason::Forced);
@@ -280,7 +277,6 @@ fn refused(clients: &[&Client]) -> String {
     }
 }
 
-// M6
 #[test]
 fn servers_that_are_not_independent_masters_are_refused() {
     let servers = masters(3);
@@ -299,7 +295,7 @@ fn servers_that_are_not_independent_masters_are_refused() {
             "{made:?}"
         );
     }
-    // Whether they may or not is known before anything is sent.
+    // An invalid name is rejected before anything is sent.
     assert!(matches!(
         RedLock::new(&clients, ""),
         Err(Error::InvalidName { .. })
@@ -324,7 +320,7 @@ fn servers_that_are_not_independent_masters_are_refused() {
     let of_replica = Client::open(replica.url()).unwrap();
     assert!(refused(&[b, c, &of_replica]).contains("no master"));
     assert!(refused(&[a, b, &of_replica]).contains("no master"));
-    // It may have been made a master since.
+    // The replica may have been promoted since; its role is asked again.
     replica.cli(&["REPLICAOF", "NO", "ONE"]);
     let four = RedLock::new([a, b, c, &of_replica], unique("four")).unwrap();
     drop(four.lock().unwrap());
@@ -370,7 +366,7 @@ fn what_is_refused_sends_nothing() {
         );
     }
     assert_eq!(sent(), before);
-    // A handle sends nothing, and who the servers are was asked once.
+    // Creating a handle sends nothing; the servers' identities were asked once, by `red` above.
     drop(red(&clients, &unique("settings")).lease(LEASE));
     assert_eq!(sent(), before);
 }
@@ -387,7 +383,7 @@ fn a_majority_is_more_than_half() {
         assert!(other.try_lock().unwrap().is_none());
         all_keep(&guard, n);
         drop(guard);
-        // Half of an even number is not enough.
+        // Half of an even number is no majority.
         for server in &mut servers[needed..] {
             server.kill();
         }
@@ -419,7 +415,6 @@ fn a_majority_is_more_than_half() {
 // Closing and dropping
 // ---------------------------------------------------------------------------------------------------------------------
 
-// D2
 timed!(closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on);
 fn closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on() {
     let servers = masters(5);
@@ -443,7 +438,7 @@ fn closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on() {
         assert!(other.try_lock().unwrap().is_none());
         guard.unlock().unwrap();
         nothing_is_left(&servers);
-        // The others are enough for a while.
+        // Four, and then three masters suffice.
         let guard = lock.lock().unwrap();
         all_keep(&guard, 4);
         ours[1].close(LONG).unwrap();
@@ -467,7 +462,7 @@ fn closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on() {
     }
 }
 
-// D2: whatever goes last takes the threads along.
+// The last of client, lock and guard to be dropped ends the threads.
 #[test]
 fn dropping_everything_in_any_order_leaves_neither_keys_nor_threads() {
     let this = dropping_everything_in_any_order_leaves_neither_keys_nor_threads;

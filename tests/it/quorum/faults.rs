@@ -1,6 +1,6 @@
-//! The lock over five independent masters when some of them die, freeze, forget, or are out of reach.
+//! The red lock on five independent masters when some of them are killed, freeze, lose their data, or are unreachable.
 //!
-//! Leases are long wherever something might be left behind: then it would still be there.
+//! Leases are long wherever a test checks that nothing is left behind: an expired key would hide a missing release.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -18,7 +18,7 @@ use crate::support::{
     timed, unique, within,
 };
 
-/// Nothing here waits for such a lease to end.
+/// A lease that no test waits for.
 const FOR_LONG: Duration = ms(60_000);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +30,10 @@ enum Death {
 
 const DEATHS: [Death; 3] = [Death::Killed, Death::Frozen, Death::BlackHoled];
 
-/// Five servers, and the way in which they fail.
+/// Five servers that fail in the given way.
 struct Site {
     servers: Vec<Server>,
-    /// In front of each, where the network is what fails.
+    /// A proxy in front of each server, if the network fails.
     proxies: Vec<Proxy>,
     death: Death,
 }
@@ -95,7 +95,7 @@ fn proxied() -> (Vec<Server>, Vec<Proxy>) {
     (servers, proxies)
 }
 
-/// The positions that failed, if it was that.
+/// The positions of the masters that failed; the error must be a missing majority.
 #[track_caller]
 fn failed_at<T>(result: Result<T, Error>) -> Vec<usize> {
     match result {
@@ -149,7 +149,7 @@ fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
         let median = took[TURNS / 2];
         assert!(median < loosely(ms(20)), "{dead} {death:?}: {took:?}");
     }
-    // Held while they return: they have no part of that, but of the next.
+    // The hold does not extend to the masters that return; the next hold does.
     let guard = take(&lock);
     for node in [0, 3] {
         site.returns(node);
@@ -163,25 +163,22 @@ fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
     nothing_is_left(&site.servers);
 }
 
-// M7
 timed!(two_dead_servers_cost_next_to_nothing);
 fn two_dead_servers_cost_next_to_nothing() {
     a_minority_that_is_gone_costs_next_to_nothing(Death::Killed);
 }
 
-// M7
 timed!(two_frozen_servers_cost_next_to_nothing);
 fn two_frozen_servers_cost_next_to_nothing() {
     a_minority_that_is_gone_costs_next_to_nothing(Death::Frozen);
 }
 
-// M7
 timed!(two_servers_out_of_reach_cost_next_to_nothing);
 fn two_servers_out_of_reach_cost_next_to_nothing() {
     a_minority_that_is_gone_costs_next_to_nothing(Death::BlackHoled);
 }
 
-// M7: who comes first to them finds them dead, and the others are enough.
+// The first attempt finds two masters dead, and the other three suffice.
 timed!(a_first_attempt_with_two_servers_dead_succeeds);
 fn a_first_attempt_with_two_servers_dead_succeeds() {
     for death in DEATHS {
@@ -228,7 +225,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
         }
         let asked = Instant::now();
         match lock.try_lock_for(ms(300)) {
-            // Nothing is known so soon against servers that are silent.
+            // A server that has been silent for 300 ms does not count as unreachable yet.
             Ok(None) if !matches!(death, Death::Killed) => {}
             other => assert_eq!(failed_at(other), [1, 2, 4]),
         }
@@ -244,7 +241,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
             "{:?}",
             asked.elapsed()
         );
-        // Those in the queue behind the one who asks need not find out again.
+        // Threads queued behind the first need not wait for the silent servers again.
         let asked = Instant::now();
         scoped(|scope| {
             for _ in 0..4 {
@@ -273,25 +270,23 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
     }
 }
 
-// M7, M8, C1, D1
 timed!(with_three_dead_nobody_gets_it_and_nothing_stays);
 fn with_three_dead_nobody_gets_it_and_nothing_stays() {
     without_a_majority_nobody_gets_it_and_nothing_stays(Death::Killed);
 }
 
-// M7, M8, C1, D1: what a frozen server carries out when it thaws is undone.
+// A frozen server executes the acquire once it thaws, and the client undoes it.
 timed!(with_three_frozen_nobody_gets_it_and_nothing_stays);
 fn with_three_frozen_nobody_gets_it_and_nothing_stays() {
     without_a_majority_nobody_gets_it_and_nothing_stays(Death::Frozen);
 }
 
-// M7, M8, C1, D1
 timed!(with_three_out_of_reach_nobody_gets_it_and_nothing_stays);
 fn with_three_out_of_reach_nobody_gets_it_and_nothing_stays() {
     without_a_majority_nobody_gets_it_and_nothing_stays(Death::BlackHoled);
 }
 
-// M8: each server's own reason, by its position.
+// The error lists the reason of each master, by position.
 timed!(each_server_is_told_apart_by_its_position);
 fn each_server_is_told_apart_by_its_position() {
     let mut servers = masters(5);
@@ -334,7 +329,7 @@ fn each_server_is_told_apart_by_its_position() {
     for node in [1, 3, 4] {
         eventually("nothing is left", || servers[node].dbsize() == 0);
     }
-    // A key that is no lock on a minority costs its part; on a majority it is what is wrong.
+    // A key of another type on a minority costs those masters; on a majority the error is `WrongType`.
     let guard = take(&lock);
     all_keep(&guard, 3);
     drop(guard);
@@ -355,7 +350,7 @@ fn each_server_is_told_apart_by_its_position() {
     );
 }
 
-// C2: connections that the servers have closed meanwhile are no reason to fail.
+// Connections that the servers have closed are replaced without an error.
 timed!(connections_that_have_gone_stale_are_made_again);
 fn connections_that_have_gone_stale_are_made_again() {
     let servers = masters(5);
@@ -387,7 +382,7 @@ fn connections_that_have_gone_stale_are_made_again() {
     nothing_is_left(&servers);
 }
 
-/// The next requests about `name` are lost with the connections of these nodes.
+/// While `work` runs, requests about `name` to these nodes are lost, and then their connections.
 fn while_connections_break<T>(proxies: &[Proxy], name: &str, work: impl FnOnce() -> T) -> T {
     let lost: Vec<_> = proxies
         .iter()
@@ -408,7 +403,7 @@ timed!(what_a_minority_says_before_other_connections_break_still_counts);
 fn what_a_minority_says_before_other_connections_break_still_counts() {
     let (servers, proxies) = proxied();
     let clients = open_through(&proxies, |config| config.lease(FOR_LONG));
-    // Only three keep it.
+    // Only three masters keep the hold.
     let name = unique("again");
     let lock = red(&clients, &name).lease(FOR_LONG);
     let one = take(&lock);
@@ -420,7 +415,7 @@ fn what_a_minority_says_before_other_connections_break_still_counts() {
     drop((one, two.unwrap()));
     nothing_is_left(&servers);
 
-    // One keeps it for somebody, and forgets it when it is asked first.
+    // A single master has a stranger's hold, and deletes it at the first request.
     let name = unique("forced");
     servers[0].cli(&["HSET", &name, STRANGER, "1"]);
     let lock = red(&clients, &name);
@@ -433,7 +428,7 @@ fn what_a_minority_says_before_other_connections_break_still_counts() {
 // Forgetful servers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Tries for the lock all the time, as another process, while `work` goes on; it must never get it.
+/// Runs `work` while another process tries to acquire the lock all the time, which must never succeed.
 fn contended(
     attempt: impl Fn() -> redlatch::Result<Option<RedLockGuard>> + Sync,
     work: impl FnOnce(),
@@ -457,7 +452,7 @@ fn contended(
     assert!(tries.into_inner() > 2);
 }
 
-/// Waits until every server that is asked has been asked for a renewal twice.
+/// Waits until each of these servers has had two renewals.
 fn renewed_twice(servers: &[Server], nodes: &[usize]) {
     let before: Vec<_> = nodes.iter().map(|n| servers[*n].calls("hget")).collect();
     eventually("they are renewed twice", || {
@@ -466,7 +461,7 @@ fn renewed_twice(servers: &[Server], nodes: &[usize]) {
     });
 }
 
-// M5, S5: the loss of a minority over its whole life, not of one after the other.
+// A master that lost its part never counts again for that hold, so losses at different times add up.
 #[test]
 fn a_part_that_is_lost_never_counts_again_and_with_a_majority_of_them_it_is_lost_at_once() {
     let mut servers = masters(5);
@@ -483,7 +478,7 @@ fn a_part_that_is_lost_never_counts_again_and_with_a_majority_of_them_it_is_lost
             servers[1].kill();
             eventually("three keep it", || guard.nodes_held() == 3);
             servers[1].restart();
-            // They respond, and have no part of it.
+            // The restarted servers reply again, but have no part of the hold.
             drop(take_from_all(&red(&ours, &unique("other")), 5));
             renewed_twice(&servers, &[0, 2, 3]);
             assert_eq!(guard.nodes_held(), 3);
@@ -491,7 +486,7 @@ fn a_part_that_is_lost_never_counts_again_and_with_a_majority_of_them_it_is_lost
             assert!(guard.is_valid() && guard.lost().is_empty());
         },
     );
-    // The first client's as well.
+    // The first client's master is no exception.
     servers[0].cli(&["DEL", &name]);
     received(&guard, LossReason::Forced);
     eventually("what the others keep is given back", || {
@@ -526,11 +521,10 @@ fn a_part_that_was_out_of_reach_until_it_ran_out_does_not_count_again() {
     nothing_is_left(&site.servers);
 }
 
-// S5
 timed!(a_restarted_server_is_kept_out_for_as_long_as_somebody_wants);
 fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     const LONGEST: Duration = ms(2000);
-    // All of them are young.
+    // All servers have just started.
     let mut servers: Vec<_> = (0..5).map(|_| Server::start_with(&[])).collect();
     let name = unique("restarted");
     let (ours, theirs) = (open(&servers), open(&servers));
@@ -549,7 +543,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
         other => panic!("{other:?}"),
     }
     nothing_is_left(&servers);
-    // Without the rule they count at once.
+    // Clients without `min_uptime` use such servers at once.
     let guard = red(&ours, &name).lock().unwrap();
     all_keep(&guard, 5);
     guard.unlock().unwrap();
@@ -559,7 +553,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     let guard = lock.try_lock().unwrap().expect("it is free");
     all_keep(&guard, 5);
 
-    // In whole seconds it has to have been up for more than two to have been up for two.
+    // The uptime is in whole seconds: more than 2 is at least two seconds.
     for node in [0, 3] {
         servers[node].restart();
     }
@@ -568,7 +562,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     guard.unlock().unwrap();
     nothing_is_left(&servers);
 
-    // Two young ones are left out, with three nobody gets it.
+    // Two young masters are left out; with three there is no majority.
     for node in [0, 3] {
         servers[node].restart();
     }
@@ -602,7 +596,7 @@ fn a_restarted_server_is_kept_out_for_as_long_as_somebody_wants() {
     });
     nothing_is_left(&servers);
 
-    // Who meets a server that is not the one it knew cannot tell since when that has been a master.
+    // A client that finds another server at an address than before cannot know how long that has been a master.
     assert!([0, 3, 4].iter().all(|node| up(&servers[*node]) > 2));
     match lock.try_lock() {
         Err(err @ Error::NoQuorum { agreed: 2, .. }) => {
@@ -626,7 +620,6 @@ fn received(guard: &RedLockGuard, reason: LossReason) {
     assert_eq!((guard.hold_count(), guard.nodes_held()), (0, 0));
 }
 
-// W9
 timed!(a_majority_out_of_reach_is_told_in_time);
 fn a_majority_out_of_reach_is_told_in_time() {
     let out_of_reach = |death: Death| {
@@ -642,7 +635,7 @@ fn a_majority_out_of_reach_is_told_in_time() {
         received(&guard, LossReason::Unreachable);
         let late = Instant::now().saturating_duration_since(guard.valid_until());
         assert!(late < loosely(ms(400)), "{death:?}: {late:?}");
-        // Never before: until then it may be renewed.
+        // The loss is never reported before the hold has expired, since it may be renewed until then.
         assert!(Instant::now() >= guard.valid_until());
         let lost = guard.unlock();
         assert!(
@@ -668,7 +661,7 @@ fn a_majority_out_of_reach_is_told_in_time() {
     });
 }
 
-// W9, M5: what the others keep still is given back when the loss is known, not when its guard goes.
+// When the loss is known, the client releases what the other masters still keep, without waiting for the guard's end.
 timed!(a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given_back);
 fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given_back() {
     const LEASE: Duration = ms(6000);
@@ -688,7 +681,7 @@ fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given
         received(&wiped, LossReason::Forced);
         received(&taken, LossReason::TakenOver);
         for guard in [&wiped, &taken] {
-            // Their leases have two thirds to go.
+            // The leases of the other masters have two thirds left.
             let given_back = within(LEASE / 2, || {
                 keepers(&servers, guard.name(), guard.owner()).is_empty()
             });
@@ -712,7 +705,7 @@ fn a_majority_that_has_forgotten_or_gone_to_others_is_told_and_the_rest_is_given
 // Races and torn connections
 // ---------------------------------------------------------------------------------------------------------------------
 
-// W4, D1: what takes the part lies unread in the server's buffer on connections that were given up.
+// The acquire lies unread in the frozen server's socket, on a connection that the client has abandoned.
 timed!(a_part_that_a_frozen_server_takes_late_leaves_nothing_behind);
 fn a_part_that_a_frozen_server_takes_late_leaves_nothing_behind() {
     const LEASE: Duration = ms(8000);
@@ -739,18 +732,18 @@ fn a_part_that_a_frozen_server_takes_late_leaves_nothing_behind() {
         proxy.opened(Target::Link) > opened
     });
     drop(guard);
-    // The release is on its way before the server goes on.
+    // The release is sent before the server thaws.
     thread::sleep(ms(50));
     servers[2].thaw();
     let gone = within(LEASE / 2, || servers[2].dbsize() == 0) && {
-        // It may not have come yet.
+        // The late acquire may not have run until now.
         thread::sleep(ms(300));
         within(LEASE / 4, || servers[2].dbsize() == 0)
     };
     assert!(gone, "{:?}", servers[2].keys());
 }
 
-// D1, O1, M9: the reply is lost, the command is not.
+// The command is executed and its reply is lost.
 timed!(lost_replies_leave_nothing_behind);
 fn lost_replies_leave_nothing_behind() {
     let (servers, proxies) = proxied();
@@ -758,7 +751,7 @@ fn lost_replies_leave_nothing_behind() {
     let clients = open_through(&proxies, set);
     for lost in 1..=3 {
         for fixed in [false, true] {
-            // All are asked again, whatever became of the connections before.
+            // Make sure that every node is connected and asked again.
             drop(take_from_all(&red(&clients, &unique("healthy")), 5));
             let name = unique("swallow");
             let lock = red(&clients, &name);
@@ -781,7 +774,7 @@ fn lost_replies_leave_nothing_behind() {
             nothing_is_left(&servers);
 
             let guard = take(&lock);
-            // One whose connection was just made again may have had no part.
+            // A master whose connection was just replaced may have no part.
             let keep: Vec<_> = servers.iter().map(|server| server.exists(&name)).collect();
             let releases = traps(2);
             guard.unlock().unwrap();
@@ -795,20 +788,20 @@ fn lost_replies_leave_nothing_behind() {
     }
 }
 
-// I3: the replies of a majority are lost, and somebody else takes the lock before it is asked again.
+// A majority's replies are lost, and another process acquires the lock before the command is repeated.
 timed!(a_force_that_is_sent_twice_counts_once);
 fn a_force_that_is_sent_twice_counts_once() {
     let (servers, proxies) = proxied();
     let set = |config: Config| config.lease(FOR_LONG).command_timeout(LONG);
     let clients = open_through(&proxies, set);
     let others = open_with(&servers, set);
-    // Every node knows the script, and has a connection.
+    // Every node knows the script and has a connection.
     let healthy = red(&clients, &unique("healthy"));
     let guard = take(&healthy);
     all_keep(&guard, 5);
     drop(guard);
     assert!(!healthy.force_unlock().unwrap());
-    // A node that does not answer is given up soon: then the replies have to get lost sooner.
+    // A silent node is abandoned soon; if that happens before its connection is cut, try again.
     for attempt in 1.. {
         let name = unique("twice");
         let traps: Vec<_> = proxies[..3]
@@ -843,7 +836,6 @@ fn a_force_that_is_sent_twice_counts_once() {
     }
 }
 
-// D1, O1
 timed!(torn_connections_leave_nothing_behind_and_never_make_a_guard_without_a_majority);
 fn torn_connections_leave_nothing_behind_and_never_make_a_guard_without_a_majority() {
     torn(ms(2500));
@@ -863,7 +855,7 @@ fn torn(time: Duration) {
     let (granted, names) = (AtomicU64::new(0), [unique("torn"), unique("torn")]);
     scoped(|scope| {
         for (clients, own) in sets.iter().zip(&names) {
-            // One lock for both, and one for each.
+            // Both processes contend for the first name; the second is used by its own process only.
             for name in [own, &names[0]] {
                 let (servers, done, granted) = (&servers, &done, &granted);
                 scope.spawn(move || {
@@ -888,7 +880,7 @@ fn torn(time: Duration) {
         let mut turn = 0_u64;
         while Instant::now() < until {
             turn += 1;
-            // Now one of them, now a majority, at any moment.
+            // Cut one, two or three connections, at various moments.
             for n in 0..=turn % 3 {
                 let proxy = &proxies[usize::try_from((turn + 2 * n) % 5).unwrap()];
                 proxy.cut(Target::All);
@@ -901,7 +893,7 @@ fn torn(time: Duration) {
     nothing_is_left(&servers);
 }
 
-// M4, K2, W11: slow answers eat the lease; what is left of it is what a guard says.
+// Slow replies shorten the remaining lease, and a guard must report what is left.
 timed!(slow_answers_shorten_the_lease_and_never_make_a_guard_without_one);
 fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
     let (servers, proxies) = proxied();
@@ -951,7 +943,8 @@ timed!(silent_nodes_do_not_make_an_unlock_last_longer_than_its_time);
 fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
     const TIME: Duration = ms(60);
     let servers = masters(7);
-    // The first client has the settings; the others do not give up a connection that is silent for so short a time.
+    // Only the first client has the short timeout; the others do not abandon a connection that is silent for so short a
+    // time.
     let mut clients = open(&servers);
     let config = Config::new(servers[0].url()).lease(FOR_LONG);
     clients[0] = Client::open(config.command_timeout(TIME)).unwrap();

@@ -1,4 +1,4 @@
-//! The lock over several masters.
+//! The red lock: a lock on a majority of several masters.
 
 mod basics;
 mod faults;

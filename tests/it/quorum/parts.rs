@@ -1,5 +1,5 @@
-//! What the masters of a `RedLock` keep of one hold, what counts of that, and how others who want the lock stay out of the
-//! way.
+//! The parts of a red lock: what each master keeps of a hold, which parts count, and how waiting processes stay out of
+//! the holder's way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,14 +13,14 @@ use crate::support::{
     LONG, Mode, Proxy, STRANGER, Server, Target, eventually, loosely, ms, scoped, timed, unique,
 };
 
-/// A third of it is longer than any test waits: nothing is found out by a renewal that was due.
+/// A third of this lease is longer than any test, so no renewal is due.
 const LEASE: Duration = ms(60_000);
 
 fn open(servers: &[Server]) -> Vec<Client> {
     open_with(servers, |config| config.lease(LEASE))
 }
 
-/// Clients of all servers, those at `through` behind proxies.
+/// A client for each server; the servers in `through` are reached by a proxy.
 fn open_through(
     servers: &[Server],
     through: &[usize],
@@ -51,7 +51,7 @@ fn the_stranger_leaves(servers: &[Server], name: &str) {
     }
 }
 
-/// Under which owner a server keeps `name`.
+/// The owner for whom a server keeps `name`.
 fn owner(server: &Server, name: &str) -> Option<String> {
     let owners: Vec<String> = server.ask(&["HKEYS", name]);
     assert!(owners.len() <= 1, "{owners:?}");
@@ -62,7 +62,7 @@ fn owner(server: &Server, name: &str) -> Option<String> {
 // Numbers
 // ---------------------------------------------------------------------------------------------------------------------
 
-// An undo that was the last word on a connection of the round may arrive at any time.
+// The undo of an acquire may be the last request on an abandoned connection, and arrive at any time later.
 timed!(an_undo_that_arrives_late_takes_nothing_that_is_held);
 fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
     let servers = masters(3);
@@ -76,11 +76,11 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
         };
         let name = unique("undo");
         let lock = red(&clients, &name);
-        // One is known to be away.
+        // The client knows that the first of the two is unreachable.
         first.set(Target::Link, Mode::Refuse);
         first.cut(Target::Link);
         lock.is_locked().unwrap();
-        // What the other is sent arrives late, and a connection that is made meanwhile is of no use.
+        // Requests to the second arrive late, and a new connection to it is useless.
         second.stall_present(Target::Link);
         second.set(Target::All, Mode::BlackHole);
         let granted = scoped(|scope| {
@@ -93,14 +93,14 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
             lock.lock()
         });
         let Ok(guard) = granted else {
-            // The machine was too busy to connect to the first in the time that the attempt had left.
+            // The machine was too slow to reconnect to the first within the time limit.
             continue;
         };
         second.set(Target::All, Mode::Pass);
         let undone = servers[2].calls("hdel");
         second.pass();
         eventually("the undo has arrived", || servers[2].calls("hdel") > undone);
-        // What came just before it does not count.
+        // The late acquire that precedes the undo does not count.
         assert!(guard.is_valid() && guard.nodes_held() == 2);
         assert_eq!(owner(&servers[0], &name).as_deref(), Some(guard.owner()));
         guard.unlock().unwrap();
@@ -109,7 +109,8 @@ fn an_undo_that_arrives_late_takes_nothing_that_is_held() {
     panic!("it was never granted");
 }
 
-// One more hold has to be confirmed by a majority; what is on its way may undo a number of which the grant was not heard.
+// A further hold needs a majority. A node whose grant was not heard does not count, because an undo of that grant may
+// be under way.
 timed!(a_number_that_may_be_undone_does_not_count_for_one_more_hold);
 fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
     let servers = masters(3);
@@ -125,7 +126,7 @@ fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
     let guard = lock.lock().unwrap();
     eventually("it is granted", || servers[2].exists(&name));
     assert!(grant.fired());
-    // The last words on that connection come late, and the next one is sound.
+    // The last requests on that connection arrive late, and the next connection works.
     third.stall_present(Target::Link);
     second.set(Target::All, Mode::Refuse);
     second.cut(Target::All);
@@ -136,7 +137,7 @@ fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
         matches!(&again, Err(Error::NoQuorum { agreed: 1, .. })),
         "{again:?}"
     );
-    // No longer than the part of the second, which was asked for a moment later than the first.
+    // The validity extends to that of the second master's part at most, which was asked for a moment after the first.
     assert!(guard.valid_until() < until + ms(100));
     assert_eq!(guard.hold_count(), 1);
     second.pass();
@@ -145,7 +146,7 @@ fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
     nothing_is_left(&servers);
 }
 
-// A round ends with the second grant of three.
+// A round ends with the second of three grants; a later grant still counts.
 timed!(a_grant_that_comes_after_the_round_counts_all_the_same);
 fn a_grant_that_comes_after_the_round_counts_all_the_same() {
     let servers = masters(3);
@@ -159,7 +160,7 @@ fn a_grant_that_comes_after_the_round_counts_all_the_same() {
     assert_eq!(guard.nodes_held(), 2);
     all_keep(&guard, 3);
     assert!(granted.elapsed() >= ms(250));
-    // With either of the others it is enough.
+    // The late part and either of the others are a majority.
     servers[0].cli(&["DEL", &name]);
     all_keep(&guard, 2);
     assert!(guard.is_valid() && guard.lost().is_empty());
@@ -168,7 +169,8 @@ fn a_grant_that_comes_after_the_round_counts_all_the_same() {
     nothing_is_left(&servers);
 }
 
-// Neither its place in the list nor that it once answered third keeps a far master in front.
+// A distant master moves back in the order in which masters are asked, even if it is first in the list and its reply
+// was once the third.
 timed!(two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near);
 fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
     const ROUND_TRIP: Duration = ms(10);
@@ -178,7 +180,7 @@ fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
     for proxy in [&proxies[0], &proxies[2]] {
         proxy.set(Target::Link, Mode::DelayBoth(ROUND_TRIP / 2));
     }
-    // Until it is known.
+    // The first rounds measure the distances.
     let mut took: Vec<_> = (0..30)
         .map(|_| {
             let began = Instant::now();
@@ -189,21 +191,21 @@ fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
     took[10..].sort_unstable();
     assert!(took[20] < loosely(ROUND_TRIP / 2), "{took:?}");
     nothing_is_left(&servers);
-    // Closing waits for a server that is out of reach.
+    // Drop the clients while the proxies still run, since closing waits for an unreachable server.
     drop((lock, clients));
 }
 
-// All of them answer while the thread waits for the first.
+// All masters may reply while the thread waits for the first.
 timed!(a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered);
 fn a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered() {
     let servers = masters(5);
-    // It does not yield meanwhile.
+    // A long tenure, so that the client does not yield to others.
     let (clients, proxies) = open_through(&servers, &[0, 1, 2, 3, 4], |config| {
         config.tenure(ms(1_000))
     });
     for (proxy, delay) in proxies.iter().zip([8, 80, 8, 80, 8]) {
         proxy.set(Target::All, Mode::Delay(ms(delay)));
-        // Greeted again, from where it is now.
+        // Each connection is greeted again and learns its present distance.
         proxy.cut(Target::All);
     }
     let lock = red(&clients, &unique("uneven"));
@@ -216,11 +218,11 @@ fn a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered() {
     took.sort_unstable();
     assert!(took[15] < ms(16), "{took:?}");
     nothing_is_left(&servers);
-    // Closing waits for a server that is out of reach.
+    // Drop the clients while the proxies still run, since closing waits for an unreachable server.
     drop((lock, clients));
 }
 
-// One far away answers soon enough to take its place for good.
+// A distant master is fast enough to keep the place of a near one that was late once.
 timed!(a_near_master_that_was_late_once_is_waited_for_again);
 fn a_near_master_that_was_late_once_is_waited_for_again() {
     const ROUND_TRIP: Duration = ms(4);
@@ -238,7 +240,7 @@ fn a_near_master_that_was_late_once_is_waited_for_again() {
             took < ROUND_TRIP
         })
     };
-    // Each connects again, and greets from where it is now; on a busy machine one near may seem far.
+    // Reconnect, so that each greeting measures the present distance; on a busy machine a near master may seem distant.
     eventually("they are known", || {
         for proxy in &proxies {
             proxy.cut(Target::All);
@@ -252,7 +254,7 @@ fn a_near_master_that_was_late_once_is_waited_for_again() {
     proxies[1].pass();
     eventually("it has another chance", three_near_are_enough);
     nothing_is_left(&servers);
-    // Closing waits for a server that is out of reach.
+    // Drop the clients while the proxies still run, since closing waits for an unreachable server.
     drop((lock, clients));
 }
 
@@ -269,14 +271,14 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     let looks = || -> u64 { servers[3..].iter().map(|server| server.calls("pttl")).sum() };
     scoped(|scope| {
         let waiting = scope.spawn(|| drop(quorum::take(&red(&clients, &name))));
-        // After the attempt, once it is subscribed, and when it has heard nothing for a while.
+        // The waiter looks after the attempt, after the subscription, and after a pause.
         eventually("it looks again", || looks() >= 6);
         for server in &servers[..3] {
-            // Looked at once to be refused, and nothing is given back that was not granted.
+            // The holders' masters only got the request that they refused, so there was nothing to release.
             assert_eq!((server.calls("hlen"), server.calls("hdel")), (1, 0));
         }
         for server in &servers[3..] {
-            // Only the first attempt has not known better.
+            // On the other masters the first attempt was granted and undone; later the waiter only looks.
             assert_eq!((server.calls("hset"), server.calls("hdel")), (1, 1));
         }
         for server in &servers {
@@ -288,7 +290,7 @@ fn whoever_waits_takes_no_part_of_what_others_have_and_tells_nobody_of_it() {
     nothing_is_left(&servers);
 }
 
-// Between looking and asking there is a round trip, and those who have it come back at once.
+// A distant process needs a round trip between its look and its request, and the holders ask again at once.
 timed!(after_its_turn_a_process_lets_those_go_first_who_look_from_afar);
 fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
     let servers = masters(3);
@@ -316,7 +318,7 @@ fn after_its_turn_a_process_lets_those_go_first_who_look_from_afar() {
         assert_eq!(turns.unwrap(), [true; 3]);
     });
     nothing_is_left(&servers);
-    // Closing waits for a server that is out of reach.
+    // Drop the clients while the proxies still run, since closing waits for an unreachable server.
     drop((ours, theirs));
 }
 
@@ -339,7 +341,7 @@ fn questions_wait_for_all_servers_that_are_away_at_the_same_time() {
             proxy.set(Target::All, Mode::BlackHole);
             proxy.cut(Target::All);
         }
-        // With this it is known that the connections are gone.
+        // By this call the client learns that the connections have ended.
         ask().unwrap();
         let (done, both) = (AtomicBool::new(false), AtomicBool::new(false));
         scoped(|scope| {

@@ -1,4 +1,4 @@
-//! Waiting for the lock over several masters: who waits is notified, and asks nothing meanwhile.
+//! Waiting for a red lock: the waiter is notified of the release, and sends few requests until then.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use crate::support::{
     subscribed, timed, unique,
 };
 
-/// Nothing here waits for such a lease to end, and it is not renewed.
+/// A lease that no test waits for, and that is not renewed.
 const FOR_LONG: Duration = ms(60_000);
 
-/// So often a thread may look for itself while a second passes: the poll cap is at most a second, and at least half of
-/// that. Whoever asks again and again does so every 5 to 50 ms.
+/// How many times a waiter may look within a second: the interval between looks is 0.5 s to 1 s. A waiter that retries
+/// without being notified does so every 5 to 50 ms.
 const LOOKS: u64 = 3;
 
-/// A thread of another process waits for the lock, takes it, says when, and keeps it until it may go.
+/// A thread of another process acquires the lock, sends the time, and holds the lock until the second channel is read.
 fn waits(crew: &mut Crew, clients: &[Client], name: &str) -> (Receiver<Instant>, Receiver<()>) {
     let (has_it, got) = unbounded();
     let (hold, let_go) = bounded(0);
@@ -26,21 +26,21 @@ fn waits(crew: &mut Crew, clients: &[Client], name: &str) -> (Receiver<Instant>,
     crew.spawn(move || {
         let guard = lock.lock().unwrap();
         has_it.send(Instant::now()).unwrap();
-        // Until that is received, or nobody will.
+        // Ends when the message is received, or the receiver is dropped.
         hold.send(()).ok();
         drop(guard);
     });
     (got, let_go)
 }
 
-/// A process of which a thread waits.
+/// A process with a waiting thread.
 struct Waiter {
     clients: Vec<Client>,
     got: Receiver<Instant>,
     may_go: Receiver<()>,
 }
 
-/// Two processes wait for what a third one holds, and are subscribed everywhere.
+/// Two processes wait for the hold of a third, and have subscribed at every server.
 fn two_wait(servers: &[Server], name: &str) -> (RedLockGuard, Crew, [Waiter; 2]) {
     let guard = held(servers, &open(servers), name);
     let mut crew = Crew::new();
@@ -60,20 +60,20 @@ fn two_wait(servers: &[Server], name: &str) -> (RedLockGuard, Crew, [Waiter; 2])
     (guard, crew, waiters)
 }
 
-/// Another process has it, and everybody knows.
+/// The holder has the lock on every server.
 fn held(servers: &[Server], holder: &[Client], name: &str) -> RedLockGuard {
     let guard = take(&red(holder, name).lease(FOR_LONG));
     all_keep(&guard, servers.len());
     guard
 }
 
-/// Lets a second pass by the clock of a server that keeps the lock.
+/// Waits for a second, by the clock of a server that keeps the lock.
 fn a_second_passes(server: &Server, name: &str) {
     let before = server.pttl(name);
     eventually("a second has passed", || server.pttl(name) <= before - 1000);
 }
 
-/// How many commands clients have sent to their servers.
+/// The number of commands that each client has sent.
 fn sent(clients: &[Client]) -> Vec<u64> {
     let sent = clients.iter().map(|client| client.stats().commands);
     sent.collect()
@@ -89,7 +89,6 @@ fn looked_now_and_then(clients: &[Client], before: &[u64]) {
     assert!(grown.max() <= Some(LOOKS), "{before:?} {after:?}");
 }
 
-// L1, M3
 #[test]
 fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
     let servers = masters(3);
@@ -105,7 +104,7 @@ fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
         recv(first.got) -> when => when.unwrap(),
         recv(second.got) -> when => when.unwrap(),
     };
-    // Both may go as soon as they have had it.
+    // Each winner releases as soon as it has the lock.
     drop((first.may_go, second.may_go));
     crew.join();
     for clients in [&first.clients, &second.clients] {
@@ -116,7 +115,8 @@ fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
     nothing_is_left(&servers);
 }
 
-// Those who have lost come again once, since nobody may have it, and then wait to be notified.
+// A waiter that lost the race asks once more, since the winner may have no majority either, and then waits to be
+// notified.
 #[test]
 fn whoever_comes_too_late_waits_to_be_notified_again() {
     let servers = masters(3);
@@ -133,7 +133,7 @@ fn whoever_comes_too_late_waits_to_be_notified_again() {
     };
     crew.all_parked();
     let before = sent(&loser.clients);
-    // On some server that keeps it: a winner that was granted two of three has no more.
+    // Ask a server that keeps the lock; the winner may have only two of three.
     let keeps = |server: &&Server| server.exists(&name);
     a_second_passes(servers.iter().find(keeps).unwrap(), &name);
     looked_now_and_then(&loser.clients, &before);
@@ -144,7 +144,7 @@ fn whoever_comes_too_late_waits_to_be_notified_again() {
     nothing_is_left(&servers);
 }
 
-/// Servers behind proxies, and two clients of each.
+/// Servers behind proxies, and two clients for each.
 fn proxied(n: usize) -> (Vec<Server>, Vec<Proxy>, [Vec<Client>; 2]) {
     let servers = masters(n);
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
@@ -156,7 +156,7 @@ fn proxied(n: usize) -> (Vec<Server>, Vec<Proxy>, [Vec<Client>; 2]) {
     (servers, proxies, clients)
 }
 
-// L1: half a round trip to the servers, half of one to the thread that waits, and one for its request.
+// A release takes half a round trip to the servers, half of one to the waiter, and one for the waiter's request.
 timed!(a_release_far_away_is_followed_by_a_grant_two_round_trips_later);
 fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     const DELAY: Duration = ms(30);
@@ -168,11 +168,11 @@ fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     let guard = held(&servers, &holder, &name);
     let mut crew = Crew::new();
     let (got, _) = waits(&mut crew, &waiter, &name);
-    // The holder has asked. The waiter asks, looks after a pause, and again once it is subscribed. After that only a message
-    // can notify it.
+    // The holder has asked. The waiter asks, looks after a pause, and looks again once it is subscribed. After that
+    // only a message can wake it.
     for server in &servers {
         subscribed(server, 1);
-        // A renewal asks for both.
+        // A renewal runs both PTTL and HGET, so subtract it.
         let asked = || server.calls("pttl").saturating_sub(server.calls("hget"));
         eventually("it has looked", || asked() >= 4);
     }
@@ -180,7 +180,7 @@ fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     drop(guard);
     let took = got.recv_timeout(LONG).unwrap() - released;
     assert!(took >= 4 * DELAY, "{took:?}");
-    // Without a look, which would take another.
+    // Less than a further look would take.
     assert!(took < loosely(6 * DELAY), "{took:?}");
     crew.join();
     let stats = waiter[0].stats();
@@ -188,7 +188,6 @@ fn a_release_far_away_is_followed_by_a_grant_two_round_trips_later() {
     assert_eq!(stats.missed_messages, 0, "{stats:?}");
 }
 
-// L1, M7
 timed!(a_release_is_heard_with_two_of_five_servers_dead);
 fn a_release_is_heard_with_two_of_five_servers_dead() {
     let (mut servers, proxies, [holder, waiter]) = proxied(5);
@@ -215,7 +214,7 @@ fn a_release_is_heard_with_two_of_five_servers_dead() {
     }
 }
 
-// L1, C1: any majority of five has one of three in it.
+// Any majority of five includes one of the remaining three.
 timed!(a_release_is_heard_while_two_subscriptions_are_lost);
 fn a_release_is_heard_while_two_subscriptions_are_lost() {
     let (servers, proxies, [holder, waiter]) = proxied(5);
@@ -242,7 +241,8 @@ fn a_release_is_heard_while_two_subscriptions_are_lost() {
     assert_eq!(stats.missed_messages, 0, "{stats:?}");
 }
 
-// L1, C1: lost one after another, there are always enough to listen to, and yet a message may have come over none of them.
+// If subscriptions are lost one after another, enough remain at any time, but a message may have been missed by all of
+// them. So the waiter looks each time that a subscription is back.
 #[test]
 fn a_waiter_looks_when_a_lost_subscription_is_back() {
     let (servers, proxies, [holder, waiter]) = proxied(3);
@@ -263,14 +263,15 @@ fn a_waiter_looks_when_a_lost_subscription_is_back() {
     crew.join();
 }
 
-/// What was published about `name` since the last look.
+/// How many messages about `name` have been published since the last call.
 fn announced(messages: &mut Messages, server: &Server, name: &str) -> usize {
     let published = messages.published(server);
     let ours = |(channel, _): &&(String, String)| channel.contains(name);
     published.iter().filter(ours).count()
 }
 
-// L1: whoever has seen a majority taken waits for a message, and nobody else may come.
+// A waiter that saw a majority taken waits for a message, so a single attempt has to announce what it gives back. A
+// waiter that will try again does not.
 #[test]
 fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_that_comes_again() {
     let servers = masters(3);
@@ -278,7 +279,7 @@ fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_tha
     let clients = open(&servers);
     drop(take(&red(&clients, &unique("warm"))));
     let mut messages = Messages::of(&servers[0]);
-    // Others were granted a server each.
+    // Strangers have one server each.
     for server in &servers[1..] {
         server.cli(&["HSET", &name, STRANGER, "1"]);
         server.cli(&["PEXPIRE", &name, "60000"]);
@@ -288,7 +289,7 @@ fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_tha
     eventually("it is given back", || !servers[0].exists(&name));
     assert_eq!(announced(&mut messages, &servers[0], &name), 1);
 
-    // They hold it for no longer than this takes: nobody else is there to announce anything.
+    // The strangers keep their servers, and nobody else publishes.
     let given_back = servers[0].calls("hdel");
     let mut crew = Crew::new();
     let (got, may_go) = waits(&mut crew, &clients, &name);
@@ -307,7 +308,7 @@ fn what_a_single_attempt_gives_back_is_announced_and_not_what_one_gives_back_tha
     nothing_is_left(&servers);
 }
 
-// L1, D1: nobody knows what was granted, but others may have seen that a majority was taken.
+// The client cannot know which parts it was granted, and others may have seen a majority taken.
 timed!(what_is_given_back_unread_is_announced);
 fn what_is_given_back_unread_is_announced() {
     let (servers, proxies, [clients, _]) = proxied(3);
@@ -331,8 +332,8 @@ fn what_is_given_back_unread_is_announced() {
     nothing_is_left(&servers);
 }
 
-/// Those who wait for a lock of three servers, of which others were granted the last two. So whoever asks is granted the
-/// first, gives that back without a message, and asks again after a pause. It may have been the reason to wait.
+/// Waiters for a lock of three servers, of which strangers have the last two. A waiter is granted the first, gives it
+/// back without a message, and tries again after a pause. That part may be the reason why another process waits.
 struct Split {
     servers: Vec<Server>,
     name: String,
@@ -357,7 +358,7 @@ impl Split {
         split
     }
 
-    /// A thread of another process waits, which can be notified by a message only until it looks for itself.
+    /// A thread of another process waits. Until its own next look, only a message can wake it.
     fn waits(&mut self) {
         self.waiter = open(&self.servers);
         let lock = red(&self.waiter, &self.name).cancel_on(&self.token);
@@ -371,19 +372,19 @@ impl Split {
         self.crew.all_parked();
     }
 
-    /// It has no other reason to wake.
+    /// A message is the only reason for a wake-up.
     fn is_notified(&self) -> bool {
         self.waiter[0].stats().wakes > 0
     }
 
-    /// Within what time the waiter looks for itself does not matter: that is no message.
+    /// Does not wait for the waiter's next look, which would prove nothing about messages.
     fn ends(self) {
         self.token.cancel();
         self.crew.join();
     }
 }
 
-// L1, D1: granted over a connection that is lost before anybody knows.
+// The master grants the lock over a connection that is lost before the reply.
 #[test]
 fn what_is_undone_after_its_connection_was_lost_is_announced() {
     let mut split = Split::new("torn");

@@ -1,4 +1,4 @@
-//! The read-write lock as users meet it: who may come in, what Redis holds meanwhile, and who hears of what.
+//! The read-write lock as its users see it: who may enter, what Redis stores, and who is notified.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -16,7 +16,7 @@ use crate::support::{
 // One thread, many holds
 // ---------------------------------------------------------------------------------------------------------------------
 
-// RW4: whatever the order in which they go, others are kept out by what is left.
+// Other clients stay excluded by the remaining guards, in whichever order the guards are released.
 #[test]
 fn nested_guards_may_go_in_any_order() {
     let server = Server::start();
@@ -90,7 +90,6 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
     all
 }
 
-// P1: what a pair of verbs costs.
 #[test]
 fn a_hold_is_two_commands_and_a_downgrade_two_more() {
     let server = Server::start();
@@ -116,7 +115,7 @@ fn a_hold_is_two_commands_and_a_downgrade_two_more() {
     assert_eq!(server.clients_named("subscriber").len(), 0);
 }
 
-// R2: the read hold's end is not the write hold's.
+// Releasing a read hold does not end the renewal of the write hold of the same thread.
 timed!(a_write_hold_is_renewed_whatever_was_read_below_it);
 fn a_write_hold_is_renewed_whatever_was_read_below_it() {
     const LEASE: Duration = ms(1_000);
@@ -136,7 +135,7 @@ fn a_write_hold_is_renewed_whatever_was_read_below_it() {
         );
         thread::sleep(LEASE / 20);
     }
-    // The other way round: what was read below goes on without it.
+    // Conversely, a read hold is renewed after the write hold was released.
     let read = lock.read().unwrap();
     guard.unlock().unwrap();
     let until = Instant::now() + LEASE * 3 / 2;
@@ -153,7 +152,7 @@ fn a_write_hold_is_renewed_whatever_was_read_below_it() {
 // Downgrade
 // ---------------------------------------------------------------------------------------------------------------------
 
-// RW4: a second client asks all the time, and never gets in between.
+// A second client tries to write all the time, and never succeeds between the write hold and its downgrade.
 #[test]
 fn nobody_writes_between_a_write_hold_and_its_downgrade() {
     let server = Server::start();
@@ -168,7 +167,7 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
                 if done.load(Ordering::SeqCst) {
                     break;
                 }
-                // At times it waits, so that readers let it go first.
+                // In every fourth turn the writer waits, so that readers let it go first.
                 let wait = if turn % 4 == 0 { ms(30) } else { ms(0) };
                 if let Ok(Some(guard)) = theirs_alone.try_write_for(wait) {
                     version.fetch_add(1, Ordering::SeqCst);
@@ -193,7 +192,7 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
             );
             read.unlock().unwrap();
         }
-        // It did ask, and it could come in.
+        // The hammer asked all along, and may enter now.
         let mine = version.load(Ordering::SeqCst);
         eventually("the other one writes", || {
             version.load(Ordering::SeqCst) > mine
@@ -204,7 +203,7 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
     assert!(server.keys().is_empty());
 }
 
-// R10: Redisson's readers would wait for their timers.
+// Redisson's readers would only wake by their timers.
 timed!(a_downgrade_lets_all_waiting_readers_in);
 fn a_downgrade_lets_all_waiting_readers_in() {
     let server = Server::start();
@@ -240,7 +239,7 @@ fn a_downgrade_lets_all_waiting_readers_in() {
             desk.reads.push(read);
         };
         if extra == 1 {
-            // A further hold goes on writing.
+            // The thread still has a second write hold.
             writer.does(downgrades);
             assert_eq!(writer.does(|desk| desk.counts()), (1, 1));
             assert!(late.does(|desk| desk.lock.try_read().unwrap().is_none()));
@@ -273,7 +272,7 @@ fn a_lost_write_hold_cannot_be_downgraded() {
     let lock = ours.rw_lock(&name);
     let they = Actor::new(theirs.rw_lock(&name));
     let gone = [LossReason::Forced, LossReason::TakenOver];
-    // Known here already; unknown, with the key gone, read or written by others.
+    // The loss is already known here; or unknown, and in Redis the key is gone, read by others, or written by others.
     for (how, reasons) in [
         ("forced", &gone[..1]),
         ("gone", &gone[..]),
@@ -307,7 +306,7 @@ fn a_lost_write_hold_cannot_be_downgraded() {
     assert_eq!(theirs.stats().lost, 0);
 }
 
-// A downgraded hold lives on the terms of the write hold.
+// A downgraded hold keeps the lease and the `max_hold` of the write hold.
 timed!(a_downgraded_hold_keeps_its_lease);
 fn a_downgraded_hold_keeps_its_lease() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! The read-write lock against what it should do: a history that is checked afterwards, and a model beside it.
+//! The read-write lock, compared with a model after each of many random steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -11,7 +11,7 @@ use redlatch::{Client, Config, Error, LossReason, RwLock, RwLockReadGuard, RwLoc
 use crate::support::rwlock::{Actor, Desk, hold_key};
 use crate::support::{Server, ms, unique};
 
-/// Random enough, and the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -27,18 +27,18 @@ impl Dice {
 // A model
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A lease longer than the test, so that neither renewals nor clocks have a part in it.
+/// A lease longer than the test, so that renewals and clocks have no influence.
 const FOR_EVER: Duration = ms(3_600_000);
 
-/// A fixed lease as long, and as good.
+/// A fixed lease, as long.
 const FIXED: Duration = ms(3_600_001);
 
 type Id = usize;
 
-/// What a verb came to.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Came {
-    /// With this hold.
+    /// Acquired, with this hold.
     In(Id),
     Busy,
     Deadlock,
@@ -46,26 +46,26 @@ enum Came {
     Done(bool),
 }
 
-/// Which of the two reasons there are here.
+/// The reasons for a loss that occur here, in an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum LossReasonOrd {
     Forced,
     TakenOver,
 }
 
-/// One acquisition from Redis.
+/// A hold in Redis.
 #[derive(Debug, Clone)]
 struct Hold {
     client: usize,
     writes: bool,
     fixed: bool,
-    /// What the process knows of its loss.
+    /// The loss, if the process knows of it.
     lost: Option<LossReasonOrd>,
-    /// How many guards each actor has of it, lost or not.
+    /// How many guards each actor has of this hold, lost or not.
     guards: BTreeMap<usize, u32>,
 }
 
-/// What Redis has: the writer with its count, and readers with whether their hold's own key is there.
+/// The lock in Redis: the writer with its count, and the readers, each with whether its own key still exists.
 #[derive(Debug, Clone, Default)]
 struct Hash {
     writer: Option<(Id, u32)>,
@@ -85,7 +85,7 @@ struct Model {
 }
 
 impl Model {
-    /// Actors 0 and 1 are the first client's, 2 and 3 the second's.
+    /// Actors 0 and 1 belong to the first client, 2 and 3 to the second.
     fn client_of(actor: usize) -> usize {
         actor / 2
     }
@@ -103,7 +103,7 @@ impl Model {
             .map(|(id, _)| id)
     }
 
-    /// The hold of an actor that it takes for valid.
+    /// The actor's hold that its process takes for valid.
     fn mine(&self, actor: usize, writes: bool) -> Option<Id> {
         self.valid(Self::client_of(actor), writes)
             .find(|id| self.holds[*id].guards.contains_key(&actor))
@@ -125,11 +125,11 @@ impl Model {
         self.holds.len() - 1
     }
 
-    /// One more guard of a hold the actor has; `None` if it turns out to be lost.
+    /// Adds a guard to a hold of the actor; `None` if that turns out to be lost.
     fn again(&mut self, actor: usize, id: Id, fixed: bool) -> Option<Id> {
         let count = self.holds[id].guards[&actor] + 1;
         if self.holds[id].fixed {
-            // Renewed on the server, which finds out.
+            // A fixed lease is renewed in Redis, which reveals a loss.
             if let Err(reason) = self.renew(id, count) {
                 self.holds[id].lost = Some(reason);
                 return None;
@@ -165,7 +165,7 @@ impl Model {
         }
     }
 
-    /// It `joins` a hold of its process if there is one, unless that is older than a tenure.
+    /// With `joins` the actor may share a hold of its process, which is possible during a tenure.
     fn read(&mut self, actor: usize, fixed: bool, joins: bool) -> Came {
         if let Some(id) = self.mine(actor, false)
             && let Some(id) = self.again(actor, id, fixed)
@@ -213,7 +213,7 @@ impl Model {
             return Came::Busy;
         }
         if self.redis.writer.is_none() {
-            // The dead are no obstacle, and are cleared away.
+            // Readers whose keys have expired are removed, and do not exclude a writer.
             self.redis.readers.retain(|_, alive| *alive);
         }
         if !self.redis.is_empty() {
@@ -224,7 +224,7 @@ impl Model {
         Came::In(id)
     }
 
-    /// One guard less; what `unlock` says.
+    /// Removes a guard; returns the result of `unlock`.
     fn unlock(&mut self, actor: usize, id: Id) -> Came {
         let hold = &mut self.holds[id];
         let left = hold.guards[&actor] - 1;
@@ -276,7 +276,7 @@ impl Model {
         }
     }
 
-    /// Somebody of `client`, or a stranger, takes it from everybody.
+    /// A client, or a stranger, forces the lock open.
     fn force(&mut self, client: Option<usize>) -> Came {
         let was_held = !mem::take(&mut self.redis).is_empty();
         for hold in &mut self.holds {
@@ -287,7 +287,7 @@ impl Model {
         Came::Done(was_held)
     }
 
-    /// The key of a read hold is gone.
+    /// The key of a read hold expires.
     fn expire(&mut self, id: Id) {
         if let Some(alive) = self.redis.readers.get_mut(&id) {
             *alive = false;
@@ -295,12 +295,12 @@ impl Model {
     }
 }
 
-/// The real thing, in the same words.
+/// The real lock, with the same calls.
 struct Real {
     actors: Vec<Actor>,
     raw: Connection,
     name: String,
-    /// Each owner's hold.
+    /// The hold of each owner.
     owners: BTreeMap<String, Id>,
 }
 
@@ -320,13 +320,13 @@ fn reason(error: Error) -> Came {
 }
 
 impl Real {
-    /// Holds that the model does not know are new.
+    /// An owner that is not known yet has the newest hold of the model.
     fn came_in(&mut self, owner: &str, model: &Model) -> Came {
         let next = model.holds.len() - 1;
         Came::In(*self.owners.entry(owner.to_owned()).or_insert(next))
     }
 
-    /// Returns the owner of the hold that it has then.
+    /// Returns the owner of the hold, if the lock was acquired.
     fn takes(&mut self, actor: usize, writes: bool, fixed: bool) -> Result<Option<String>, Came> {
         self.actors[actor].does(move |desk| {
             let lock = if fixed {
@@ -350,7 +350,7 @@ impl Real {
         })
     }
 
-    /// `true` waits for the answer, or asks something afterwards that comes after it.
+    /// Releases a guard: with `waits` by `unlock`, otherwise by a drop, whose release precedes the next question.
     fn leaves(&mut self, actor: usize, writes: bool, at: usize, waits: bool) -> Came {
         self.actors[actor].does(move |desk| {
             let result = match (writes, waits) {
@@ -384,9 +384,9 @@ impl Real {
         found.unwrap().0
     }
 
-    /// Everything that can be seen is what the model says.
+    /// Checks that everything visible matches the model.
     fn looks_like(&mut self, model: &Model, guards: &[[Vec<Id>; 2]], after: &str) {
-        // What was sent without waiting for its answer comes before any question.
+        // The reply to a question follows the releases that were sent before it.
         for of_client in self.actors.chunks(2) {
             of_client[0].does(|desk| desk.lock.is_read_locked().unwrap());
         }
@@ -446,7 +446,7 @@ impl Real {
     }
 }
 
-// RW4: thousands of random steps, each compared with the model in its result and in all that can be seen.
+// Thousands of random steps, each compared with the model in its result and in everything visible.
 #[test]
 fn random_verbs_do_what_the_model_says() {
     const STEPS: usize = 6_000;
@@ -467,7 +467,7 @@ fn random_verbs_do_what_the_model_says() {
     };
     let third = clients[2].rw_lock(&name);
     let mut model = Model::default();
-    // Each actor's guards, in the order of its desk: read and write.
+    // Each actor's guards, in the order of its desk: readers and writers.
     let mut guards: [[Vec<Id>; 2]; ACTORS] = Default::default();
     let (mut dice, mut seen) = (Dice(0x5EED_0042), BTreeMap::<String, u32>::new());
     for step in 0..STEPS {
@@ -475,7 +475,7 @@ fn random_verbs_do_what_the_model_says() {
         let (mut verb, fixed) = (dice.roll(100), dice.roll(2) == 0);
         let held = guards[actor].each_ref().map(Vec::len);
         if verb < 40 && held[0] + held[1] > dice.roll(4) {
-            verb += 40; // whoever has much rather gives some back
+            verb += 40; // the more guards an actor has, the more it releases
         }
         let (what, expected, came) = match verb {
             0..40 => {
@@ -590,7 +590,7 @@ fn random_verbs_do_what_the_model_says() {
         let found = seen.get(kind).copied().unwrap_or(0);
         assert!(found >= times, "{kind} {found} times: {seen:#?}");
     }
-    // In the end all guards go, and nothing is left but what nobody could know of.
+    // At the end all guards are dropped. The keys that may remain belong to holds that were forced away.
     for actor in &real.actors {
         actor.does(|desk| {
             desk.reads.clear();

@@ -1,4 +1,4 @@
-//! The read-write lock with many who want it: who comes in when, and who cannot keep others out.
+//! The order of readers and writers: who enters when, and that neither side starves the other.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,32 +18,32 @@ use crate::support::{
     within,
 };
 
-/// Whether a waiter of this side is noted.
+/// Whether Redis has a note that a waiter of this side waits.
 fn is_noted(server: &Server, name: &str, side: &str) -> bool {
     server.exists(&format!("redisson_rwlock:{{{name}}}:{side}"))
 }
 
-/// Waits until a writer would be let go first.
+/// Waits until a writer is noted, whom readers let go first.
 #[track_caller]
 fn a_writer_waits(server: &Server, name: &str) {
     eventually("a writer waits", || is_noted(server, name, "writer"));
 }
 
-/// How long those who take part in a process of their own are noted after they have asked.
+/// How long the note of a waiter lasts after its last request, in the processes that tests start.
 const WAITER_LEASE: Duration = ms(800);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // In a process of their own
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A part that has begun with what it does to the lock `name`.
+/// Starts a process, and waits until it has begun to use the lock `name`.
 fn started(part: impl Fn(), server: &Server, name: &str) -> Part {
     let mut part = Part::start(part, &[&server.url(), name]);
     part.says("begun");
     part
 }
 
-/// The lock that this part was given.
+/// The lock of a process that a test has started.
 fn its_lock(lease: Duration) -> Option<RwLock> {
     let [url, name] = given()?;
     let config = Config::new(url).lease(lease).waiter_lease(WAITER_LEASE);
@@ -77,10 +77,10 @@ fn part_that_reads() {
 // Writers do not starve
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Readers that overlap for as long as they run.
+/// Readers whose holds overlap, so that the lock is never free.
 struct Crowd {
     stop: AtomicBool,
-    /// How many read now, and how many ever came in.
+    /// `inside` counts the readers that hold the lock now, `grants` all acquires so far.
     inside: AtomicUsize,
     grants: AtomicU64,
 }
@@ -120,7 +120,7 @@ impl Crowd {
     }
 }
 
-// RW6: inside a process the queue decides.
+// Within a process the order of the queue decides.
 timed!(a_writer_passes_overlapping_readers_of_its_process);
 fn a_writer_passes_overlapping_readers_of_its_process() {
     let server = Server::start();
@@ -145,7 +145,7 @@ fn a_writer_passes_overlapping_readers_of_its_process() {
             let entered = waiting.recv_timeout(LONG).unwrap();
             assert_eq!(crowd.inside.load(Ordering::SeqCst), 0, "alone");
             let after = crowd.grants.load(Ordering::SeqCst) - *grants.lock().unwrap();
-            // Those that had passed the door when it came.
+            // These readers had passed the queue before the writer came.
             assert!(after <= 5, "{after} readers went first");
             let took = entered.saturating_duration_since(begun);
             assert!(took < Crowd::SECTION * 2 + loosely(ms(300)), "{took:?}");
@@ -155,7 +155,7 @@ fn a_writer_passes_overlapping_readers_of_its_process() {
     assert!(server.keys().is_empty());
 }
 
-// RW6: among processes, readers look for those who wait to write.
+// Among processes, readers look for a note of a waiting writer.
 timed!(a_writer_passes_overlapping_readers_of_other_processes);
 fn a_writer_passes_overlapping_readers_of_other_processes() {
     let server = Server::start();
@@ -176,7 +176,7 @@ fn a_writer_passes_overlapping_readers_of_other_processes() {
             crowd.has_begun();
             let lock = other.rw_lock(&name);
             if readers_first {
-                // Redisson's rule: for as long as they like.
+                // Redisson's rule: readers may keep a writer out without limit.
                 assert!(lock.try_write_for(ms(1_500)).unwrap().is_none());
             } else {
                 for _ in 0..4 {
@@ -184,7 +184,7 @@ fn a_writer_passes_overlapping_readers_of_other_processes() {
                     let guard = lock.try_write_for(LONG).unwrap().expect("a turn");
                     let took = begun.elapsed();
                     assert_eq!(crowd.inside.load(Ordering::SeqCst), 0, "alone");
-                    // A look or two of a tenth of a second each, and a section.
+                    // At most two polls, 0.1 s each, and a reader's section.
                     assert!(took < loosely(ms(1_000)), "{took:?}");
                     let grants = crowd.grants.load(Ordering::SeqCst);
                     guard.unlock().unwrap();
@@ -198,7 +198,8 @@ fn a_writer_passes_overlapping_readers_of_other_processes() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// Also where a single writer would never see the lock free, since readers of its own process share all the time.
+// A single attempt to read also gives way to a waiting writer, which otherwise never finds the lock free while readers
+// of a process share a hold.
 timed!(a_waiting_writer_is_let_go_first_by_single_attempts_too);
 fn a_waiting_writer_is_let_go_first_by_single_attempts_too() {
     let server = Server::start();
@@ -215,7 +216,7 @@ fn a_waiting_writer_is_let_go_first_by_single_attempts_too() {
     assert!(lock.try_read().unwrap().is_none());
     assert!(lock.try_read_for(ms(200)).unwrap().is_none());
     assert!(lock.clone().readers_first().try_read().unwrap().is_some());
-    // Whoever reads already may read again.
+    // A thread that reads already may read again.
     reader.does(|desk| assert!(desk.lock.try_read().unwrap().is_some()));
     reader.leaves();
     waiting.recv_timeout(loosely(BY_MESSAGE)).unwrap();
@@ -227,7 +228,7 @@ fn a_waiting_writer_is_let_go_first_by_single_attempts_too() {
     assert!(lock.try_read().unwrap().is_some());
 }
 
-// RW6: whatever became of it, readers wait for it once.
+// A writer that is killed or stopped keeps readers out for one waiter lease.
 timed!(a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most);
 fn a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most() {
     let server = Server::start();
@@ -248,11 +249,11 @@ fn a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most() {
         assert!(took < WAITER_LEASE + loosely(ms(700)), "{took:?}");
         assert!(!is_noted(&server, &name, "writer"));
         guard.unlock().unwrap();
-        // Neither again, nor on a free lock.
+        // The note has no effect later, nor on a free lock.
         keeper.leaves();
         assert!(lock.try_read().unwrap().is_some());
         if signal == Signal::SIGSTOP {
-            // Back again, it is let go first.
+            // When the writer continues, readers let it go first again.
             keeper.reads();
             process.signal(Signal::SIGCONT);
             a_writer_waits(&server, &name);
@@ -266,7 +267,7 @@ fn a_writer_that_is_gone_keeps_readers_out_for_a_waiter_lease_at_most() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// RW6, the other way round: writers that come all the time leave room for readers.
+// Conversely, steady writers leave room for readers.
 timed!(readers_do_not_starve_among_steady_writers);
 fn readers_do_not_starve_among_steady_writers() {
     let server = Server::start();
@@ -312,7 +313,7 @@ fn readers_do_not_starve_among_steady_writers() {
 // Leases
 // ---------------------------------------------------------------------------------------------------------------------
 
-// RW2, R24: nobody renews the hold of the dead.
+// The hold of a dead reader is not renewed by the other readers.
 timed!(a_dead_reader_ends_with_its_lease_whatever_others_renew);
 fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     let server = Server::start();
@@ -351,7 +352,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     assert!(waiting.recv_timeout(LONG).unwrap() - begun < loosely(BY_MESSAGE));
     assert_eq!(server.hgetall(&name).len(), 2);
     writer.leaves();
-    // With nobody else: after its own lease, without a message.
+    // The dead reader is the only one: the writer enters when its lease expires, without a message.
     let mut process = started(part_that_reads, &server, &name);
     let waiting = writer.begins(|desk| {
         desk.write();
@@ -369,7 +370,7 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// RW2, R24: the living leave first, so that nobody says anything when the dead one's lease ends.
+// The living reader leaves first, so no message is sent when the dead reader's lease expires.
 timed!(a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over);
 fn a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over() {
     const DEAD: Duration = ms(1_700);
@@ -391,7 +392,7 @@ fn a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over() {
         Instant::now()
     });
     a_writer_waits(&server, &name);
-    // After its second question, whose answer knows of the living one.
+    // The second reply still tells the writer of the living reader.
     eventually("it parks for a second time", || begun.elapsed() > ms(1_200));
     alive.leaves();
     assert!(waiting.try_recv().is_err());
@@ -412,7 +413,7 @@ fn a_writer_comes_in_as_soon_as_the_last_dead_reader_is_over() {
 // No message is missed
 // ---------------------------------------------------------------------------------------------------------------------
 
-// R1: the message is there before the answer that somebody has the lock.
+// The release is published before the refusal reaches the waiter.
 timed!(a_release_told_before_the_refusal_arrives_is_not_missed);
 fn a_release_told_before_the_refusal_arrives_is_not_missed() {
     let server = Server::start();
@@ -439,7 +440,7 @@ fn a_release_told_before_the_refusal_arrives_is_not_missed() {
             }
             Instant::now()
         });
-        // The second question comes when it listens; its answer is under way for a while.
+        // The second request is sent once the waiter has subscribed; its reply is under way for 60 ms.
         eventually("it has asked twice", || {
             server.calls("evalsha") >= asked + 2
         });
@@ -453,7 +454,7 @@ fn a_release_told_before_the_refusal_arrives_is_not_missed() {
     assert_eq!(ours.stats().missed_messages, 0);
 }
 
-// A note that has ended is in nobody's way: of this process, or of another.
+// The note of a writer that has given up must not delay readers, of its own process or of another.
 timed!(readers_behind_a_writer_that_gives_up_come_in_at_once);
 fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     let server = Server::start();
@@ -499,7 +500,7 @@ fn readers_behind_a_writer_that_gives_up_come_in_at_once() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-/// The server executes the next request at once, and does not ask for the text of its script.
+/// Makes the server execute the actor's next request at once, instead of asking for the script's text.
 fn knows_the_scripts(actor: &Actor) {
     actor.reads();
     actor.leaves();
@@ -507,7 +508,7 @@ fn knows_the_scripts(actor: &Actor) {
     actor.leaves();
 }
 
-/// Has `actor` wait for the lock, until it has asked twice: the second question comes when it listens.
+/// Makes `actor` wait for the lock, until it has asked twice; the second request follows its subscription.
 fn waits(server: &Server, actor: &Actor, writes: bool) -> Receiver<Instant> {
     let asked = server.calls("evalsha");
     let waiting = actor.begins(move |desk| {
@@ -527,15 +528,15 @@ fn waits(server: &Server, actor: &Actor, writes: bool) -> Receiver<Instant> {
     waiting
 }
 
-// A reader whose reply is lost asks again, behind the writer that has come since. The writer was behind the reader's
-// first number, whose note another reader's grant has removed.
+// A reader whose reply is lost asks again, and is then behind the writer that came after its first request. The writer
+// in turn waits behind the reader's first number, whose note was removed by the grant of another reader.
 timed!(a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other);
 fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
     let server = Server::start();
     let name = unique("lost_reply");
     let [lost, late] = [(); 2].map(|()| Proxy::start(server.addr()));
     let urls = [server.url(), lost.url(), late.url(), server.url()];
-    // Notes outlive the test, and the silence of a connection is not noticed.
+    // Notes last longer than the test, and the client does not notice the silent connection.
     let config = |url| {
         Config::new(url)
             .waiter_lease(LONG)
@@ -555,7 +556,7 @@ fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
     let other_reads = waits(&server, &other, false);
     late.set(Target::Subscriber, Mode::Stall);
     let writes = waits(&server, &writer, true);
-    // The writer asks first, and the other reader hears of the release later.
+    // The writer asks first; the other reader gets the message of the release later.
     let asked = server.calls("evalsha");
     holder.leaves();
     eventually("the writer has asked again", || {
@@ -578,7 +579,7 @@ fn a_reader_whose_reply_was_lost_and_a_writer_do_not_wait_for_each_other() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// A waiter that has no answer yet is noted as well.
+// A waiter without a reply may be noted as well.
 timed!(who_gives_up_before_the_first_answer_is_in_nobodys_way);
 fn who_gives_up_before_the_first_answer_is_in_nobodys_way() {
     for writes in [false, true] {
@@ -595,7 +596,7 @@ fn who_gives_up_before_the_first_answer_is_in_nobodys_way() {
         };
         knows_the_scripts(&holder);
         let trap = proxy.swallow_reply_on(Target::Link, sha(acquire));
-        // Below a reader only the note is in the way of the next one; a writer has to leave first.
+        // Behind a reader the next reader is only kept out by the note; behind a writer it has to wait for the release.
         match writes {
             true => holder.reads(),
             false => holder.writes(),
@@ -621,7 +622,7 @@ fn who_gives_up_before_the_first_answer_is_in_nobodys_way() {
     }
 }
 
-/// Two threads of a Redisson client, one of which always reads: each comes when the other is to leave.
+/// Two threads of a Redisson client whose read holds overlap all the time.
 fn redisson_reads(server: &Server, name: &str, stop: &AtomicBool) {
     let mut con = server.connection();
     let client = STRANGER.rsplit_once(':').unwrap().0;
@@ -652,7 +653,7 @@ fn redisson_reads(server: &Server, name: &str, stop: &AtomicBool) {
     }
 }
 
-// Redisson's readers do not let writers go first, so where they never pause a writer waits. Ours need not for ever.
+// Redisson's readers never let a writer go first. Our readers wait for such a writer for 10 s at most.
 timed!(a_writer_that_redissons_readers_pass_is_let_go_first_for_ten_seconds);
 fn a_writer_that_redissons_readers_pass_is_let_go_first_for_ten_seconds() {
     const PRECEDENCE: Duration = ms(10_000);

@@ -1,4 +1,5 @@
-//! The read-write lock inside a process, where readers share a hold, and beside Redisson, where they do not.
+//! The read-write lock within a process, where readers share a hold in Redis, and beside Redisson, where each thread
+//! has its own.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::support::{
 // Sharing
 // ---------------------------------------------------------------------------------------------------------------------
 
-// P4: readers of a process cost no more than the first of them.
+// Further readers of a process send no commands.
 timed!(a_further_reader_of_a_process_asks_nobody_for_a_tenure);
 fn a_further_reader_of_a_process_asks_nobody_for_a_tenure() {
     const JOINS: u64 = 1_000;
@@ -47,7 +48,7 @@ fn a_further_reader_of_a_process_asks_nobody_for_a_tenure() {
         elsewhere(|| lock.read().unwrap().owner() != owner)
     });
     first.leaves();
-    // The last one out gives it back, whoever came first.
+    // The last reader releases the hold, even if it was not the first.
     let [first, second] = [(); 2].map(|()| Actor::new(lock.clone()));
     assert_eq!(first.reads(), second.reads());
     first.leaves();
@@ -95,7 +96,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     drop(lock.try_write().unwrap().unwrap());
 }
 
-// A writer in the queue keeps further readers of the process from joining, and leaving the queue lets them.
+// A writer in the process's queue keeps further readers from joining, until it leaves the queue.
 timed!(nobody_joins_while_a_thread_of_the_process_waits_to_write);
 fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     let server = Server::start();
@@ -111,7 +112,7 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     let behind = reader.begins(|desk| {
         desk.read();
     });
-    // Who reads already does not queue, or it would wait for itself.
+    // A thread that reads already does not queue, since it would wait for itself.
     let again = lock.read().unwrap();
     assert!(behind.try_recv().is_err());
     assert!(given_up.recv_timeout(LONG).unwrap());
@@ -121,7 +122,7 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-// M1: who has left does not stay on a list of those to be notified.
+// The list of those to be notified of a loss drops the readers that have left.
 timed!(listeners_of_a_long_lived_hold_do_not_pile_up);
 fn listeners_of_a_long_lived_hold_do_not_pile_up() {
     let server = Server::start();
@@ -134,7 +135,7 @@ fn listeners_of_a_long_lived_hold_do_not_pile_up() {
         for _ in 0..10_000 {
             let guard = lock.read().unwrap();
             assert!(guard.lost().is_empty());
-            // A second look is the same one.
+            // Each call returns the same channel.
             assert!(guard.lost().same_channel(guard.lost()));
             received.push(guard.lost().clone());
         }
@@ -156,7 +157,7 @@ fn listeners_of_a_long_lived_hold_do_not_pile_up() {
 // Late, stopped, cancelled
 // ---------------------------------------------------------------------------------------------------------------------
 
-// A loss is said once for each hold, whoever drops what later.
+// A loss is logged once per hold, even if several guards are dropped later.
 #[test]
 fn dropping_lost_guards_is_quiet() {
     let logs = logs();
@@ -170,7 +171,7 @@ fn dropping_lost_guards_is_quiet() {
         logs.count(log::Level::Warn, &name) == 2
     });
     assert_eq!(client.stats().lost, 2);
-    // Whatever else there was to be said has been said when this returns.
+    // Dropping the client and the lock ends all threads that could still log.
     drop((client, lock));
     assert_eq!(logs.count(log::Level::Warn, &name), 2, "one for each hold");
     assert_eq!(logs.count(log::Level::Error, &name), 0);
@@ -180,7 +181,7 @@ fn dropping_lost_guards_is_quiet() {
 // Beside Redisson
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A Redisson client, as far as its scripts would change the lock `name`.
+/// A Redisson client, reduced to the changes that its scripts make to the lock `name`.
 struct Redisson<'a> {
     server: &'a Server,
     name: &'a str,
@@ -191,7 +192,7 @@ impl Redisson<'_> {
         format!("{{{}}}:{STRANGER}:rwlock_timeout:{n}", self.name)
     }
 
-    /// One more read hold.
+    /// Adds a read hold.
     fn read(&self, lease: &str) {
         let server = self.server;
         server.cli(&["HSETNX", self.name, "mode", "read"]);
@@ -201,7 +202,7 @@ impl Redisson<'_> {
         server.cli(&["PEXPIRE", self.name, &left.to_string()]);
     }
 
-    /// One read hold less, as 6.3 of the protocol has it.
+    /// Removes a read hold, as Redisson's script for it does.
     fn leave(&self) {
         let server = self.server;
         let n: u32 = server.ask(&["HINCRBY", self.name, STRANGER, "-1"]);
@@ -240,7 +241,7 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
         name: &name,
     };
     let theirs = |n: &str| (STRANGER.to_owned(), n.to_owned());
-    // Theirs first, with two holds; ours comes and goes.
+    // Redisson reads first, with two holds; ours begins and ends.
     they.read("60000");
     they.read("60000");
     let ours = lock.read().unwrap();
@@ -252,12 +253,12 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
     assert!(server.exists(&they.hold(1)) && server.exists(&they.hold(2)));
     assert!(server.pttl(&name) > 50_000);
     assert!(lock.try_write().unwrap().is_none());
-    // One of its holds alive is enough.
+    // A single living hold of Redisson keeps writers out.
     server.cli(&["DEL", &they.hold(1)]);
     lock.read().unwrap().unlock().unwrap();
     assert!(server.hgetall(&name).contains(&theirs("2")));
     assert!(lock.try_write().unwrap().is_none());
-    // Theirs goes, ours stays.
+    // Redisson's holds end, ours stays.
     let ours = Actor::new(lock.clone());
     let owner = ours.reads();
     they.leave();
@@ -269,7 +270,7 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
     assert!(lock.try_write().unwrap().is_none());
     ours.leaves();
     assert!(server.keys().is_empty());
-    // Theirs is the last to leave, and its message is enough for a writer of ours.
+    // Redisson leaves last, and its message wakes our waiting writer.
     they.read("60000");
     let waiting = ours.begins(|desk| {
         desk.write();
@@ -288,7 +289,8 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
     assert!(server.keys().is_empty());
 }
 
-// Its watchdog with a shorter time-out than ours, or its multi-lock with a lease, and then it dies.
+// A Redisson client may shorten the lock's time to live, by a watchdog with a shorter timeout or a lease of its
+// multi-lock, and then be killed.
 timed!(a_lock_that_a_redisson_client_shortens_outlives_that_client);
 fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     const THEIRS: &str = "3000";
@@ -308,7 +310,7 @@ fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     for reader in &readers {
         reader.reads();
     }
-    // What we found when we came tells what may come, and after that what our renewals find.
+    // The first round is covered by what our acquire found, the second by what our renewals find.
     for round in 1..=2 {
         for name in &names {
             server.cli(&["PEXPIRE", name, THEIRS]);
@@ -327,7 +329,7 @@ fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     }
 }
 
-/// Whether a contender that was about to ask has done so: nothing comes for a while.
+/// Whether a contender has finished asking: no request comes for 100 ms.
 fn ours_is_parked(server: &Server, asked: u64) -> bool {
     !within(ms(100), || server.calls("evalsha") > asked)
 }
@@ -373,10 +375,10 @@ fn a_redisson_writer_keeps_ours_out_and_lets_all_readers_in() {
         let took = reader.recv_timeout(LONG).unwrap() - begun;
         assert!(took < loosely(BY_MESSAGE), "{took:?}");
     }
-    // A writer of theirs is refused by what its script would look at.
+    // Redisson's script for a writer checks this field.
     assert_eq!(server.ask::<String>(&["HGET", &name, "mode"]), "read");
     readers.iter().for_each(Actor::leaves);
-    // Forced open, it is theirs no more.
+    // A forced unlock removes Redisson's hold.
     server.cli(&["HSET", &name, "mode", "write", &field, "1"]);
     assert!(lock.force_unlock().unwrap());
     drop(lock.try_write().unwrap().unwrap());

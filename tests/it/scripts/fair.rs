@@ -1,5 +1,4 @@
-//! The scripts of the fair lock by bare EVALSHA on a real server, as a table: what is called, what it replies, who holds the
-//! lock and who is in the queue then, and who was notified.
+//! The scripts of the fair lock, as a table: the call, its reply, the holder, the queue, and who was notified.
 
 use redis::{Connection, PubSub, RedisResult, Value};
 
@@ -12,10 +11,10 @@ use crate::support::{Server, lua, timed};
 /// The waiter lease.
 const WAITER: i64 = 3_000;
 
-/// What each place adds to the timeouts of those behind it.
+/// How much each place in the queue adds to the timeouts of the places behind it.
 const WAIT: i64 = 300_000;
 
-/// How ours are called in the table, and threads of Java.
+/// The names of our owners in the table, then those of Java threads.
 const OURS: &str = "abcdefgh";
 const JAVA: &str = "jk";
 
@@ -27,7 +26,7 @@ fn ticket(letter: char) -> String {
     format!("{client}:{}", u32::from(letter))
 }
 
-/// The letters of some tickets.
+/// The names of some owners.
 fn letters(tickets: impl IntoIterator<Item = String>) -> String {
     let all = || OURS.chars().chain(JAVA.chars());
     let letter = |of: &str| all().find(|letter| *of == ticket(*letter)).unwrap_or('?');
@@ -93,7 +92,7 @@ impl<'a> Fair<'a> {
         seconds * 1000 + micros / 1000
     }
 
-    /// As if so much time had passed for all places.
+    /// Ages all places by so many milliseconds.
     fn pass(&self, ms: i64) {
         let [_, _, timeouts, alive, _] = self.keys();
         for key in [timeouts, alive] {
@@ -105,7 +104,7 @@ impl<'a> Fair<'a> {
         }
     }
 
-    // What Redisson's scripts do.
+    // The changes that Redisson's scripts make.
 
     fn java_joins(&self, of: char) {
         let [lock, queue, timeouts, ..] = self.keys();
@@ -133,7 +132,7 @@ impl<'a> Fair<'a> {
         as_redisson(self.server, &lock, &ticket(of), "1", LEASE);
     }
 
-    /// Does what a row of the table says, and says what came of it.
+    /// Runs the call of a row, and returns its reply.
     fn step(&mut self, call: &str) -> String {
         let (verb, of) = call.split_once(' ').unwrap_or((call, ""));
         let first = of.chars().next().unwrap_or('?');
@@ -177,7 +176,7 @@ impl<'a> Fair<'a> {
                 self.server.cli(&["DEL", &keys[at.unwrap()]]);
                 return String::new();
             }
-            // In how many seconds each of the queue ends for Redisson, to the nearest ten.
+            // The timeouts in the order of the queue: seconds from now, rounded to tens.
             "timeouts" => {
                 let now = self.now() as f64;
                 let at = |its: &String| self.server.ask::<f64>(&["ZSCORE", &keys[2], its]);
@@ -203,7 +202,7 @@ impl<'a> Fair<'a> {
         }
     }
 
-    /// Who holds the lock, who is in the queue and who was notified; and what is true of every state.
+    /// The holder, the queue, and who was notified; checks what holds in every state.
     fn state(&mut self) -> [String; 3] {
         let [lock, queue, timeouts, alive, channel] = self.keys();
         let holders = self.server.hgetall(&lock).into_iter();
@@ -257,7 +256,7 @@ impl<'a> Fair<'a> {
     }
 }
 
-/// Each row: the call | its reply | who holds | the queue | who was notified.
+/// Each row: call | reply | holder | queue | who was notified.
 const TABLE: &[(&str, &[&str])] = &[
     (
         "they are served in the order in which they came",
@@ -559,7 +558,7 @@ fn whatever_the_name() {
     }
 }
 
-/// Only the last lives, and one call removes all others.
+/// All waiters but the last are dead, and a single call removes them.
 #[test]
 fn many_dead_are_removed_at_once() {
     let (server, mut listener) = (Server::start(), None);
@@ -594,7 +593,7 @@ fn values_of_another_type_are_refused_and_kept() {
         for (script, args) in calls {
             server.cli(&["FLUSHALL"]);
             server.cli(&["SET", key, "theirs"]);
-            // A refresh does not look into the lock.
+            // A refresh does not read the lock.
             if n > 0 || script != lua::FAIR_REFRESH {
                 let refused = fair.script(script, args).unwrap_err();
                 assert_eq!(refused.code(), Some("WRONGTYPE"), "{key}: {refused:?}");
@@ -604,7 +603,7 @@ fn values_of_another_type_are_refused_and_kept() {
         }
     }
     server.cli(&["FLUSHALL"]);
-    // A read-write lock, and a hash that is none.
+    // A read-write lock without a reader.
     server.cli(&["HSET", "orders", "mode", "read"]);
     for (script, args) in [calls[0], calls[3]] {
         let refused = fair.script(script, args).unwrap_err();

@@ -1,4 +1,4 @@
-//! The script of the fenced lock by bare EVALSHA on a real server: the tokens, and the keys and TTLs left behind.
+//! The acquire script of the fenced lock: the tokens, and the keys and times to live that it leaves.
 
 use redis::{Connection, RedisResult, Value};
 
@@ -18,13 +18,13 @@ fn counter(name: &str) -> String {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Reply {
-    /// Taken; the first and the last token drawn.
+    /// Acquired; the first and the last of the tokens.
     Tokens(i64, i64),
-    /// Somebody else's TTL.
+    /// The time to live of another owner's lock.
     Busy(i64),
 }
 
-/// Draws up to `count` tokens into a counter with that TTL.
+/// Acquires and draws up to `count` tokens; the counter gets this time to live.
 fn acquire(
     con: &mut Connection,
     name: &str,
@@ -48,7 +48,7 @@ fn acquire(
     }
 }
 
-/// The first and the last of up to `count` tokens, drawn into a counter without a TTL.
+/// Draws up to `count` tokens from a counter without a time to live; returns the first and the last.
 #[track_caller]
 fn draw_many(con: &mut Connection, name: &str, owner: &str, count: i64) -> (i64, i64) {
     match acquire(con, name, owner, LEASE, count, 0).unwrap() {
@@ -57,7 +57,7 @@ fn draw_many(con: &mut Connection, name: &str, owner: &str, count: i64) -> (i64,
     }
 }
 
-/// One token.
+/// Draws a token.
 #[track_caller]
 fn draw(con: &mut Connection, name: &str, owner: &str) -> i64 {
     draw_many(con, name, owner, 1).0
@@ -67,13 +67,13 @@ fn release(con: &mut Connection, name: &str, owner: &str) -> i64 {
     run(con, RELEASE, &[name, &channel(name)], &[owner]).unwrap()
 }
 
-/// The server's clock.
+/// The server's clock, in microseconds.
 fn micros(server: &Server) -> i64 {
     let (seconds, micros): (i64, i64) = server.ask(&["TIME"]);
     seconds * 1_000_000 + micros
 }
 
-/// Nothing is on the server but the lock, `owner`'s alone, and its counter, which stands at `token`.
+/// Checks that the server has only the lock, held by `owner`, and its counter with the value `token`.
 #[track_caller]
 fn assert_held(server: &Server, name: &str, owner: &str, token: i64) {
     let mut keys = [name.to_owned(), counter(name)];
@@ -127,7 +127,7 @@ fn batches_do_not_overlap() {
     let server = Server::start();
     let mut con = server.connection();
     let mut last = 0;
-    // A batch of a million is a second of the clock: those behind it follow it, not the clock.
+    // A batch of a million equals a second of the clock, so the next batches continue from the counter.
     for count in [1, 7, 1_000_000, 1, 250_000, 3, 1].repeat(5) {
         let (first, token) = draw_many(&mut con, "orders", US, count);
         assert!(first > last, "{first}..={token} after {last}");
@@ -136,7 +136,7 @@ fn batches_do_not_overlap() {
     }
 }
 
-// What tokens are ahead of the clock, they go back when the counter is lost.
+// If the counter is lost, tokens fall back to the clock, so the lead over the clock must be small.
 #[test]
 fn tokens_are_ahead_of_the_clock_by_less_than_may_be_drawn_at_once() {
     let server = Server::start();
@@ -152,7 +152,6 @@ fn tokens_are_ahead_of_the_clock_by_less_than_may_be_drawn_at_once() {
     assert_eq!(most, 5000, "whoever comes after a while gets all");
 }
 
-// A9
 #[test]
 fn tokens_increase_although_the_counter_is_gone() {
     let server = Server::start();
@@ -191,7 +190,7 @@ fn a_counter_ahead_of_the_clock_is_followed() {
         let drawn = draw_many(&mut con, "orders", US, count);
         assert_eq!(drawn, (ahead, ahead), "one at a time");
         assert_held(&server, "orders", US, ahead);
-        // As Redisson does.
+        // As Redisson draws a token.
         let next: i64 = server.ask(&["INCR", &counter("orders")]);
         ahead += 1;
         assert_eq!(next, ahead);
@@ -216,7 +215,7 @@ fn the_counters_ttl_is_set_or_cleared_by_every_acquire() {
             }
         }
     }
-    // Redisson's expire() of a fenced lock.
+    // Redisson's `expire()` of a fenced lock.
     let () = server.ask(&["PEXPIRE", &counter("orders"), "5000"]);
     draw(&mut con, "orders", US);
     assert_eq!(server.pttl(&counter("orders")), -1);
@@ -231,16 +230,16 @@ fn a_counter_outlives_its_lead_over_the_clock() {
     let () = server.ask(&["SET", &counter("orders"), &ahead.to_string()]);
     acquire(&mut con, "orders", US, LEASE, 1, HOUR_MS).unwrap();
     let left = server.pttl(&counter("orders"));
-    // Never over before the clock has come to the token.
+    // The counter must not expire before the clock has reached the token.
     assert_left(left, lead + 2);
     assert!(micros(&server) + left * 1000 >= ahead);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The table: with a counter that the clock never comes to
+// The table, with a counter that the clock never reaches
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Draws as many tokens as the second word says, into a counter with the TTL of the third.
+/// `acquire`: the second word is the number of tokens, the third the counter's time to live.
 const CALLS: &[Call] = &[
     ("acquire", ACQUIRE, "lock counter", "$1 $4:30s $2:1 $3:0"),
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s 1"),
@@ -255,7 +254,7 @@ fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> St
         ("a", US.to_owned()),
         ("b", THEM.to_owned()),
     ];
-    // From 2^53 on doubles leave integers out.
+    // From 2^53 on, doubles skip integers.
     let big = ["big", "big+1", "big+2", "big+3"].into_iter();
     let big = big.zip((1_i64 << 53..).map(|n| n.to_string()));
     Stage::new(server, listener, CALLS, words.into_iter().chain(big))

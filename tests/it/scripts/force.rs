@@ -1,11 +1,11 @@
-//! Taking a lock away, by bare EVALSHA: a request counts once, whichever script it is.
+//! The scripts that force a lock open: a request counts once, in each of them.
 
 use crate::support::scripts::{
     LEASE, REQUEST, THEM, US, assert_left, channel, listen_to_all, messages, out_of_memory, run,
 };
 use crate::support::{Server, lua, rw_scripts};
 
-/// Each script with its keys.
+/// The scripts with their keys.
 fn scripts(name: &str) -> [(&'static str, Vec<String>); 4] {
     let (channel, rw_channel) = (channel(name), rw_scripts::channel(name));
     let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
@@ -20,7 +20,7 @@ fn scripts(name: &str) -> [(&'static str, Vec<String>); 4] {
     ]
 }
 
-/// A write hold, which passes for a plain one too but for its mode.
+/// Writes a write hold, which is also a plain hold except for its mode.
 fn take(server: &Server, script: &str, owner: &str) {
     if script == lua::RW_FORCE {
         server.cli(&["HSET", "orders", "mode", "write"]);
@@ -50,7 +50,7 @@ fn a_request_that_comes_twice_counts_once() {
             assert_eq!(force(), held, "the answer of the first");
             assert_eq!(server.hgetall("orders"), before, "{keys:?}");
             assert_eq!(messages(&server, &mut pubsub), []);
-            // Another request is another.
+            // A new request counts again.
             server.cli(&["DEL", REQUEST]);
             assert_eq!(force(), 1);
             server.cli(&["FLUSHALL"]);

@@ -1,4 +1,4 @@
-//! The scripts of the count-down latch by bare EVALSHA on a real server: a table, and a model.
+//! The scripts of the count-down latch: a table, and a comparison with a model.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,14 @@ use crate::support::scripts::NAMES;
 use crate::support::table::{Call, Stage, Table};
 use crate::support::{Server, timed};
 
-/// Each request has a mark, which names its key too. The mark of a round lives a day, or a minute once the latch is open.
+/// Each request has an id, which is also the name of its key. The mark of a round lives for a day, or for a minute once
+/// the latch is open.
 const CALLS: &[Call] = &[
     ("set", SET, "latch round channel $1", "$1 86400s 60s $2:3"),
     ("count", COUNT_DOWN, "latch round channel $1", "$1 60s 60s"),
     ("delete", DELETE, "latch round channel $1", "$1 60s 60s"),
     ("state", STATE, "latch round", ""),
-    // With the key of a request that was answered.
+    // With the key of an answered request, which is deleted.
     (
         "set_forgetting",
         SET,
@@ -190,7 +191,7 @@ fn what_is_no_count_is_refused_and_left_as_it_was() {
     latch.refuses(&kinds, &all);
 }
 
-/// What a latch should be, told in a few lines.
+/// A model of the latch.
 #[derive(Default)]
 struct Model {
     left: Option<i64>,
@@ -251,13 +252,13 @@ fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
         state % below
     };
     for step in 0..4_000_u64 {
-        // One in three is a copy of a request of the last few, perhaps of none yet.
+        // A third of the steps repeat one of the last twelve requests, or precede it.
         let n = if dice(3) == 0 {
             step.saturating_sub(dice(12))
         } else {
             step
         };
-        // The verb belongs to the request.
+        // A repeated request has the verb of the first.
         let verb = match (n.wrapping_mul(0x9E37_79B9) >> 7) % 7 {
             verb @ (0 | 2) => verb,
             _ => 1,
@@ -277,7 +278,7 @@ fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
         };
         assert_eq!(latch.says("state"), wanted, "step {step}, {id}");
         if dice(40) == 0 {
-            // By Redisson, or by hand.
+            // Set from outside.
             let left = [0, -2, 3][usize::try_from(dice(3)).unwrap()];
             server.cli(&["SET", "model", &left.to_string()]);
             model.left = Some(left);

@@ -1,4 +1,4 @@
-//! The scripts of the plain lock by bare EVALSHA on a real server, and what every file in `lua/` says of itself.
+//! The scripts of the plain lock, and what each file in `lua/` says in its header.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,13 @@ const CALLS: &[Call] = &[
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
     ("keep", lua::LOCK_KEEP, "lock", "$1 $2:30s"),
     ("force", lua::LOCK_FORCE, "lock $1 channel", "30s"),
-    // Without a channel.
+    // A call without a channel publishes nothing.
     ("release_quietly", lua::LOCK_RELEASE, "lock", "$1"),
     ("force_quietly", lua::LOCK_FORCE, "lock $1", "30s"),
 ];
 
-/// `a` and `a2` are numbers of one client, `b` is another's; each request to force it open is one of its own.
+/// `a` and `a2` are two owners of a client, `b` is an owner of another; `r1` and `r2` are requests to force the lock
+/// open.
 fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
     let words = [
         ("lock", name),
@@ -253,7 +254,7 @@ fn what_is_no_lock_is_refused_and_kept() {
         ],
         &all,
     );
-    // Read-write locks, and one whose owner is called like that.
+    // Read-write locks, of which the second has an owner that ends like a writer's field.
     stage.refuses(
         &[
             &["HSET", "lock", "b", "1", "mode", "read"],
@@ -280,7 +281,7 @@ fn what_is_no_lock_is_refused_and_kept() {
 
 #[test]
 fn of_several_locks_each_is_renewed_for_itself() {
-    // The `redis` crate takes an array with an error in it for an error.
+    // The `redis` crate turns an array that contains an error into an error.
     let renew = format!(
         "local function renew()
            {RENEW}
@@ -318,10 +319,10 @@ fn of_several_locks_each_is_renewed_for_itself() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Their text
+// Headers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The `KEYS[n]` and `ARGV[n]` in a text.
+/// The `KEYS[n]` and `ARGV[n]` that a text contains.
 fn mentioned(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for table in ["KEYS[", "ARGV["] {
@@ -333,20 +334,20 @@ fn mentioned(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// What a header has to name for all keys, and for their second half.
+/// How a header names all keys, all arguments, and the second half of the keys.
 const ALL_KEYS: &str = "KEYS[1…n]";
 const ALL_ARGS: &str = "ARGV[1…3n]";
 const SECOND_HALF: &str = "KEYS[n+1…2n]";
 
-/// The last key, behind two halves.
+/// How a header names the key that follows two halves.
 const BEHIND_HALVES: &str = "KEYS[2n+1]";
 
-/// Whether a header names one key or argument by its number.
+/// Whether a header names a single key or argument by its number.
 fn is_numbered(name: &str) -> bool {
     !name.contains('…') && name != BEHIND_HALVES
 }
 
-/// What the code reads, as a header names it: keys by number, or any number of them.
+/// The keys and arguments that the code reads, in the words of a header.
 fn read_by(code: &str) -> BTreeSet<String> {
     let mut read: BTreeSet<String> = mentioned(code)
         .into_iter()
@@ -366,7 +367,7 @@ fn read_by(code: &str) -> BTreeSet<String> {
         })
         .collect();
     for part in code.split("(KEYS").skip(1) {
-        // All of them by `ipairs` or `unpack`, or those from one on.
+        // `ipairs` or `unpack` of all keys, or of those from a number on.
         let from = part
             .strip_prefix(", ")
             .and_then(|rest| rest.split_once(')'));
@@ -380,11 +381,11 @@ fn read_by(code: &str) -> BTreeSet<String> {
         read.insert(format!("ARGV[{from}…n]"));
     }
     if code.contains("ipairs(ARGV)") {
-        // But the first, which has a number.
+        // All arguments except the first, which is named by its number.
         read.insert("ARGV[2…n]".to_owned());
     }
     if read.contains(ALL_KEYS) {
-        // One of all.
+        // Numbered keys are part of all keys.
         read.retain(|one| one.starts_with("ARGV") || !is_numbered(one));
     }
     read

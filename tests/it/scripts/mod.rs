@@ -1,4 +1,4 @@
-//! The Lua scripts by bare EVALSHA.
+//! The Lua scripts, called by EVALSHA without the library.
 
 mod fair;
 mod fenced;

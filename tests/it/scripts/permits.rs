@@ -1,4 +1,4 @@
-//! The scripts about permits with a lease each by bare EVALSHA on a real server: a table, and what it cannot tell.
+//! The scripts of permits with a lease each: a table, and tests of what a table cannot show.
 
 use redis::Connection;
 
@@ -10,7 +10,7 @@ use crate::support::scripts::{LEASE, NAMES};
 use crate::support::table::{Call, Stage, Table};
 use crate::support::{Server, eventually, lua, timed};
 
-/// Requests that count once have a key of their own, the last word.
+/// The last word of a call that must count once is the key of the request.
 const CALLS: &[Call] = &[
     ("try_set", TRY_SET, "permits out channel $2", "$1 60s"),
     ("set", SET, "permits out channel $2", "$1 60s"),
@@ -154,7 +154,7 @@ const TABLE: &[Table] = &[
             "acquire p1                                                    | -2",
             "SET permits 1                                                 |     | permits=1",
             "acquire p1+p2                                                 | -1",
-            // Below zero there is nothing that comes to an end.
+            // Scores below zero do not expire in the future.
             "ZADD out now+10s p11 now+20s p12 now+30s p13 never p14 -5 p15 |     | out{p11:now+10s p12:now+20s p13:now+30s p14:never p15:-5} permits=1",
             "acquire p1+p2                                                 | 10s",
             "acquire p1+p2+p3                                              | 20s",
@@ -196,13 +196,13 @@ const TABLE: &[Table] = &[
             "DEL q1 q2 q3 q4      |                         | out{p1:now+30s p2:now+30s p3:now+30s} permits=-1@600s",
             "set 9 q1             | 1                       | out{p1:now+30s p2:now+30s p3:now+30s} permits=6@600s q1=1@60s | 6",
             "set 0 q2             | 1                       | out{p1:now+30s p2:now+30s p3:now+30s} permits=-3@600s q1=1@60s q2=1@60s",
-            // No more is published than Java can read.
+            // The published number is limited to what Java can read.
             "set 2147483647 q3    | 1                       | out{p1:now+30s p2:now+30s p3:now+30s} permits=2147483644@600s q1=1@60s q2=1@60s q3=1@60s | 2147483644",
             "add 5 q4             | 1                       | out{p1:now+30s p2:now+30s p3:now+30s} permits=2147483649@600s q1=1@60s q2=1@60s q3=1@60s q4=1@60s | 2147483647",
             "DEL q1 q2 q3 q4      |                         | out{p1:now+30s p2:now+30s p3:now+30s} permits=2147483649@600s",
             "state                | 2147483649 3 2147483652",
             "release p1           | 1                       | out{p2:now+30s p3:now+30s} permits=2147483650@600s | 2147483647",
-            // The two keys go together.
+            // Both keys get the same time to live.
             "acquire p9           | now+30s                 | out{p2:now+30s p3:now+30s p9:now+30s}@600s permits=2147483649@600s",
         ],
     ),
@@ -334,7 +334,7 @@ fn the_table_of_the_permits() {
     }
 }
 
-/// When a permit is over; 0 if it is not out.
+/// When a permit expires; 0 if it is not held.
 fn ends_at(server: &Server, of: u8) -> i64 {
     let all = out(server, "x");
     all.iter()
@@ -342,7 +342,7 @@ fn ends_at(server: &Server, of: u8) -> i64 {
         .map_or(0, |(_, at)| *at)
 }
 
-/// By one who believes that it is over at `ends_at`: the answer.
+/// Renews a permit for a client that believes in this expiry; returns the reply.
 fn renew(stage: &mut Stage<'_>, of: u8, lease: i64, ends_at: i64) -> i64 {
     let reply = stage
         .call(&format!("renew p{of} {lease} {ends_at}"))
@@ -371,7 +371,7 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
         assert!(left.is_empty() || x.says("lease p1") == left);
     }
     assert!((century - 10_000..=century).contains(&(ends_at(&server, 1) - now(&server))));
-    // Java clients take such.
+    // Java clients acquire such permits, without an expiry.
     as_redisson(&server, "x", &id(8), NEVER);
     assert_eq!(renew(&mut x, 8, LEASE, 1), NEVER);
     assert_eq!(x.says("lease p8"), "-1");
@@ -397,7 +397,7 @@ fn a_renewal_that_comes_late_does_not_undo_an_update() {
         assert_eq!(said, -updated, "it says when it ends");
         assert_eq!(ends_at(&server, 1), updated);
     }
-    // Who knows that may renew it, also if it is not a whole number.
+    // A client that knows the present expiry may renew, even if it is not an integer.
     x.says("ZINCRBY out 0.25 p1");
     let learnt = -renew(&mut x, 1, 2 * LEASE, believed);
     let renewed = renew(&mut x, 1, 2 * LEASE, learnt);
@@ -414,7 +414,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
         ("release p1", "0"),
         ("release_ids p1 q9", "1"),
         ("state", "0 2 0"),
-        // What comes to its end is to nobody's use.
+        // The semaphore does not exist, so the expiry of a permit frees nothing for a waiter.
         ("acquire p7", "-2"),
         ("update p1", "1"),
         ("lease p1", "30s"),
@@ -434,7 +434,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
         x.says("release p1+p2");
         assert_eq!(x.says("state"), "5 0 5", "{call}");
     }
-    // Somebody wants more than an unknown number: what is over by then counts for nothing, however much of it there is.
+    // The number of permits is unknown, so expired permits add nothing to it, however many there are.
     server.cli(&["FLUSHALL"]);
     fill_with_over(&server, "x", 1_500);
     as_redisson(&server, "x", &id(1), NEVER);
@@ -442,7 +442,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
     assert_eq!(x.says("state"), "3 1 4");
 }
 
-/// As many permits that are over, of 16 bytes each.
+/// Adds `n` expired permits, with ids of 16 bytes.
 fn fill_with_over(server: &Server, name: &str, n: i64) {
     let fill = "
 for i = 1, ARGV[1] do
@@ -451,7 +451,7 @@ end";
     server.cli(&["EVAL", fill, "1", &timeouts(name), &n.to_string()]);
 }
 
-/// The ids that [`fill_with_over`] has made, or would have.
+/// The ids of [`fill_with_over`].
 fn over_ids(of: impl IntoIterator<Item = i64>) -> String {
     of.into_iter().map(|n| format!("{n:016}")).collect()
 }
@@ -459,7 +459,7 @@ fn over_ids(of: impl IntoIterator<Item = i64>) -> String {
 /// Calls with their replies, and the counts after them.
 type Case<'a> = (&'a [(&'a str, &'a str)], [i64; 3]);
 
-/// What the state says, number by number.
+/// The three numbers of the state.
 fn counts(x: &mut Stage<'_>) -> [i64; 3] {
     redis::from_redis_value(x.call("state").unwrap()).unwrap()
 }
@@ -471,13 +471,13 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
     let many: Vec<_> = (0..200).map(|n| over_ids([OVER + 1 + n])).collect();
     let very_many = over_ids((1..=2_000).map(|n| -n));
     let cases: &[Case<'_>] = &[
-        // A table takes them for times.
+        // `says` prints numbers as times.
         (&[("state", "10s 1 10s")], [OVER, 1, OVER + 1]),
         (
             &[(&format!("acquire {}", many.concat()), "now+30s")],
             [OVER - 200, 201, OVER + 1],
         ),
-        // There are enough, but not yet given back.
+        // Enough permits have expired, but they are not all returned yet.
         (
             &[(&format!("acquire {very_many}"), "1")],
             [OVER, 1, OVER + 1],
@@ -485,7 +485,7 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
         (
             &[
                 (&format!("release p7+{last}"), "1"),
-                // It was over.
+                // The permit had expired.
                 (&format!("release {last}"), "-1"),
             ],
             [OVER + 1, 0, OVER + 1],
@@ -522,7 +522,7 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
         });
         assert_eq!(server.get_int("x"), after[0]);
     }
-    // The first word about the number, too.
+    // Setting the number for the first time is limited in the same way.
     server.cli(&["FLUSHALL"]);
     fill_with_over(&server, "x", OVER);
     as_redisson(&server, "x", &id(7), NEVER);
@@ -551,7 +551,7 @@ fn a_thousand_are_taken_and_given_back_at_once() {
     assert_eq!((server.get_int("x"), out(&server, "x").len()), (1_500, 0));
 }
 
-// H6: whoever's clock says what, the server's counts.
+// The clock of the server decides, whatever the clients' clocks show.
 #[test]
 fn a_permit_ends_by_the_servers_clock() {
     let server = Server::start();
@@ -571,7 +571,6 @@ fn a_permit_ends_by_the_servers_clock() {
     assert_eq!(x.says("state"), "0 1 1");
 }
 
-// I11
 #[test]
 fn keys_of_another_type_are_refused_and_left_alone() {
     let server = Server::start();
@@ -588,7 +587,7 @@ fn keys_of_another_type_are_refused_and_left_alone() {
         "release p1",
         "release_ids p1 q1",
     ];
-    // Something to be given back, if it came to that.
+    // An expired permit, which a call would return if it were not rejected.
     let over = [";", "ZADD", "out", "1", "p1"];
     for make in [
         ["HSET", "permits", "a", "1"].as_slice(),

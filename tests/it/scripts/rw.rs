@@ -1,4 +1,4 @@
-//! The scripts of the read-write lock by bare EVALSHA on a real server: tables, and what many readers cost.
+//! The scripts of the read-write lock: tables, and the cost of many readers.
 
 use redis::Connection;
 
@@ -7,12 +7,13 @@ use crate::support::scripts::{LEASE, NAMES, THEM, US, assert_left, run};
 use crate::support::table::{Call, Stage, Table};
 use crate::support::{Server, eventually, lua, timed};
 
-/// A reader in a client of Redisson.
+/// A reader of a Redisson client.
 const JAVA: &str = "3c2b1a09-8f7e-4d6c-b5a4-938271605f4e:31";
 
 const HOLD: &str = "lock channel prefix+$1+:rwlock_timeout:1";
 
-/// Those that `ask` leave a note for so long, and were behind the second word; `below` is below a write hold.
+/// The calls that begin with `ask` leave a note for the time in the third word, and the second word says whom they are
+/// behind; `below` reads below a write hold.
 const CALLS: &[Call] = &[
     ("read", lua::RW_READ_ACQUIRE, READ, "$1 '' 0 20s $2:30s ''"),
     ("below", lua::RW_READ_ACQUIRE, READ, "$1 ? 0 20s $3:30s $2"),
@@ -64,7 +65,7 @@ const CALLS: &[Call] = &[
 const READ: &str = "lock readers writers prefix+$1+:rwlock_timeout:1";
 const WRITE: &str = "lock writers readers";
 
-/// `a` and `b` read, `w` and `v` write, `j` reads in Java; `a.1` is a hold of `a`.
+/// `a` and `b` read, `w` and `v` write, `j` reads in Java; `a.1` is the key of a hold of `a`.
 fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
     let words = [
         ("lock", name.to_owned()),
@@ -177,23 +178,24 @@ const TABLE: &[Table] = &[
         "who waits is behind the one of the other side that was noted when it first asked",
         &[
             "read a 90s           | 1 -2 ''  | a.1=1@90s lock{a:1 mode:read}@90s",
-            // A writer that waits notes itself, and asks again in time to stay; one that does not wait leaves nothing.
+            // A waiting writer leaves a note and asks again before the note expires; a single attempt leaves none.
             "ask_write v ?        | 0 90s ''",
             "ask_write w ? 40s    | 0 20s '' | a.1=1@90s lock{a:1 mode:read}@90s writers=w@40s",
             "ask_write w '' 40s   | 0 20s ''",
-            // Another one of them asks when it may be gone.
+            // The reply tells another writer to ask again when that note may have expired.
             "ask_write v ? 40s    | 0 40s ''",
-            // Readers that come now are behind it, whoever has come before is not.
+            // Readers that come now are behind the writer; readers that came before are not.
             "ask_read b ?         | 0 40s w",
             "ask_read b ? 40s     | 0 20s w  | a.1=1@90s lock{a:1 mode:read}@90s readers=b@40s writers=w@40s",
             "ask_read b w 40s     | 0 20s w",
             "ask_read j ''        | 1 90s '' | a.1=1@90s j.1=1@90s lock{a:1 j:1 mode:read}@90s writers=w@40s",
             "ask_read j ?         | 1 90s ''",
-            // The lock is free: the writer that is noted comes in, and is noted no longer.
+            // The lock is free: the noted writer enters, and its note is removed.
             "ask_read b w 40s     | 0 20s w  | a.1=1@90s j.1=1@90s lock{a:1 j:1 mode:read}@90s readers=b@40s writers=w@40s",
             "DEL lock j.1 a.1     |          | readers=b@40s writers=w@40s",
             "ask_write w '' 40s   | 1 -2 ''  | lock{mode:write w:1}@90s readers=b@40s",
-            // The next writer is behind the reader; to one that was behind somebody else, that is over.
+            // The next writer is behind the noted reader. A waiter whose predecessor has changed is no longer behind
+            // anybody.
             "DEL lock             |          | readers=b@40s",
             "ask_write v ? 40s    | 0 20s b  | readers=b@40s writers=v@40s",
             "ask_read b x 40s     | 1 -2 ''  | b.1=1@90s lock{b:1 mode:read}@90s writers=v@40s",
@@ -257,7 +259,7 @@ const TABLE: &[Table] = &[
             "read b           | 1 150s '' | a.1=1@150s b.1=1@30s lock{a:1 b:1 mode:read}@150s",
             "read j 90s       | 1 150s '' | a.1=1@150s b.1=1@30s j.1=1@90s lock{a:1 b:1 j:1 mode:read}@150s",
             "leave a          | 0         | b.1=1@30s j.1=1@90s lock{b:1 j:1 mode:read}@90s",
-            // Not only downwards: Redisson's renewal of another reader may have shortened it.
+            // The lock may also get longer: Redisson's renewal of another reader may have shortened it.
             "PEXPIRE lock 20s |           | b.1=1@30s j.1=1@90s lock{b:1 j:1 mode:read}@20s",
             "leave b          | 0         | j.1=1@90s lock{j:1 mode:read}@90s",
         ],
@@ -342,10 +344,10 @@ const TABLE: &[Table] = &[
             "renew a 1        | 1",
             "PEXPIRE lock 30s |          | a.1=1@90s lock{a:1 mode:read}@30s",
             "renew a 90s      | 30s      | a.1=1@90s lock{a:1 mode:read}@90s",
-            // A lock that nobody shortened ran down together with the hold.
+            // A lock that nobody shortened expires together with the hold.
             "pass 30s         |          | a.1=1@60s lock{a:1 mode:read}@60s",
             "renew a 90s      | 1        | a.1=1@90s lock{a:1 mode:read}@90s",
-            // One that another's end left to the longest-lived is as long as that.
+            // After the release of a longer hold, the lock has the time of the longest remaining one.
             "read b 270s      | 1 90s '' | a.1=1@90s b.1=1@270s lock{a:1 b:1 mode:read}@270s",
             "leave b          | 0        | a.1=1@90s lock{a:1 mode:read}@90s",
             "renew a 90s      | 1",
@@ -386,7 +388,7 @@ const TABLE: &[Table] = &[
             "DEL b.1   |          | lock{b:1 mode:read}@30s",
             "renew b   | 0        | nothing | 0",
             "renew b   | 0",
-            // Its lock ran out, was forced open, or is somebody else's by now.
+            // The lock expired, was forced open, or has another owner by now.
             "read a    | 1 -2 ''  | a.1=1@30s lock{a:1 mode:read}@30s",
             "DEL lock  |          | a.1=1@30s",
             "renew a   | 0        | nothing",
@@ -394,7 +396,7 @@ const TABLE: &[Table] = &[
             "DEL lock  |          | a.1=1@30s",
             "write v   | 1 -2 ''  | a.1=1@30s lock{mode:write v:1}@30s",
             "renew a   | -1       | lock{mode:write v:1}@30s",
-            // Below a write hold the write hold stays.
+            // Below a write hold, only the read hold is lost.
             "DEL lock  |          | nothing",
             "write w   | 1 -2 ''  | lock{mode:write w:1}@30s",
             "below a w | 1 30s '' | a.1=1@30s lock{a:1 mode:write w:1}@30s",
@@ -473,7 +475,7 @@ const TABLE: &[Table] = &[
             "renew a           | 1        | a.1=1@30s lock{a:1 b:1 mode:read}@30s",
             "write w           | 0 30s '' | a.1=1@30s lock{a:1 mode:read}@30s",
             "leave a           | 1        | nothing | 0",
-            // Nothing of any of them stays, and who wakes from the dead finds out.
+            // Nothing remains of the dead readers; a reader that continues later learns of its loss.
             "read a            | 1 -2 ''  | a.1=1@30s lock{a:1 mode:read}@30s",
             "read b            | 1 30s '' | a.1=1@30s b.1=1@30s lock{a:1 b:1 mode:read}@30s",
             "read j            | 1 30s '' | a.1=1@30s b.1=1@30s j.1=1@30s lock{a:1 b:1 j:1 mode:read}@30s",
@@ -615,7 +617,7 @@ const TABLE: &[Table] = &[
             "state     | 1",
             "force r2  | 1        | a.1=1@30s b.1=1@30s r1=0@30s r2=1@30s | 0",
             "force r3  | 0        | a.1=1@30s b.1=1@30s r1=0@30s r2=1@30s r3=0@30s",
-            // The holds' keys mean nothing without it.
+            // The holds' keys have no effect without the lock.
             "write w   | 1 -2 ''  | a.1=1@30s b.1=1@30s lock{mode:write w:1}@30s r1=0@30s r2=1@30s r3=0@30s",
             "renew a   | -1       | b.1=1@30s lock{mode:write w:1}@30s r1=0@30s r2=1@30s r3=0@30s",
             "leave b   | -2       | lock{mode:write w:1}@30s r1=0@30s r2=1@30s r3=0@30s",
@@ -795,13 +797,13 @@ fn renewing_at_the_last_moment_of_a_lock_that_others_shortened_tells_so() {
     assert_eq!(received, 2);
 }
 
-// RW2 on the clock, and no earlier: in the millisecond in which a key has 0 left it is still there.
+// A reader is alive in the millisecond in which its key has 0 ms left, and dead after that.
 #[test]
 fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
     let server = Server::start();
     let mut listener = server.connection();
     let mut stage = stage(&server, &mut listener, "orders");
-    // Time stands still in a script.
+    // Time stands still while a script runs.
     let wrap = |script: &str| {
         format!(
             "local function run()\n{script}\nend\n\
@@ -816,7 +818,7 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
     let field = format!("{US}:write");
     for _ in 0..20 {
         stage.says("read b 5");
-        // Without us the lock would end together with them.
+        // The second reader extends the lock beyond the first reader's key.
         stage.says("read a");
         server.cli(&["DEL", &own]);
         eventually("the writer is in", || {
@@ -848,7 +850,7 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
 // Many readers
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Makes readers with a hold each, of which every `every`th is alive, for `lease`.
+/// Adds readers with a hold each. Every `every`th is alive, for `lease` ms.
 fn many_read(server: &Server, readers: u32, every: u32, lease: i64) {
     const FILL: &str = "
     for n = 1, ARGV[1] do
@@ -869,7 +871,6 @@ fn length(server: &Server) -> u32 {
     server.ask(&["HLEN", "orders"])
 }
 
-// RW1
 #[test]
 fn a_hundred_readers_that_renew_keep_a_writer_out() {
     let server = Server::start();
@@ -896,7 +897,7 @@ fn a_hundred_readers_that_renew_keep_a_writer_out() {
     assert_eq!(lock.says("write w"), "1 -2 ''");
 }
 
-// R17: the format costs one look-up a hold; a count that cannot be is not believed.
+// A script looks up each hold of a reader, so an impossible count is not trusted.
 #[test]
 fn work_is_bounded_by_the_holds_that_can_be() {
     let server = Server::start();
@@ -919,11 +920,11 @@ fn work_is_bounded_by_the_holds_that_can_be() {
         assert_eq!(length(&server), 2);
         assert_left(server.pttl("orders"), 300_000);
     }
-    // Those of the states, too.
+    // Including the look-ups of `state`.
     assert!(server.calls("pttl") < before + 50);
 }
 
-// R17: Redisson's goes through all holds of all readers.
+// Redisson's scripts look at all holds of all readers.
 #[test]
 fn a_call_looks_at_few_of_many_readers() {
     const READERS: u32 = 10_000;
@@ -946,7 +947,7 @@ fn a_call_looks_at_few_of_many_readers() {
         assert_eq!(lock.says("leave b"), "-1", "round {round}");
     }
     assert_eq!(length(&server), READERS + 2);
-    // One that was not seen may need all of its time.
+    // The lock keeps its time, since a reader that was not looked at may need it.
     assert!(server.pttl("orders") > 800 * LEASE);
     assert_eq!(server.calls("hgetall"), 0);
     let before = looks();
@@ -962,11 +963,11 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
     let server = Server::start();
     let mut listener = server.connection();
     let mut lock = stage(&server, &mut listener, "orders");
-    // By writers, until none is left but one that lives.
+    // Writers remove dead readers, until only the living one is left.
     many_read(&server, 3_000, 3_000, 100 * LEASE);
     for attempt in 1..1_000 {
         let (before, count) = (server.calls("pttl"), length(&server));
-        // The number decides where a call begins to look, so each attempt has its own, as an acquire has.
+        // The owner's number decides where the search begins, so each attempt has its own.
         let left = lock.says(&format!("write {}{attempt}:write", &US[..37]));
         let looked = server.calls("pttl") - before;
         assert!(looked <= 1_001, "{looked}");
@@ -981,11 +982,11 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
     }
     assert_eq!(length(&server), 2);
     lock.says("pass 3000s");
-    // And a last one that died long ago.
+    // A single reader that died long ago.
     many_read(&server, 1, 2, 100 * LEASE);
     assert_eq!(lock.says("write w"), "1 -2 ''");
     assert_eq!(lock.state(), "lock{mode:write w:1}@30s");
-    // Some are alive: those stay, and the rest goes, a few with each reader that leaves.
+    // A tenth of the readers are alive and stay. Each reader that leaves removes a few of the others.
     server.cli(&["FLUSHALL"]);
     many_read(&server, 1_000, 10, 100 * LEASE);
     let mut leaves = 0_u32;
@@ -998,7 +999,7 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
     }
     assert_eq!(length(&server), 101);
     assert!(lock.says("write w").starts_with("0 "));
-    // When few are left the lock gets their time again, and goes with the last of them.
+    // Once few readers are left, the lock gets their longest time, and expires with the last of them.
     server.cli(&["PEXPIRE", "orders", &(900 * LEASE).to_string()]);
     assert_eq!(lock.says("leave a"), "-1");
     assert!(server.pttl("orders") <= 100 * LEASE);
@@ -1008,7 +1009,7 @@ fn many_readers_that_died_are_dropped_bit_by_bit_by_those_who_come() {
 
 #[test]
 fn a_reader_that_leaves_costs_the_same_whatever_the_number_of_readers() {
-    /// Those that a script may spend on what it finds.
+    /// Commands that a script may use per reader.
     const COUNTED: [&str; 6] = ["pttl", "hget", "hdel", "hgetall", "hscan", "hrandfield"];
     let server = Server::start();
     let calls = || COUNTED.map(|command| server.calls(command));
@@ -1021,7 +1022,7 @@ fn a_reader_that_leaves_costs_the_same_whatever_the_number_of_readers() {
         assert_eq!(lock.says("leave a"), "0");
         let asked = std::iter::zip(calls(), before).map(|(after, before)| after - before);
         let asked: Vec<_> = asked.collect();
-        // A few readers, the lock, and the one that leaves.
+        // A few readers, the lock, and the reader that leaves.
         assert!(asked[0] <= 10, "{asked:?} with {readers} readers");
         assert_eq!(asked[1..], [1, 1, 0, 0, 1], "with {readers} readers");
         assert_eq!(length(&server), readers + 1);
@@ -1058,7 +1059,7 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     let mut lock = stage(&server, &mut listener, "orders");
     many_read(&server, 60, 1, LEASE);
     lock.says("read j 210s");
-    // Somebody who was not seen may need all of it.
+    // A reader that was not looked at may need the whole time.
     for (who, lease) in [("a", "30s"), ("a", "180s"), ("b", "1200s")] {
         lock.says(&format!("read {who} {lease}"));
         assert_eq!(lock.says(&format!("leave {who}")), "0");
@@ -1066,7 +1067,7 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     }
     assert_eq!(lock.says("leave j"), "0");
     assert_left(server.pttl("orders"), LEASE);
-    // Others may have shortened it, or taken its end away.
+    // The lock was shortened, or has no expiry.
     for change in ["PEXPIRE lock 1000", "PERSIST lock"] {
         lock.says("read a");
         lock.says(change);
@@ -1075,7 +1076,8 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     }
 }
 
-// Redisson's writers wait for the end of it: the longest lease was that of one who left while another had a long one too.
+// Redisson's writers wait until the lock expires. Its time may be that of a reader that left while another also had a
+// long lease.
 #[test]
 fn of_many_readers_some_that_leave_shorten_the_lock_if_it_has_far_too_much() {
     let server = Server::start();
@@ -1090,7 +1092,7 @@ fn of_many_readers_some_that_leave_shorten_the_lock_if_it_has_far_too_much() {
         leaves += 1;
         assert!(leaves < 10_000);
     }
-    // But not below what one of them needs.
+    // The lock is not shortened below what a reader needs.
     lock.says("read j 210s");
     let mut looked = 0;
     while looked < 3 {
@@ -1108,7 +1110,7 @@ fn a_user_who_may_not_ask_for_random_readers_still_releases() {
     let mut listener = server.connection();
     let mut lock = stage(&server, &mut listener, "orders");
     lock.says("forbid hrandfield");
-    // In one piece and in many, and all alive or all dead.
+    // All readers fit in one step, or need many; all are alive, or all are dead.
     for readers in [60, 900] {
         for every in [1, readers + 1] {
             many_read(&server, readers, every, LEASE);
@@ -1128,7 +1130,7 @@ fn a_user_who_may_not_ask_for_random_readers_still_releases() {
     }
 }
 
-// Other readers' holds are not among the keys that are handed in, so a cluster has to find them in the lock's slot.
+// The keys of other readers' holds are not passed to the script, so they must be in the lock's slot.
 #[test]
 fn in_a_cluster_others_holds_are_found() {
     let server = Server::start_cluster();
@@ -1157,7 +1159,7 @@ fn in_a_cluster_others_holds_are_found() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Strangers, and what the server refuses
+// Foreign keys, and what the server rejects
 // ---------------------------------------------------------------------------------------------------------------------
 
 const TAKES: [&str; 5] = ["read a", "below a ''", "below a w", "write w", "force r1"];
@@ -1177,7 +1179,7 @@ fn a_value_of_another_type_is_refused_and_kept() {
     let mut lock = stage(&server, &mut listener, "orders");
     let calls = ["renew a", "state", "leave a", "end w", "renew_write w"];
     lock.refuses(&VALUES, &[&TAKES[..], &calls].concat());
-    // A hold of another type, of a lock that is taken and of one that is free.
+    // A hold's key has another type, while the lock is held or free.
     for value in [
         ["HSET", "a.1", "f", "v"].as_slice(),
         &["RPUSH", "a.1", "v"],
@@ -1195,7 +1197,7 @@ fn a_value_of_another_type_is_refused_and_kept() {
     }
 }
 
-// With Redisson a reader enters beside the holder of a plain lock: two owners.
+// In Redisson a reader enters although a plain lock of that name is held.
 #[test]
 fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
     let server = Server::start();
@@ -1223,13 +1225,13 @@ fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
         &["mode", "''"],
         &["mode", "READ", "b", "1"],
         &["Mode", "read", "b", "1"],
-        // Not even what has a field of ours.
+        // A field of ours does not make it a lock of ours.
         &["a", "1"],
         &["mode", "1", "a", "1"],
     ] {
         let value = [&["HSET", "lock"], fields].concat();
         lock.refuses(&[&value], &[&TAKES[..], &["renew a", "state"]].concat());
-        // Releases only say that somebody else has it.
+        // Releases only report that another owner has the lock.
         let before = lock.state();
         for (call, reply) in [("leave a", "-2"), ("end w", "-2"), ("renew_write w", "-1")] {
             assert_eq!(
@@ -1242,7 +1244,7 @@ fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
     assert_eq!(lock.news(), "");
 }
 
-// The word is a common one: settings may well have a mode that is read or write, and they have no TTL.
+// A hash of another application may well have a field `mode` with these values; it has no expiry.
 #[test]
 fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
     let server = Server::start();
@@ -1275,7 +1277,7 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
             }
         }
     }
-    // A count that is none is no reader's either, and its lock is not taken over.
+    // A field with an invalid count is no reader, and its hash is not taken over.
     for count in ["''", "x", "-1", "1.5", "0x10", "inf"] {
         lock.refuses(
             &[&["HSET", "lock", "mode", "read", "b", count]],
@@ -1289,7 +1291,7 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
 
 #[test]
 fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
-    /// What is there, and what is refused then.
+    /// The commands that prepare the state, and the calls that are rejected in it.
     const CASES: &[(&[&str], &[&str])] = &[
         (&[], &["read a", "write w"]),
         (
@@ -1325,7 +1327,7 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
             }
             server.cli(&["FLUSHALL"]);
         }
-        // Once more what one has: it keeps what it had.
+        // A reader that acquires again keeps the hold that it had.
         for row in [
             "HSET lock mode read a 1",
             "SET a.1 1 PX 30s",
@@ -1340,7 +1342,7 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
             lock.state()
         );
         server.cli(&["FLUSHALL"]);
-        // In place of dead readers nobody comes in.
+        // A writer that would replace dead readers is not admitted either.
         lock.says("HSET lock mode read b 1");
         if missing != "set" {
             assert_eq!(lock.says("write w"), "refused", "{missing}");

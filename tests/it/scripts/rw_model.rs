@@ -1,8 +1,8 @@
-//! A small model of the read-write lock, and the scripts held against it on a real server: from every state it can
-//! reach, by every script, and over long walks with a Redisson client, dying readers and an unkind world.
+//! A model of the read-write lock, with which the scripts are compared on a real server: every script in every
+//! reachable state, and long random walks with a Redisson client, dying readers and deleted keys.
 //!
-//! Time is counted in units that are far longer than any run, so that real time moves no TTL into another unit; it
-//! passes when the test says so.
+//! Time is counted in units far longer than a test runs, so that real time never changes the number of units left. It
+//! passes in explicit steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -20,13 +20,13 @@ use crate::support::{Server, ms};
 
 const NAME: &str = "orders";
 
-/// Milliseconds.
+/// In milliseconds.
 const UNIT: i64 = 1_000_000;
 
-/// In milliseconds, longer than anything that is compared.
+/// In milliseconds; longer than any time that is compared.
 const FAR: &str = "1000000000000000";
 
-/// Owners by number; the last of them is a client of Redisson, whose reader and writer are one thread.
+/// Owners are numbers. The last is a client of Redisson, whose reader and writer are the same thread.
 type Who = usize;
 const OWNERS: usize = 4;
 const JAVA: Who = 3;
@@ -35,7 +35,7 @@ fn reader(who: Who) -> String {
     format!("0b7e1c52-6f0a-4f3e-9b8f-{who:012x}:1")
 }
 
-/// Ours never reads and writes as the same owner.
+/// In our client, a reader and a writer are never the same owner.
 fn writer(who: Who) -> String {
     let number = if who == JAVA { 1 } else { 2 };
     format!("0b7e1c52-6f0a-4f3e-9b8f-{who:012x}:{number}:write")
@@ -45,7 +45,7 @@ fn writer(who: Who) -> String {
 // The model
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// What is left of something, in units.
+/// The time left, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Left {
     Units(u32),
@@ -55,7 +55,7 @@ enum Left {
 impl Left {
     fn raised(self, lease: u32) -> Self {
         match self {
-            // To Redis that is -1, which is less than any lease.
+            // Redis returns -1 for no expiry, which is less than any lease.
             Ever => Units(lease),
             Units(left) => Units(left.max(lease)),
         }
@@ -77,7 +77,7 @@ impl Left {
     }
 }
 
-/// The hash: it is in mode write while there is a writer.
+/// The lock's hash, whose mode is `write` while there is a writer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Hash {
     writer: Option<(Who, u32)>,
@@ -89,7 +89,7 @@ struct Hash {
 struct World {
     lock: Option<Hash>,
     holds: BTreeMap<(Who, u32), Left>,
-    /// Whether a writer is noted.
+    /// Whether there is a writer's note.
     claimed: bool,
 }
 
@@ -108,16 +108,16 @@ enum Op {
     WriteRenew(Who, u32, u32),
     Force,
     State,
-    /// Time, and a writer that comes and goes.
+    /// Time passes; a writer's note appears or disappears.
     Pass(u32),
     Claim(bool),
-    /// What Redisson does, as far as it concerns the keys.
+    /// The changes that Redisson makes to the keys.
     JavaRead(u32),
     JavaReadRelease,
     JavaReadRenew(u32),
     JavaWrite(u32),
     JavaWriteRelease(u32),
-    /// What an administrator, an eviction or a fail-over may do.
+    /// Changes that an administrator, an eviction or a failover may make.
     DropHold(Who, u32),
     PersistHold(Who, u32),
     DropLock,
@@ -127,13 +127,13 @@ enum Op {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
-    /// Whether it came in; to a reader, what the lock had left unless it was free.
+    /// Whether the caller was admitted; for a reader also the time that the lock had left, or `None` if it was free.
     Asked(bool, Option<Left>),
-    /// To a reader that is behind the writer.
+    /// The reader is behind the writer.
     Behind,
     Is(i64),
     Left(Left),
-    /// Nobody asked.
+    /// The reply does not matter.
     Any,
 }
 
@@ -143,7 +143,7 @@ impl World {
         lock.map_or(0, |lock| lock.readers.get(&who).copied().unwrap_or(0))
     }
 
-    /// How long a reader lives on: as long as the longest of its holds.
+    /// The remaining life of a reader: that of the longest of its holds.
     fn life(&self, who: Who) -> Option<Left> {
         (1..=self.count(who))
             .filter_map(|n| self.holds.get(&(who, n)).copied())
@@ -158,7 +158,7 @@ impl World {
         self.lock.as_ref()?.writer
     }
 
-    /// Readers that died are forgotten; how long the last of the others lives.
+    /// Removes dead readers. Returns the longest life of the others.
     fn bury(&mut self) -> Option<Left> {
         let readers: Vec<Who> = self.lock.as_ref()?.readers.keys().copied().collect();
         let lives: Vec<(Who, Option<Left>)> = readers
@@ -174,13 +174,13 @@ impl World {
         lives.into_iter().filter_map(|(_, life)| life).max()
     }
 
-    /// Whether Redisson's client, which counts up, has no more than two holds of a kind.
+    /// Whether the Redisson client, whose counts only grow, has at most two holds of each kind.
     fn is_small(&self) -> bool {
         let writes = self.writer().map_or(0, |(_, count)| count);
         self.count(JAVA) <= 2 && writes <= 2
     }
 
-    /// What becomes of it, what is answered, and what is published on the lock's channel.
+    /// Applies a step. Returns the reply, and the messages on the lock's channel.
     fn apply(&mut self, op: Op) -> (Reply, Vec<&'static str>) {
         let quiet = |reply| (reply, vec![]);
         match op {
@@ -232,7 +232,7 @@ impl World {
                 _ => {}
             }
         }
-        // A key that is left from before the lock was taken is no hold.
+        // A key that is older than the lock is no hold.
         let held = self.holds.get(&(who, 1)).filter(|_| again);
         let held = held.map_or(Units(lease), |left| left.raised(lease));
         self.holds.insert((who, 1), held);
@@ -279,7 +279,7 @@ impl World {
             let Units(held) = hold.raised(lease) else {
                 unreachable!()
             };
-            // Somebody else has shortened it.
+            // The lock was shortened from outside.
             let reply = match (lock.left, hold) {
                 (Units(_), Units(_)) if lock.left < hold => Reply::Left(lock.left),
                 _ => Reply::Is(1),
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// What is none of our scripts.
+    /// Applies a step that is not one of our scripts.
     fn happen(&mut self, op: Op) -> Vec<&'static str> {
         match op {
             Op::Pass(units) => {
@@ -459,7 +459,7 @@ impl World {
         vec![]
     }
 
-    /// Its keys, as they should be on the server.
+    /// The keys that the server should have.
     fn keys(&self) -> Keys {
         let mut keys = Keys::new();
         if let Some(lock) = &self.lock {
@@ -490,7 +490,7 @@ type Keys = BTreeMap<String, (Left, BTreeSet<(String, String)>)>;
 // The server
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Every key, what is left of it, and its fields if it is a hash.
+/// Every key with its time to live, and the fields if it is a hash.
 const LOOK: &str = "
 local found = {}
 for _, key in ipairs(redis.call('keys', '*')) do
@@ -502,7 +502,7 @@ for _, key in ipairs(redis.call('keys', '*')) do
 end
 return found";
 
-/// Redisson's steps on the keys: ARGV is the step, the owner, the lease, and what its holds' keys begin with.
+/// Redisson's changes to the keys. ARGV: the step, the owner, the lease, the prefix of the holds' keys.
 const JAVA_STEPS: &str = "
 local lock, channel = KEYS[1], KEYS[2]
 local step, owner, lease, holds = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
@@ -590,7 +590,7 @@ const SCRIPTS: [&str; 11] = [
     JAVA_STEPS,
 ];
 
-/// The hashes of the scripts by their text.
+/// The hash of each script.
 static HASHES: LazyLock<BTreeMap<&str, String>> = LazyLock::new(|| {
     let hash = |script| redis::Script::new(script).get_hash().to_owned();
     SCRIPTS.map(|script| (script, hash(script))).into()
@@ -619,7 +619,7 @@ impl Op {
         )
     }
 
-    /// How it is done for real.
+    /// The command that performs the step on the server.
     fn command(self) -> Cmd {
         let (channel, prefix) = (channel(NAME), prefix(NAME));
         let time = |units: u32| (i64::from(units) * UNIT).to_string();
@@ -671,7 +671,7 @@ impl Op {
                 &[&writer(who), &time(lease), &count.to_string()],
             ),
             Self::Force => {
-                // Each is a request of its own.
+                // Each request has a number of its own.
                 static REQUESTS: AtomicU64 = AtomicU64::new(0);
                 let n = REQUESTS.fetch_add(1, Ordering::Relaxed);
                 let request = format!("{REQUEST}{n}");
@@ -695,7 +695,7 @@ impl Op {
     }
 }
 
-/// A server on which steps are done, many in one go, and looked at one by one.
+/// A server on which steps run in batches; the state after each step is recorded.
 struct Stage<'a> {
     con: &'a mut Connection,
     pubsub: PubSub<'a>,
@@ -719,7 +719,7 @@ impl<'a> Stage<'a> {
         Self { con, pubsub }
     }
 
-    /// Does each step in the world that comes with it, or in the one that the step before left, and looks.
+    /// Runs each step, in the given state or in the state that the step before has left, and reads the state after it.
     fn play(&mut self, steps: &[(Option<&World>, Op)]) -> Vec<(Value, Keys, Vec<String>)> {
         let mut pipe = Pipeline::new();
         for &(world, op) in steps {
@@ -750,7 +750,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Leaves on the server what is in this world, and nothing else.
+/// Makes the server's state equal to `world`.
 fn set_up(pipe: &mut Pipeline, world: &World) {
     pipe.add_command(command(&["FLUSHDB"])).ignore();
     pipe.add_command(Op::Claim(world.claimed).command())
@@ -805,7 +805,7 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
             };
             match expected {
                 Reply::Behind => *taken == 0 && *left > UNIT && behind == b"w",
-                // Then it asks again when the note may end.
+                // The caller then asks again when the note may have expired.
                 Reply::Asked(false, Some(Ever)) if *left > UNIT => *taken == 0,
                 Reply::Asked(expected, found) => {
                     let left = (*left != -2).then(|| Left::from_pttl(*left));
@@ -818,7 +818,7 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
     }
 }
 
-/// Holds what the server did against what the model says; the new world.
+/// Compares what the server did with the model.
 #[track_caller]
 fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn Fn() -> String) {
     let mut after = before.clone();
@@ -835,10 +835,10 @@ fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn F
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What holders believe
+// What holders may believe
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// For how long each of our owners may think that it reads or writes: from its own grants and renewals alone.
+/// How long each of our owners may believe that it reads or writes, judging only by its own grants and renewals.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Beliefs {
     reads: BTreeMap<Who, u32>,
@@ -846,7 +846,7 @@ struct Beliefs {
 }
 
 impl Beliefs {
-    /// What a step and its answer make of them; panics if a promise was broken.
+    /// Updates the beliefs after a step; panics if a valid hold was lost.
     fn learn(&mut self, before: &World, op: Op, reply: Reply) {
         let granted = |beliefs: &mut BTreeMap<Who, u32>, who: Who, lease: u32| {
             let left = beliefs.entry(who).or_insert(lease);
@@ -857,7 +857,7 @@ impl Beliefs {
                 granted(&mut self.reads, who, lease);
             }
             (Op::Write(who, lease), Reply::Asked(true, _)) => granted(&mut self.writes, who, lease),
-            // RW2: only a live reader keeps a writer waiting.
+            // Only a live reader keeps a writer waiting.
             (Op::Write(..), _) => {
                 let java = before.count(JAVA) > 0 && before.life(JAVA).is_some();
                 let read = before.writer().is_none();
@@ -897,7 +897,8 @@ impl Beliefs {
         }
     }
 
-    /// One writer, who may read, or many readers; Redisson's client is believed as far as the server does.
+    /// Checks exclusion: one writer, who may also read, or many readers. The Redisson client holds what the server
+    /// says.
     fn check(&self, world: &World) {
         let mut writers: BTreeSet<Who> = self.writes.keys().copied().collect();
         let mut readers: BTreeSet<Who> = self.reads.keys().copied().collect();
@@ -922,7 +923,7 @@ impl Beliefs {
 // Every state
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Every way to call a script, for the first few of our owners and leases of one or two units.
+/// Every call of a script, for the first `owners` of our owners and for leases of one and two units.
 fn scripts_of(owners: usize) -> Vec<Op> {
     let mut ops = vec![Op::Force, Op::State];
     for who in 0..owners {
@@ -946,7 +947,7 @@ fn scripts_of(owners: usize) -> Vec<Op> {
     ops
 }
 
-/// What a client of Redisson does beside them.
+/// The steps of a Redisson client.
 fn redisson() -> Vec<Op> {
     let mut ops = vec![Op::JavaReadRelease, Op::JavaWriteRelease(1)];
     for lease in [1, 2] {
@@ -955,7 +956,7 @@ fn redisson() -> Vec<Op> {
     ops
 }
 
-/// Every world that can come about by these steps.
+/// Every state that these steps can reach.
 fn reachable(ops: &[Op]) -> BTreeSet<World> {
     let mut known = BTreeSet::from([World::default()]);
     let mut edge = vec![World::default()];
@@ -971,7 +972,7 @@ fn reachable(ops: &[Op]) -> BTreeSet<World> {
     known
 }
 
-/// Runs every script in every world that these scripts and steps lead to.
+/// Runs every script in every state that these scripts and steps can reach.
 fn compare_all(scripts: &[Op], steps: &[Op]) {
     let mut all = scripts.to_vec();
     all.extend(steps);
@@ -983,7 +984,7 @@ fn compare_all(scripts: &[Op], steps: &[Op]) {
     let pairs: Vec<(&World, Op)> = worlds
         .iter()
         .flat_map(|world| scripts.iter().map(move |&op| (world, op)))
-        // To readers that give way, and only to them, it matters whether a writer waits.
+        // The writer's note only affects readers that give way.
         .filter(|(world, op)| op.gives_way() == world.claimed)
         .collect();
     for batch in pairs.chunks(100) {
@@ -997,7 +998,7 @@ fn compare_all(scripts: &[Op], steps: &[Op]) {
     assert!(done > 5000, "only {done} steps");
 }
 
-// RW4. Holds may go before their time, so every half-lost state is among them.
+// Holds may be deleted early, so that states with half a hold are included.
 #[test]
 fn in_every_state_of_two_owners_every_script_does_as_the_model_says() {
     let mut steps = vec![Op::Pass(1), Op::Claim(true), Op::Claim(false)];
@@ -1012,7 +1013,7 @@ fn in_every_state_of_an_owner_and_redisson_every_script_does_as_the_model_says()
     compare_all(&scripts_of(1), &steps);
 }
 
-/// Holds the beliefs of all holders against each other in every state that these steps lead to; how many there are.
+/// Checks the beliefs of all holders in every state that these steps can reach; returns the number of states.
 fn believe_all(ops: &[Op]) -> usize {
     let start = (World::default(), Beliefs::default());
     let mut known = BTreeSet::from([start.clone()]);
@@ -1034,7 +1035,7 @@ fn believe_all(ops: &[Op]) -> usize {
 
 #[test]
 fn in_the_model_nobody_writes_while_others_hold_and_nobody_loses_a_valid_hold() {
-    // Giving way only refuses more.
+    // Giving way only adds refusals.
     let ops = |owners| {
         let mut ops = scripts_of(owners);
         ops.retain(|op| !op.gives_way());
@@ -1073,7 +1074,7 @@ impl XorShift {
         self.below(2) == 0
     }
 
-    /// Only the kind leave it to time alone to end a lease.
+    /// In a kind world, leases end only by time.
     fn op(&mut self, kind: bool) -> Op {
         let who = self.below(JAVA);
         let any = self.below(OWNERS);
@@ -1109,7 +1110,7 @@ impl XorShift {
     }
 }
 
-/// A walk so far.
+/// A random walk, with its steps so far.
 struct Walk<'a> {
     stage: Stage<'a>,
     world: World,
@@ -1140,7 +1141,7 @@ impl Walk<'_> {
     }
 }
 
-/// So many random steps from the empty world, each held against the model; in a kind one, what holders believe too.
+/// Compares so many random steps with the model, and in a kind world also checks the beliefs of holders.
 fn walk(seed: u64, count: usize, kind: bool) {
     let server = Server::start();
     let mut cons = [(); 2].map(|()| server.connection());

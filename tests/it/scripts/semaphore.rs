@@ -1,4 +1,4 @@
-//! The scripts of the plain semaphore by bare EVALSHA on a real server: what counts once, and what is given back.
+//! The scripts of the plain semaphore: each request counts once, and an undo returns what was acquired.
 
 use redis::Connection;
 
@@ -7,7 +7,7 @@ use crate::support::semaphore::{ACQUIRE, DRAIN, RELEASE, SET, UNDO};
 use crate::support::table::{Call, Stage, Table};
 use crate::support::{Server, beside, timed};
 
-/// Each request has a key of its own, and takes along those of earlier ones.
+/// Each request has a key of its own, and deletes the keys of answered requests.
 const CALLS: &[Call] = &[
     ("acquire", ACQUIRE, "s $2 $3? $4?", "$1 120s"),
     ("undo", UNDO, "s channel $1", "120s"),
@@ -33,15 +33,15 @@ const TABLE: &[Table] = &[
             "SET s 3 PX 60s     |    | s=3@60s",
             "acquire 4 q1       | 0",
             "acquire 2 q1       | 1  | q1=2@120s s=1@60s",
-            // Late and twice: the number is spent.
+            // A late or repeated acquire has no effect: its number is used up.
             "acquire 1 q1       | 0",
             "undo q1            | 1  | q1=void@120s s=3@60s | 3",
             "undo q1            | 0",
-            // Undone before it came.
+            // The undo precedes its acquire.
             "undo q2            | 0  | q1=void@120s q2=void@120s s=3@60s",
             "acquire 1 q2       | 0",
             "acquire 3 q3 q1 q2 | 1  | q3=3@120s s=0@60s",
-            // What is undone of a semaphore that is gone does not make it again.
+            // The undo does not create the semaphore again.
             "DEL s              |    | q3=3@120s",
             "undo q3            | 0  | q3=void@120s",
         ],
@@ -64,7 +64,7 @@ const TABLE: &[Table] = &[
             "release 2 q3   | 0",
             "drain q4 q3    | 5  | q4=5@120s s=0@60s",
             "drain q4 q3    | 5",
-            // Nobody is notified of what nobody can take.
+            // A message is only sent if a permit is free.
             "release -4 q5  | 0  | q4=5@120s q5=done@120s s=-4@60s",
             "release -4 q5  | 0",
             "drain q6 q4    | -4 | q5=done@120s q6=-4@120s s=0@60s",

@@ -1,5 +1,4 @@
-//! What strict servers want of scripts: some services read a script before they run it, and refuse one whose commands or
-//! keys they cannot see.
+//! Some services read a script before they run it, and reject scripts whose commands or keys are not literal.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +6,7 @@ use std::path::Path;
 
 use crate::support::lua;
 
-/// Keys that are not written as `KEYS[n]`: the script or the prelude, what stands there, and why.
+/// Keys that are not written as `KEYS[n]`: the script or prelude, the expression, and the reason.
 const NOT_LITERAL: [(&str, &str, &str); 7] = [
     (
         "fair",
@@ -46,13 +45,13 @@ const NOT_LITERAL: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// A script without its comments.
+/// A script without comments.
 fn code(text: &str) -> String {
     let line = |line: &str| line.split("--").next().unwrap_or_default().to_owned() + "\n";
     text.lines().map(line).collect()
 }
 
-/// The arguments of a call, from behind its parenthesis.
+/// The arguments of a call; `rest` begins after the parenthesis.
 fn arguments(rest: &str) -> Vec<&str> {
     let (mut found, mut depth, mut quoted, mut from) = (Vec::new(), 0, false, 0);
     for (at, c) in rest.char_indices() {
@@ -75,7 +74,7 @@ fn arguments(rest: &str) -> Vec<&str> {
     panic!("a call without an end: {rest}");
 }
 
-/// Every call of a command: its name and its arguments.
+/// The calls of commands, each with the command's name and its arguments.
 fn calls(code: &str) -> Vec<Vec<&str>> {
     ["redis.call", "redis.pcall"]
         .iter()
@@ -84,7 +83,7 @@ fn calls(code: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// Which arguments of a command are its keys and channels.
+/// The arguments of a call that are keys or channels.
 fn keys<'a>(call: &[&'a str]) -> Vec<&'a str> {
     let args = &call[1..];
     match call[0] {
@@ -110,7 +109,7 @@ fn is_literal_key(arg: &str) -> bool {
     number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Every file below `lua`, by its stem.
+/// Every file in `lua`, by its stem.
 fn files() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
     [folder.join("prelude"), folder]
@@ -174,7 +173,7 @@ fn the_search_finds_what_is_not_written_out() {
     }
 }
 
-/// A prelude stands in front of scripts only, and names keys as they do.
+/// A prelude only stands in front of scripts, and names the same keys.
 #[test]
 fn every_file_is_part_of_a_script() {
     let files = files();

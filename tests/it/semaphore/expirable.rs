@@ -84,7 +84,7 @@ fn many_are_taken_together_or_not_at_all() {
     assert_eq!(counts(&sem), (0, 5, 5));
     drop((two, four));
     eventually("all are back", || counts(&sem) == (5, 0, 5));
-    // Fewer than are out: nobody loses any.
+    // Setting a lower number than the permits that are held takes none of them away.
     let five = sem.acquire_many(5).unwrap();
     sem.set_permits(2).unwrap();
     assert_eq!(counts(&sem), (-3, 5, 2));
@@ -95,7 +95,6 @@ fn many_are_taken_together_or_not_at_all() {
 
 #[test]
 fn ids_of_anybody_are_released_one_by_one() {
-    // H3
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
     let sem = with_permits(&client, 6);
@@ -115,12 +114,12 @@ fn ids_of_anybody_are_released_one_by_one() {
         [true, true, false, false, false]
     );
     assert_eq!(counts(&sem), (before.0 + 2, before.1 - 2, before.2));
-    // One here hears at once.
+    // A holder of this client learns of the loss at once.
     assert!(!here.is_valid());
     assert_eq!(here.lost().try_recv().unwrap().reason, LossReason::Forced);
     lost_by(here.release(), LossReason::Forced);
     assert!(!sem.release_id(&unknown).unwrap());
-    // One elsewhere when it looks.
+    // A holder of another client learns of it with its next request.
     assert!(sem.release_id(there.id()).unwrap());
     assert!(!sem.release_id(there.id().to_uppercase()).unwrap());
     lost_by(there.release(), LossReason::Forced);
@@ -257,7 +256,7 @@ fn a_permit_may_go_to_another_thread_and_a_panic_gives_it_back() {
     });
     assert!(panicked.join().is_err());
     eventually("it is back", || counts(&sem) == (2, 0, 2));
-    // It owns what it needs.
+    // A permit keeps its client alive.
     let permit = {
         let client = open(&server);
         client.expirable_semaphore(sem.name()).acquire().unwrap()
@@ -320,7 +319,7 @@ fn a_permit_is_renewed_for_as_long_as_it_is_wanted_and_a_fixed_lease_ends() {
         assert!(permit.lost().is_empty());
         permit.release().unwrap();
     }
-    // One of each may have been under way.
+    // A renewal of each may have been under way.
     let renewals = client.stats().renewals + 2;
     assert!(!within(lease, || client.stats().renewals > renewals));
     assert_eq!(counts(&sem), (4, 0, 4));
@@ -354,7 +353,7 @@ fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
     eventually("it is back", || counts(&sem) == (3, 0, 3));
     lost_by(permit.update_lease(ms(300)), LossReason::Expired);
     lost_by(permit.release(), LossReason::Expired);
-    // Gone without our knowledge.
+    // The permit was deleted, which the client does not know yet.
     let permit = sem.acquire().unwrap();
     server.cli(&["DEL", &timeouts(sem.name())]);
     lost_by(permit.update_lease(ms(600)), LossReason::Forced);
@@ -443,7 +442,9 @@ fn a_permit_that_cannot_be_renewed_is_told_lost_before_it_can_be_gone() {
                 assert!(late < loosely(2 * SLACK), "{mode:?}: {late:?}");
                 assert!(!permit.is_valid());
                 proxy.pass();
-                // Somebody else gets it when Redis thinks so too, and the old one harms nobody.
+                // The permit goes to another client once it has expired in Redis; the old guard does not release that
+                // hold.
+                // hold.
                 let next = sem.try_acquire_for(LONG).unwrap().unwrap();
                 drop(permit);
                 assert_eq!(counts(&sem), (0, 1, 1), "{mode:?}");
@@ -473,7 +474,7 @@ fn another_process_gets_its_turn_while_threads_take_one_permit_after_another() {
         }
         let other = other.expirable_semaphore(sem.name());
         let mut longest = Duration::ZERO;
-        // Some turns come by themselves, the others because it was let go first.
+        // Turns may come by chance, so wait until the client has yielded at least once.
         let is_offered = || client.stats().yields > 0;
         for turn in 0..1000 {
             if turn >= 10 && is_offered() {
@@ -521,7 +522,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
         kept.push(permit);
     }
     assert!(woken.is_empty());
-    // What a Java client does to give one back.
+    // The commands with which a Java client releases a permit.
     let begun = Instant::now();
     let () = redis::pipe()
         .cmd("ZREM")
@@ -542,7 +543,7 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
     assert!(at - begun < loosely(BY_MESSAGE), "{:?}", at - begun);
     crew.join();
     subscribed(&server, 0);
-    // More permits are news as well.
+    // Adding permits notifies waiters as well.
     let mut crew = Crew::new();
     let (waiting, received) = (sem.clone(), received.clone());
     crew.spawn(move || {
@@ -565,7 +566,6 @@ fn a_released_permit_wakes_one_who_waits_by_message() {
 
 timed!(what_a_vanished_holder_had_is_back_a_lease_later_without_any_message);
 fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
-    // H1, R28
     let server = Server::start();
     let client = open(&server);
     let sem = with_permits(&client, 0);
@@ -574,7 +574,7 @@ fn what_a_vanished_holder_had_is_back_a_lease_later_without_any_message() {
         as_redisson(&server, sem.name(), &id(n), begun + span);
     }
     let asked = server.calls("evalsha");
-    // The first two of them go to one who wants two: one comes too soon.
+    // The waiter for two permits gets those that expire after 200 and 450 ms; the first of them alone is not enough.
     let pair = sem.acquire_many(2).unwrap();
     let took = now(&server) - begun;
     let late = i64::try_from(loosely(SLACK).as_millis()).unwrap();
@@ -607,11 +607,11 @@ fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starve
         });
         crew.all_parked();
     }
-    // One is to be had all the time, and goes to nobody who comes later, whether it waits or only tries.
+    // A permit is free all the time, but goes to no thread that comes later, whether that waits or only tries.
     assert!(served.is_empty());
     assert!(sem.try_acquire().unwrap().is_none());
     assert!(sem.try_acquire_for(ms(30)).unwrap().is_none());
-    // Another process knows of no line here.
+    // Another process does not know this process's queue.
     let other = open(&server).expirable_semaphore(sem.name());
     other.try_acquire().unwrap().unwrap().release().unwrap();
     drop(held);

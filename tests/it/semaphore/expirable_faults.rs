@@ -1,4 +1,4 @@
-//! Permits with a lease each on bad days: lost replies, servers and processes that stop, and processes that die.
+//! Permits with a lease each under faults: lost replies, servers and processes that stop or are killed.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::support::{
     fails, gets_nothing, given, in_time, loosely, ms, open, say, scoped, timed, unique, within,
 };
 
-/// Has the server know every script, so that each request is carried out at once.
+/// Loads every script into the server, so that each request is executed at once.
 fn load_scripts(server: &Server) {
     for script in [
         ACQUIRE,
@@ -39,7 +39,6 @@ fn load_scripts(server: &Server) {
 // Lost replies
 // ---------------------------------------------------------------------------------------------------------------------
 
-// H7, I3
 timed!(a_lost_reply_loses_no_permit_and_makes_none);
 fn a_lost_reply_loses_no_permit_and_makes_none() {
     type Verb = fn(&ExpirableSemaphore);
@@ -51,7 +50,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
             permit.release().unwrap();
         }),
         ("acquire_many", ACQUIRE, (4, 0, 4), |sem| {
-            // The same permits again, once the first sending is undone.
+            // The repeated acquire gets all four permits again, once the first is undone.
             let permits = sem.acquire_many(4).unwrap();
             assert_eq!(counts(sem), (0, 4, 4));
             drop(permits);
@@ -144,7 +143,7 @@ fn what_nobody_waits_for_any_more_is_given_back() {
     let proxy = Proxy::start(server.addr());
     let client = Client::open(config(&proxy.url()).lease(ms(60_000))).unwrap();
     let sem = with_permits(&client, 4);
-    // The caller has gone when the grant comes.
+    // The grant arrives after the caller's time limit.
     proxy.set(Target::Link, Mode::Delay(ms(150)));
     gets_nothing("a short wait", ms(60), || {
         sem.try_acquire_many_for(3, ms(60))
@@ -153,7 +152,7 @@ fn what_nobody_waits_for_any_more_is_given_back() {
     eventually("they are back long before their lease is over", || {
         counts(&sem) == (4, 0, 4)
     });
-    // The server sleeps and carries it out when it wakes up.
+    // The frozen server executes the acquire when it thaws.
     server.freeze();
     gets_nothing("a short wait", ms(100), || {
         sem.try_acquire_many_for(3, ms(100))
@@ -188,7 +187,6 @@ fn open_through(proxy: &Proxy) -> Client {
 // Servers
 // ---------------------------------------------------------------------------------------------------------------------
 
-// I4
 timed!(with_the_server_down_or_frozen_every_verb_ends_in_time);
 fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
     scoped(|scope| {
@@ -224,7 +222,7 @@ fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
                     scope.spawn(|| fails("release", RESPONSE, || one.release()));
                 });
                 fails("a short wait", ms(50), || sem.try_acquire_for(ms(50)));
-                // Whatever becomes of the longer lease, only the shorter one is counted on.
+                // The longer lease may not have arrived, so only the shorter one counts.
                 assert!(two.valid_until() <= was_valid_until);
                 assert!(
                     three.valid_until() <= soon + ms(200) + loosely(SLACK) && !three.is_valid()
@@ -292,7 +290,7 @@ fn forgotten_scripts_and_cut_connections_are_nobodys_concern() {
 // Processes
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A process that takes permits and keeps them.
+/// A process that acquires permits and keeps them.
 struct Holder {
     part: Part,
     ids: Vec<String>,
@@ -330,7 +328,7 @@ fn part_that_holds() {
     thread::sleep(LONG);
 }
 
-/// Looks again and again whether what is to be had and what is out make `total`, until told to stop; how often it looked.
+/// Checks in a loop that free and held permits add up to `total`, until `stop` is set; returns the number of checks.
 fn watch_total(server: &Server, name: &str, total: i64, stop: &AtomicBool) -> u64 {
     let look = "return {redis.call('get', KEYS[1]), redis.call('zcard', KEYS[2])}";
     let mut con = server.connection();
@@ -351,7 +349,6 @@ fn watch_total(server: &Server, name: &str, total: i64, stop: &AtomicBool) -> u6
     looks
 }
 
-// H1
 timed!(what_killed_processes_had_is_back_after_one_lease_and_never_more);
 fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     const PERMITS: u32 = 6;
@@ -361,7 +358,7 @@ fn what_killed_processes_had_is_back_after_one_lease_and_never_more() {
     let sem = with_permits(&client, PERMITS);
     let mut holders = [0; 3].map(|_| Holder::start(&server, sem.name(), 2, HERE));
     assert_eq!(counts(&sem), (0, 6, 6));
-    // They are renewed.
+    // The watchdogs renew the permits.
     assert!(!within(HERE + ms(200), || counts(&sem).1 != 6));
     let (stop, waited) = (AtomicBool::new(false), AtomicU64::new(0));
     scoped(|scope| {
@@ -430,7 +427,7 @@ fn a_process_that_was_stopped_for_too_long_has_lost_its_permits_and_harms_nobody
         "{received}"
     );
     sleeper.part.says("it closed");
-    // Ours are there still.
+    // Our permits are not affected.
     assert_eq!(counts(&sem), (0, 2, 2));
     assert!(permits.iter().all(|permit| permit.is_valid()));
     for permit in permits {
@@ -498,7 +495,7 @@ fn an_update_that_may_yet_come_limits_those_after_it() {
 // Renewals that are under way
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A client whose watchdog has sent a renewal that does not arrive before the proxy lets it pass; and the permit.
+/// Returns a client whose watchdog has sent a renewal that the proxy holds back, with its semaphore and permit.
 fn with_a_renewal_under_way(proxy: &Proxy) -> (Client, ExpirableSemaphore, ExpirablePermit) {
     let client = Client::open(Config::new(proxy.url()).lease(ms(2_400))).unwrap();
     let sem = with_permits(&client, 1);
@@ -570,7 +567,7 @@ fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the
     let shorter = ms(400);
     assert!(permit.update_lease(shorter).is_err());
     drop(permit);
-    // Past all that the shorter lease could explain: only the longer one has arrived.
+    // After three times the shorter lease, only the longer lease can explain that the permit is still held.
     thread::sleep(3 * shorter);
     proxy.pass();
     eventually("it is back", || {

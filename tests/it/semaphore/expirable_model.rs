@@ -1,4 +1,4 @@
-//! Random verbs of several clients, one of them Java's, against a model of what may be true.
+//! Random calls of several clients, one of them Java's, compared with a model of what may be true.
 
 use std::thread;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use redlatch::{Client, ExpirablePermit, ExpirableSemaphore};
 use crate::support::permits::{NEVER, channel, hex, timeouts};
 use crate::support::{Server, eventually, ms, open_with_lease, scoped, timed, unique};
 
-/// How often the clients here renew is a third of this.
+/// A third of this is the interval of renewals.
 const LEASE: Duration = ms(900);
 
-/// What a Java client does: its own clock, no more given back than it wants itself.
+/// The commands of a Java client, which uses its own clock and returns a single expired permit at most.
 const JAVA_ACQUIRE: &str = "
 local due = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, 1)
 if #due > 0 then
@@ -38,10 +38,10 @@ return tonumber(score) > tonumber(ARGV[1]) and 1 or 0";
 
 #[derive(Clone, Debug)]
 enum Verb {
-    /// By which client, how many, for how many milliseconds: renewed, if for none.
+    /// The client, the number of permits, and the lease in ms; with 0 the permits are renewed.
     Take(usize, u32, u64),
     JavaTake(Option<u64>),
-    /// Which of those that were ever taken.
+    /// The index among all permits that were ever acquired.
     Release(usize),
     Drop(usize),
     ReleaseIds(usize, Vec<usize>),
@@ -77,12 +77,12 @@ fn verbs() -> impl Strategy<Value = Vec<Verb>> {
     proptest::collection::vec(verb, 40..60)
 }
 
-/// A permit, and between which moments of the server's clock it ends by itself; never, if it is renewed.
+/// A permit. `ends` is the interval of the server's clock in which it expires, or `None` if it is renewed.
 struct Known {
     id: String,
     guard: Option<ExpirablePermit>,
     ends: Option<(i64, i64)>,
-    /// Given back, as far as we know.
+    /// Whether it was released, as far as the test knows.
     back: bool,
 }
 
@@ -140,7 +140,7 @@ impl Model<'_> {
         (!self.known.is_empty()).then(|| which % self.known.len())
     }
 
-    /// Whether an answer that something is out, or not, can be true.
+    /// Checks whether a reply that a permit is held, or is not, can be true.
     fn check_out(
         &self,
         at: usize,
@@ -156,9 +156,9 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Its holder was notified of the loss, which is a little before Redis thinks so, and has given it back.
+    /// Checks a loss that the holder was told: the permit must have expired in Redis, or be about to.
     fn check_lost(&mut self, at: usize) -> Result<(), TestCaseError> {
-        // What was sent before these has been carried out.
+        // The replies to these follow all earlier requests of both clients.
         self.sems[0].permits().unwrap();
         self.sems[1].permits().unwrap();
         let after = self.now();
@@ -235,7 +235,7 @@ impl Model<'_> {
                     return Ok(());
                 };
                 if self.known[at].guard.take().is_some() {
-                    // Another client does not see it in time; one's own commands do.
+                    // The release was only sent; the replies to these questions follow it.
                     self.sems[0].permits().unwrap();
                     self.sems[1].permits().unwrap();
                     self.known[at].back = true;
@@ -317,7 +317,7 @@ impl Model<'_> {
             }
             Verb::Sleep(span) => thread::sleep(ms(*span)),
         }
-        // At any time: whoever thinks that it holds, holds.
+        // A permit that its guard takes for valid exists in Redis.
         for known in &self.known {
             if let Some(permit) = &known.guard
                 && permit.is_valid()
@@ -383,7 +383,7 @@ fn one_life(server: &Server, clients: &[Client; 2], verbs: &[Verb]) -> Result<()
         .collect();
     drop(model);
     sems[0].release_ids(&java).unwrap();
-    // Whatever ends by itself does so in time.
+    // The remaining permits expire in time.
     for known in sems {
         eventually("all are back", || {
             known.available_permits().unwrap() == total

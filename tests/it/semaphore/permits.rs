@@ -1,4 +1,4 @@
-//! The semaphore: who gets permits and when, and that none is lost or invented on a bad day.
+//! The plain semaphore: who gets permits and when, and that faults neither lose nor create permits.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ fn open(server: &Server) -> Client {
     Client::open(server.url()).unwrap()
 }
 
-/// A semaphore of `n` in a server of its own.
+/// A semaphore with `n` permits, on a server of its own.
 fn semaphore(n: u32) -> (Server, Client, Semaphore) {
     let server = Server::start();
     let client = open(&server);
@@ -28,7 +28,7 @@ fn semaphore(n: u32) -> (Server, Client, Semaphore) {
     (server, client, semaphore)
 }
 
-/// Waits until so many permits are to be had at the server and nobody of `client` waits or has any.
+/// Waits until the server has this many free permits.
 #[track_caller]
 fn settles(server: &Server, available: i64) {
     eventually(&format!("{available} are to be had"), || {
@@ -119,7 +119,6 @@ fn numbers_that_make_no_sense_are_refused_before_anything_is_sent() {
 // Redisson's verbs
 // ---------------------------------------------------------------------------------------------------------------------
 
-// H2
 #[test]
 fn the_verbs_do_and_tell_what_redissons_do() {
     let server = Server::start();
@@ -154,7 +153,7 @@ fn the_verbs_do_and_tell_what_redissons_do() {
     semaphore.release(2).unwrap();
     semaphore.add_permits(3).unwrap();
     semaphore.add_permits(-12).unwrap();
-    // Java clients could not read a number below zero, and nobody is helped by it.
+    // A number below zero is not published: Java clients cannot read it, and no waiter could use it.
     assert_eq!(published_counts(&server, &mut pubsub), ["7", "10"]);
     assert_eq!(semaphore.available_permits().unwrap(), -2);
     assert!(semaphore.try_acquire().unwrap().is_none());
@@ -214,7 +213,7 @@ fn who_waits_for_a_semaphore_that_was_never_set_is_told_once() {
     assert!(plain.try_acquire().unwrap().is_none() && leased.try_acquire().unwrap().is_none());
     let plain_waits = || assert!(plain.try_acquire_for(ms(100)).unwrap().is_none());
     let leased_waits = || assert!(leased.try_acquire_for(ms(100)).unwrap().is_none());
-    // As long as anybody waits; later it may be said again.
+    // The warning is logged once while any thread waits; a later wait may log it again.
     for waits in [&plain_waits as &(dyn Fn() + Sync), &leased_waits] {
         let before = warned();
         scoped(|scope| {
@@ -223,7 +222,8 @@ fn who_waits_for_a_semaphore_that_was_never_set_is_told_once() {
         });
         assert_eq!(warned(), before + 1);
     }
-    // Once they were granted some, and are not set again, that is news; that all are taken is none.
+    // If the semaphore is deleted after it has granted a permit, the warning is logged again. That all permits are
+    // taken is no reason.
     plain.try_set_permits(1).unwrap();
     let permit = plain.acquire().unwrap();
     plain_waits();
@@ -251,7 +251,7 @@ fn requests_leave_next_to_nothing_behind() {
         assert!(key.starts_with("{s}:request:"), "{key}");
         assert!((1..=120_000).contains(&server.pttl(key)));
     }
-    // So is the memory of this process.
+    // The process forgets the name as well.
     eventually("the room is gone", || client.stats().names == 0);
     let permit = semaphore.acquire().unwrap();
     assert_eq!(client.stats().names, 1);
@@ -264,13 +264,12 @@ fn requests_leave_next_to_nothing_behind() {
 // Waiting
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Threads that wait in the room of `client`.
+/// Whether threads of `client` wait: it has asked again since, and some client has subscribed.
 fn waits(client: &Client, since: u64, server: &Server) -> bool {
     let heard: Vec<Value> = server.ask(&["PUBSUB", "NUMSUB", CHANNEL]);
     client.stats().commands > since && matches!(heard[1], Value::Int(1..))
 }
 
-// H5
 timed!(a_release_of_many_wakes_as_many_as_it_serves);
 fn a_release_of_many_wakes_as_many_as_it_serves() {
     let (server, _client, releaser) = semaphore(0);
@@ -306,7 +305,6 @@ fn a_release_of_many_wakes_as_many_as_it_serves() {
     assert!(woken <= 12, "{woken} wakes: a herd");
 }
 
-// H5
 #[test]
 fn five_hundred_waiters_are_served_and_never_more_than_five_at_once() {
     let (server, _client, _) = semaphore(5);
@@ -388,7 +386,7 @@ fn what_requests_leave_behind_does_not_grow_with_their_number() {
         (0..300).for_each(|_| request(&client, what));
         is_few(what);
     }
-    // Nor if the client drops between two of them what it keeps for the name.
+    // Keys do not add up either if the client forgets the name between two requests.
     let (client, slowly) = (open(&server), "slowly");
     for _ in 0..10 {
         let semaphore = client.semaphore(slowly);
@@ -433,7 +431,7 @@ fn who_does_not_wait_is_not_let_past_those_who_do() {
         let big = scope.spawn(|| semaphore.acquire_many(2).unwrap().permits());
         eventually("the big one waits", || waits(&client, sent, &server));
         assert!(semaphore.try_acquire().unwrap().is_none());
-        // Another process knows of no line here.
+        // Another process does not know this process's queue.
         let other = open(&server).semaphore("s").try_acquire().unwrap().unwrap();
         other.release().unwrap();
         one.release().unwrap();
@@ -512,7 +510,7 @@ fn another_process_gets_its_turn_while_threads_pass_permits_round() {
         let other = open(&server);
         let other = other.semaphore("s");
         let mut longest = Duration::ZERO;
-        // Some turns come by themselves, the others because it was let go first.
+        // Turns may come by chance, so wait until the client has yielded at least once.
         let is_offered = || client.stats().yields > 0;
         for turn in 0..1000 {
             if turn >= 10 && is_offered() {
@@ -538,7 +536,7 @@ fn waits_end_in_time_or_when_cancelled() {
     let (server, client, semaphore) = semaphore(1);
     let permit = semaphore.acquire().unwrap();
     for first in [true, false] {
-        // Both the one who asks and those behind it.
+        // First without, then with a thread ahead in the queue.
         let token = CancelToken::new();
         scoped(|scope| {
             let sent = client.stats().commands;
@@ -632,7 +630,7 @@ fn a_lost_message_costs_no_more_than_the_poll_cap() {
     let (server, _client, releaser) = semaphore(0);
     let proxy = Proxy::start(server.addr());
     let client = Client::open(proxy.url()).unwrap();
-    // Each question reads the number of permits once, and so did whoever set it.
+    // Each attempt reads the number of permits once, as `try_set_permits` has done.
     let asked = server.calls("get");
     scoped(|scope| {
         let sent = client.stats().commands;
@@ -668,7 +666,8 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
             proxy.set(Target::Subscriber, Mode::SwallowReplies);
             proxy.set(Target::Link, Mode::Delay(ms(40)));
             releaser.release(1).unwrap();
-            // The waiting thread asks by itself; before it hears that it has one, it is given another.
+            // The waiting thread's poll acquires a permit; before the reply arrives, another thread hands a permit over
+            // to it.
             eventually("it has one", || server.get_int("s") == 0);
             drop(held);
             drop(waiting.join().unwrap());
@@ -680,7 +679,7 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
         if granted == 1 && after.local_handoffs > before.local_handoffs {
             break;
         }
-        // The one more that there is now.
+        // The release has added a permit; take it away again.
         eventually("all are back", || server.get_int("s") == 2);
         assert!(
             releaser
@@ -694,14 +693,14 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Bad days
+// Faults
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn behind(proxy: &Proxy) -> Client {
     Client::open(Config::new(proxy.url()).command_timeout(ms(1400))).unwrap()
 }
 
-/// Every verb that changes the count, and by how much.
+/// A call that changes the count: its name, the call, the change, and a text that only its request contains.
 type Verb = (&'static str, fn(&Semaphore), i64, &'static str);
 
 const VERBS: [Verb; 8] = [
@@ -752,12 +751,12 @@ fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
     let client = behind(&proxy);
     let semaphore = client.semaphore("s");
     server.cli(&["SET", "s", "10"]);
-    // The connection is up, and has nothing outstanding.
+    // The connection is open and has no request under way.
     semaphore.available_permits().unwrap();
     let trap = fault(&proxy, needle);
     verb(&semaphore);
     eventually("the trap was sprung", || trap.fired());
-    // A dropped permit's release is sent again by the client's own threads.
+    // After a drop, the client's own threads repeat the release.
     eventually(&format!("{name}, {what}"), || {
         server.get_int("s") == 10 + change
     });
@@ -766,7 +765,7 @@ fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
     assert_eq!(client.stats().releases_failed, 0);
 }
 
-/// Every verb, with `fault` lying in wait for it.
+/// Runs each call with a fault that hits its request.
 fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
     scoped(|scope| {
         for one in VERBS {
@@ -784,7 +783,6 @@ fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
     assert_eq!(server.get_int("s"), 4);
 }
 
-// H7
 timed!(a_request_whose_reply_is_lost_counts_once);
 fn a_request_whose_reply_is_lost_counts_once() {
     all_verbs("its reply is lost", |proxy, needle| {
@@ -792,7 +790,6 @@ fn a_request_whose_reply_is_lost_counts_once() {
     });
 }
 
-// H7
 timed!(a_request_that_is_lost_counts_once);
 fn a_request_that_is_lost_counts_once() {
     all_verbs("it is lost", |proxy, needle| {
@@ -857,13 +854,13 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     let late = |error: Error| assert!(matches!(error, Error::Redis { .. }), "{error:?}");
     match semaphore.try_acquire_for(ms(100)) {
         Ok(got) => assert!(got.is_none()),
-        // Nothing has been heard of it for half the command timeout.
+        // Half of the `command_timeout` has passed without a reply.
         Err(err) if began.elapsed() >= ms(200) => late(err),
         Err(err) => panic!("{err:?}"),
     }
     assert!(began.elapsed() >= ms(100) && began.elapsed() < loosely(ms(1000)));
     scoped(|scope| {
-        // All that queue hear of it at once, and not one after another.
+        // All threads in the queue fail at the same time, not one after another.
         let began = Instant::now();
         let waiting: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| semaphore.acquire()))
@@ -878,7 +875,7 @@ fn a_server_that_freezes_delays_nobody_beyond_the_limit_and_loses_nothing() {
     drop(held);
     assert!(began.elapsed() < loosely(ms(200)), "dropping does not wait");
     server.thaw();
-    // What was granted late is given back. The release without an answer was carried out if it had been sent, and once.
+    // Permits that were granted late are returned. The release without a reply ran once, if it was sent.
     let given_back = || (5..=6).contains(&server.get_int("s"));
     eventually("all is given back", given_back);
     let now = semaphore.available_permits().unwrap();
@@ -1026,7 +1023,7 @@ fn random_verbs_of_several_clients_do_what_the_model_does() {
     }
 }
 
-// A permit that is not taken back is gone for good.
+// A permit whose release is rejected for good would never come back.
 #[test]
 fn a_server_that_takes_no_writes_takes_permits_back_later() {
     let server = Server::start_with(&["--dbfilename", "no-such-name.rdb"]);
@@ -1037,13 +1034,13 @@ fn a_server_that_takes_no_writes_takes_permits_back_later() {
     let mut permits = permits.into_iter();
     out_of_memory(&server);
     assert!(semaphore.try_acquire().unwrap().is_none());
-    // What needs no memory is done at once.
+    // Commands that need no memory run at once.
     drop(permits.next());
     eventually("it is back", || server.get_int("s") == 1);
     permits.next().unwrap().release().unwrap();
     assert_eq!(server.get_int("s"), 2);
 
-    // Nobody writes anything after a snapshot has failed.
+    // After a failed snapshot, all writes are rejected.
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
     cannot_save(&server);
     let commands = client.stats().commands;

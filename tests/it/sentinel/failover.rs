@@ -1,4 +1,4 @@
-//! A master is replaced while everybody works: nobody is stuck, and what the successor lacks is reported lost.
+//! Failovers under load: no call hangs, and holds that the new master does not have are reported lost.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::{
     LONG, Losses, SLACK, eventually, in_time, loosely, ms, scoped, timed, unique,
 };
 
-/// How soon after the promotion everybody works again.
+/// How soon after the promotion all clients work again.
 const BACK: Duration = ms(2_000);
 
 timed!(after_a_planned_failover_everybody_goes_on);
@@ -32,7 +32,7 @@ fn everybody_goes_on(deployment: &Deployment) {
     assert!(!of_idle.is_empty());
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let received = Losses::default();
-    // Its holds have to outlive the failover, however busy the machine is.
+    // A lease longer than the failover, even on a busy machine.
     let config = deployment.config().lease(ms(7_500));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();
     let name = unique("kept");
@@ -88,7 +88,7 @@ timed!(a_working_client_leaves_the_old_master_although_that_is_still_one);
 fn a_working_client_leaves_the_old_master_although_that_is_still_one() {
     let deployment = Deployment::start();
     let client = Client::open(deployment.config()).unwrap();
-    // Renewed every 1.5 s, and for longer than that at the successor.
+    // The renewal interval is 1.5 s, longer than a client may take to reach the new master.
     let holder = Client::open(deployment.config().lease(ms(4_500))).unwrap();
     let (missing, waited_for) = (unique("missing"), unique("waited for"));
     let missing_guard = holder.mutex(&missing).lock().unwrap();
@@ -161,7 +161,7 @@ fn its_successor_is_found(mut deployment: Deployment) {
     let clients = [0, 1].map(|_| Client::open(deployment.config()).unwrap());
     let idle = Client::open(deployment.config()).unwrap();
     let received = Losses::default();
-    // Its copy has to outlive the failover without being renewed.
+    // A lease longer than the failover, during which the copy is not renewed.
     let config = deployment.config().lease(ms(8_000));
     let holder = Client::open(config.on_lost(received.listener())).unwrap();
     let (kept, missing) = (unique("kept"), unique("missing"));
@@ -188,7 +188,7 @@ fn its_successor_is_found(mut deployment: Deployment) {
     let took = load.during(|_| {
         deployment.servers[old].kill();
         new = deployment.wait_for_successor(old);
-        // The successor never received it, so there are two owners until the first learns of it.
+        // The new master does not know this lock, so there are two owners until the first learns of its loss.
         second = clients[0].mutex(&missing).try_lock_for(BACK).unwrap();
     });
     assert!(took <= BACK + loosely(SLACK), "{took:?}");
@@ -204,7 +204,8 @@ fn its_successor_is_found(mut deployment: Deployment) {
     });
     assert!(kept_guard.is_valid(), "{:?}", received.reasons(&kept));
 
-    // Until a Sentinel says otherwise, the old one believes that it is the master. Whoever connects is not misled.
+    // The old master believes that it is still the master until a Sentinel reconfigures it. New connections must not
+    // use it.
     deployment.servers[old].restart();
     let mut load = Load::start(&clients, vec![unique("load")], 2);
     let took = load.during(|_| {
@@ -232,7 +233,8 @@ fn an_idle_client_leaves_a_master_that_was_frozen_and_has_a_successor() {
     deployment.servers[old].freeze();
     let new = deployment.wait_for_successor(old);
     deployment.servers[old].thaw();
-    // Sentinels wait for at least 8 s after the thaw before they tell the old master what it is and end its connections.
+    // After the thaw, the Sentinels wait for at least 8 s before they reconfigure the old master and close its
+    // connections.
     eventually("it has heard of the successor", || {
         let clients: String = ask(&deployment.servers[old], &["CLIENT", "LIST"]);
         !clients.contains(":link ")

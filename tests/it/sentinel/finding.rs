@@ -1,4 +1,4 @@
-//! Which Sentinels are asked, for how long, and what is said when none of them helps.
+//! Which Sentinels are asked, for how long, and the error when none of them knows the master.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn the_master_is_found_through_whichever_sentinel_answers() {
     is_waited_for(&client, &other, &unique("service"), ms(30));
     elsewhere(|| client.mutex(unique("name")).lock().unwrap().unlock()).unwrap();
 
-    // The first is not there, the second is none, the third does not answer.
+    // The first address is closed, the second is no Sentinel, the third does not reply.
     let none = Server::start();
     deployment.sentinels[0].freeze();
     let url = Deployment::url_of(&[free_port(), none.port(), one, two, three]);
@@ -29,7 +29,7 @@ fn the_master_is_found_through_whichever_sentinel_answers() {
     let guard = found.unwrap().mutex(unique("found")).lock().unwrap();
     guard.unlock().unwrap();
 
-    // None answers. Whoever has used its connection lately needs none.
+    // No Sentinel replies. A connection that was used a moment ago needs none.
     let kept = client.mutex(unique("kept"));
     kept.lock().unwrap().unlock().unwrap();
     for sentinel in &deployment.sentinels[1..] {

@@ -1,4 +1,4 @@
-//! Whom a client follows while it works: a later failover than the last, and only to a master.
+//! Which reports of Sentinels a client follows while it works: of a later failover than the last, and only to a master.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use crate::support::{
     unique,
 };
 
-/// A Sentinel to which nobody may subscribe is asked twice, at least, while a client works for so long.
+/// Within this time, a working client asks a Sentinel without subscriptions at least twice.
 const ROUNDS: Duration = ms(3_000);
 
-/// What a Sentinel says: the port of the master, and by which failover it is one.
+/// The reply of a Sentinel: the port of the master, and the epoch of the failover that made it one.
 type Says = Arc<Mutex<(u16, u64)>>;
 
 fn sentinel(says: &Says) -> Adversary {
@@ -68,7 +68,7 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
         assert_eq!(link(at), begun);
     };
     work();
-    // A server that is none; then one that is, by the failover that is known.
+    // Follow neither a report of a server that is no master, nor one of an epoch that is known already.
     says(0, &replica, 5);
     stays(&one);
     says(0, &other, 3);
@@ -80,13 +80,13 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
         work();
         link(&one).is_empty() && link(&other).len() == 1
     });
-    // One that lags behind leads nobody back, nor astray.
+    // Ignore a Sentinel that still reports an earlier epoch, also for new connections.
     says(0, &one, 3);
     stays(&other);
     assert!(other.kill_clients_named("link") > 0);
     work();
     stays(&other);
-    // Unless none knows better: they were set up anew.
+    // If all Sentinels report an earlier epoch, they were set up again.
     says(1, &one, 0);
     other.kill_clients_named("link");
     eventually("it follows", || {
@@ -99,7 +99,7 @@ timed!(another_sentinel_is_listened_to_when_one_is_silent_or_gone);
 fn another_sentinel_is_listened_to_when_one_is_silent_or_gone() {
     let mut deployment = Deployment::start();
     let ports = [2, 1, 0].map(|n| deployment.sentinels[n].port());
-    // Nothing is renewed, for which another connection would be made.
+    // A long lease, so that no renewal opens another connection.
     let config = Config::new(Deployment::url_of(&ports)).lease(Duration::from_secs(3_600));
     let client = Client::open(config).unwrap();
     let work = || drop(client.mutex(unique("work")).lock().unwrap());
@@ -137,7 +137,7 @@ fn no_sentinel_is_listened_to_for_a_client_that_is_closed_or_could_not_be_opened
     eventually("it listens", || listening() == 1);
     client.close(LONG).unwrap();
     eventually("it listens no more", || listening() == 0);
-    // The Sentinels name the master, which refuses the password.
+    // The Sentinels name the master, which rejects the password.
     let refused = Config::new(deployment.url().replace("se:cret", "wrong"));
     assert!(Client::open(refused).is_err());
     eventually("it does not listen", || listening() == 0);

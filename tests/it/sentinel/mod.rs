@@ -1,4 +1,4 @@
-//! A master that is found by asking Sentinels, and what becomes of locks when it is replaced.
+//! Masters that are found by Sentinels, and locks when a master is replaced.
 
 mod failover;
 mod finding;

@@ -1,5 +1,5 @@
-//! The rights that the guide names are enough with Sentinels, before and after a failover: for a user of the servers, and
-//! for the one of the Sentinels that all tests have.
+//! The rights that the guide lists suffice with Sentinels, before and after a failover: for the user of the servers,
+//! and for the Sentinels' user that all tests share.
 
 use redlatch::{Client, Config, Error};
 
@@ -25,12 +25,12 @@ fn the_rights_in_the_guide_are_enough_with_sentinels() {
     every_lock_works([&client, &other], "first", on_master);
     nothing_was_refused(&client);
     nothing_was_refused(&other);
-    // Also at another master, and for those who have to find it.
+    // The rights suffice at the new master, too, and for finding it.
     deployment.fail_over();
     deployment.agree();
     every_lock_works([&client, &other], "second", on_master);
 
-    // None of them is there for nothing.
+    // Each of these rights is necessary.
     let refusal = || match open() {
         Err(err @ Error::Redis { .. }) => err.to_string(),
         other => panic!("{other:?}"),

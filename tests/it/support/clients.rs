@@ -1,4 +1,4 @@
-//! Clients as tests want them, and the losses reported to them.
+//! Clients with settings for tests, and the losses reported to them.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -8,20 +8,20 @@ use redlatch::{Client, Config, Loss, LossReason};
 
 use crate::support::{Server, ms};
 
-/// The response and connect timeouts of clients here.
+/// The command and connect timeouts of these clients.
 pub(crate) const RESPONSE: Duration = ms(400);
 
-/// The lease of clients here, long enough to survive one bad day.
+/// The lease of these clients, long enough to survive one [`bad_day`](super::bad_day).
 pub(crate) const LEASE: Duration = ms(3_000);
 
-/// How long a place in the queue lives here that nobody asks for.
+/// The waiter lease of these clients.
 pub(crate) const WAITER_LEASE: Duration = ms(1_000);
 
 pub(crate) fn config(url: &str) -> Config {
     in_haste(Config::new(url))
 }
 
-/// A client that soon knows what has become of its commands and holds.
+/// Short timeouts and leases, so that a client soon notices failed commands and lost holds.
 pub(crate) fn in_haste(config: Config) -> Config {
     config
         .command_timeout(RESPONSE)
@@ -30,17 +30,17 @@ pub(crate) fn in_haste(config: Config) -> Config {
         .waiter_lease(WAITER_LEASE)
 }
 
-/// What a client of that server needs, everything else at its default.
+/// The settings for a client of `server`, with everything else at its default.
 pub(crate) fn settings(server: &Server) -> Config {
     settings_by(server, server.client_addr())
 }
 
-/// The same for one that reaches it by way of a proxy.
+/// The settings for a client that reaches `server` at `addr`, for instance through a proxy.
 pub(crate) fn settings_by(server: &Server, addr: SocketAddr) -> Config {
     with_url(server, server.client_url_at(addr))
 }
 
-/// The same for one that logs in, `user:password@`, with more at the end of its URL.
+/// The settings for a client that logs in with `login` (`user:password@`); `more` is appended to the URL.
 pub(crate) fn settings_as(server: &Server, login: &str, more: &str) -> Config {
     let url = server.client_url();
     let (scheme, rest) = url.split_once("//").expect("a URL");
@@ -78,7 +78,7 @@ impl super::cluster::Cluster {
     }
 }
 
-/// Trusts what the CA of the tests has issued.
+/// Trusts the CA of the tests.
 #[cfg(feature = "tls")]
 pub(crate) fn trusting() -> redlatch::TlsConfig {
     redlatch::TlsConfig::new().ca_pem(crate::support::authority().pem())
@@ -125,7 +125,7 @@ pub(crate) fn open(server: &Server) -> Client {
     Client::open(settings(server)).unwrap()
 }
 
-/// A client with another lease.
+/// A client with this lease.
 pub(crate) fn open_with_lease(server: &Server, lease: Duration) -> Client {
     Client::open(settings(server).lease(lease)).unwrap()
 }

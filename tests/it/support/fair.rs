@@ -8,7 +8,7 @@ use redlatch::{Client, Config, FairLock};
 
 use crate::support::{Crew, Server, eventually, ms, within};
 
-/// What leaves the queue at once is out of it by then, long before any waiter lease ends.
+/// A limit for leaving the queue at once, far shorter than any waiter lease.
 pub(crate) const AT_ONCE: Duration = ms(2_000);
 
 pub(crate) fn queue_key(name: &str) -> String {
@@ -19,46 +19,48 @@ pub(crate) fn timeouts_key(name: &str) -> String {
     format!("redisson_lock_timeout:{{{name}}}")
 }
 
-/// What the channel of each waiter begins with.
+/// The prefix of every waiter's channel.
 pub(crate) fn channel(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// Those in the queue, the next one first.
+/// The waiters in the queue, first to last.
 #[track_caller]
 pub(crate) fn queue(server: &Server, name: &str) -> Vec<String> {
     server.ask(&["LRANGE", &queue_key(name), "0", "-1"])
 }
 
-/// Those with a timeout, the first one to end first.
+/// The waiters and the ends of their waiter leases, soonest first.
 #[track_caller]
 pub(crate) fn timeouts(server: &Server, name: &str) -> Vec<(String, f64)> {
     server.ask(&["ZRANGE", &timeouts_key(name), "0", "-1", "WITHSCORES"])
 }
 
-/// Waits until `n` queue.
+/// Waits until the queue has `n` waiters.
 #[track_caller]
 pub(crate) fn queued(server: &Server, name: &str, n: usize) {
     let mut con = server.connection();
-    eventually("they stand in line", || length(&mut con, name) == n);
+    eventually("the waiters are in the queue", || {
+        length(&mut con, name) == n
+    });
 }
 
 pub(crate) fn length(con: &mut Connection, name: &str) -> usize {
     redis::cmd("LLEN").arg(queue_key(name)).query(con).unwrap()
 }
 
-/// The clock of the server in milliseconds.
+/// The server's clock in milliseconds.
 pub(crate) fn server_now(con: &mut Connection) -> f64 {
     let (s, us): (f64, f64) = redis::cmd("TIME").query(con).unwrap();
     s * 1000.0 + (us / 1000.0).floor()
 }
 
-/// A client whose waiters keep their places for `lease` unless heard of.
+/// A client whose silent waiters keep their places in the queue for `lease`.
 pub(crate) fn with_waiter_lease(url: &str, lease: Duration) -> Client {
     Client::open(Config::new(url).waiter_lease(lease)).unwrap()
 }
 
-/// Threads that queue one behind the other, and tell their numbers when it is their turn.
+/// Threads that queue one behind the other and send their numbers when they are granted the lock.
 pub(crate) struct Line {
     con: Connection,
     name: String,
@@ -81,19 +83,20 @@ impl Line {
         }
     }
 
-    /// One more, seen in the queue before this returns. `wait` takes the lock and, holding it, calls its argument.
+    /// Adds a thread and waits until it is in the queue. `wait` acquires the lock and calls its argument while it holds
+    /// it.
     pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
         let before = length(&mut self.con, &self.name);
         let (number, sender) = (self.joined, self.sender.clone());
         self.crew
             .spawn(move || wait(&|| sender.send(number).unwrap()));
-        eventually("it stands in line", || {
+        eventually("the new waiter is in the queue", || {
             length(&mut self.con, &self.name) == before + 1
         });
         self.joined += 1;
     }
 
-    /// One more that lets go at once when its turn has come.
+    /// Adds a thread that releases the lock as soon as it is granted.
     pub(crate) fn join_with(&mut self, lock: FairLock) {
         self.join(move |here| {
             let guard = lock.lock().unwrap();
@@ -102,7 +105,7 @@ impl Line {
         });
     }
 
-    /// Waits for the end of all, who must have had the lock in the order in which they came.
+    /// Joins all threads and asserts that they were granted the lock in the order in which they joined the queue.
     #[track_caller]
     pub(crate) fn served_in_order(self) {
         let all: Vec<_> = (0..self.joined).collect();
@@ -116,7 +119,7 @@ impl Line {
     }
 }
 
-/// Nothing of the lock is left in the server.
+/// Asserts that the lock soon leaves no keys in Redis.
 #[track_caller]
 pub(crate) fn nothing_left(server: &Server) {
     let mut keys = Vec::new();

@@ -1,4 +1,4 @@
-//! Redisson itself: a Java process that does what it is told, see `tests/interop/src/Interop.java`.
+//! Redisson itself, in a Java process that executes the commands of tests; see `tests/interop/src/Interop.java`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,48 +15,48 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::support::{GENEROUS, locked, loosely, ms, skipped, unique, within};
 
-/// Another Redisson than the one that `pom.xml` names.
+/// The variable that selects a version of Redisson other than the one in `pom.xml`.
 const VERSION: &str = "REDISSON_VERSION";
 
 /// How long Maven may take to fetch Redisson and to build.
 const BUILT_WITHIN: u64 = 180_000;
 
-/// Now, in nanoseconds of the clock that all processes share.
+/// The monotonic clock that all processes share, in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
     let whole = u64::try_from(now.tv_sec()).expect("a moment");
     whole * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("a moment")
 }
 
-/// A process with Redisson clients. Ends with this process, or when dropped.
+/// A Java process with Redisson clients. It ends with this process, or when dropped.
 pub(crate) struct Java {
     child: Mutex<Child>,
     orders: Mutex<ChildStdin>,
-    /// Who waits for the answer to which order.
+    /// For each order without a final answer, where its lines go.
     waiting: Arc<Mutex<HashMap<u64, Sender<String>>>>,
     next: AtomicU64,
-    /// Of Redisson: the first two numbers.
+    /// The major and minor version of Redisson.
     version: (u32, u32),
 }
 
-/// What comes back of an order: a few lines, of which the last begins with `ok`, `busy` or `error`.
+/// The answer to an order: lines of which the last begins with `ok`, `busy` or `error`.
 pub(crate) struct Answer {
     order: String,
     lines: Receiver<String>,
 }
 
 impl Java {
-    /// One that tests use at the same time; `None` without Java or Maven, which is said once.
+    /// A process that tests use at the same time. `None` without Java or Maven, which is reported once.
     pub(crate) fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Java>> = OnceLock::new();
         SHARED.get_or_init(Self::start).as_ref()
     }
 
-    /// One for a test that kills it, or loads it.
+    /// A process of its own, for a test that kills or loads it.
     pub(crate) fn start() -> Option<Self> {
         let Build { classes, libraries } = built()?;
         let mut child = Command::new("java")
-            // A short life: what starts quickly is better than what runs fast.
+            // Fast startup matters more than fast code here.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
             .args(["-XX:-UsePerfData", "-cp"])
             .arg(format!("{}:{libraries}", classes.display()))
@@ -86,7 +86,7 @@ impl Java {
                 };
                 let mut waiting = locked(&answers);
                 if let Some(to) = waiting.get(&id) {
-                    // Nobody has to wait for it.
+                    // The receiver may be dropped before the answer comes.
                     to.send(rest.to_owned()).ok();
                 }
                 if is_last {
@@ -104,12 +104,12 @@ impl Java {
         })
     }
 
-    /// Has a thread of it do something; it does one thing after another.
+    /// Sends an order to a thread of the Java process. Each thread executes its orders one after another.
     pub(crate) fn order(&self, thread: &str, order: &str) -> Answer {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, lines) = unbounded();
         locked(&self.waiting).insert(id, sender);
-        // If it was killed there is no answer.
+        // A process that was killed does not answer; the caller notices that.
         writeln!(locked(&self.orders), "{id} {thread} {order}").ok();
         Answer {
             order: order.to_owned(),
@@ -117,13 +117,13 @@ impl Java {
         }
     }
 
-    /// The same, and what came of it.
+    /// Sends an order and waits for its result.
     #[track_caller]
     pub(crate) fn does(&self, thread: &str, order: &str) -> String {
         self.order(thread, order).ok()
     }
 
-    /// Opens a client, which is also the name of a thread.
+    /// Opens a client. Its name is also the name of a thread.
     #[track_caller]
     pub(crate) fn open(&self, url: &str) -> Theirs<'_> {
         self.open_with(url, 30_000, "-")
@@ -136,12 +136,12 @@ impl Java {
         Theirs { java: self, name }
     }
 
-    /// Whether that thread of it waits for a message.
+    /// Whether that thread waits for a message.
     pub(crate) fn is_parked(&self, thread: &str) -> bool {
         self.does(&unique("look"), &format!("parked {thread}")) == "true"
     }
 
-    /// Whether its Redisson is older than that version.
+    /// Whether the process runs a Redisson older than this version.
     pub(crate) fn is_before(&self, major: u32, minor: u32) -> bool {
         self.version < (major, minor)
     }
@@ -159,7 +159,7 @@ impl Drop for Java {
     }
 }
 
-/// A client of Java, which ends when this is dropped.
+/// A client of the Java process, which is shut down on drop.
 pub(crate) struct Theirs<'a> {
     java: &'a Java,
     name: String,
@@ -186,7 +186,7 @@ impl Drop for Theirs<'_> {
 }
 
 impl Answer {
-    /// What came of it, once it is done.
+    /// Waits for the answer; returns its result.
     #[track_caller]
     pub(crate) fn ok(&self) -> String {
         let last = self.last();
@@ -197,7 +197,7 @@ impl Answer {
             .to_owned()
     }
 
-    /// Its last line.
+    /// Waits for the last line of an answer that has one line.
     #[track_caller]
     pub(crate) fn last(&self) -> String {
         let limit = 2 * loosely(GENEROUS);
@@ -205,12 +205,12 @@ impl Answer {
         last.unwrap_or_else(|_| panic!("Java does not answer `{}`", self.order))
     }
 
-    /// Whether it is done, or has failed.
+    /// Whether the order has succeeded or failed.
     pub(crate) fn is_done(&self) -> bool {
         !self.lines.is_empty()
     }
 
-    /// All lines before the last, once it is done; `idle` is called while it says nothing.
+    /// Waits for the end; returns all lines but the last. `idle` is called while no line comes.
     #[track_caller]
     pub(crate) fn lines(self, limit: Duration, idle: impl Fn()) -> Vec<String> {
         let mut lines = Vec::new();
@@ -230,14 +230,14 @@ impl Answer {
     }
 }
 
-/// What `java` is started with.
+/// The class path of `java`.
 #[derive(Clone)]
 struct Build {
     classes: PathBuf,
     libraries: String,
 }
 
-/// Built once per process, and by Maven only if something has changed since the last time.
+/// Builds once per process, and runs Maven only if the inputs changed since the last build.
 fn built() -> Option<Build> {
     static BUILT: OnceLock<Option<Build>> = OnceLock::new();
     let build = || match build() {
@@ -250,7 +250,7 @@ fn built() -> Option<Build> {
     BUILT.get_or_init(build).clone()
 }
 
-/// Below Cargo's target folder, so that nothing is written beside the sources.
+/// Builds below Cargo's target folder, so that nothing is written beside the sources.
 fn build() -> Result<Build, String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
     let version = env::var(VERSION).ok();
@@ -262,7 +262,7 @@ fn build() -> Result<Build, String> {
     let stamp = out.join("built-from");
     if fs::read_to_string(&stamp).is_ok_and(|built| built == inputs) {
         let classpath = read(out.join("classpath"))?;
-        // Somebody may have emptied Maven's cache.
+        // Maven's cache may have been emptied.
         if classpath.split(':').all(|jar| Path::new(jar).exists()) {
             return Ok(Build {
                 classes: out.join("classes"),
@@ -286,7 +286,7 @@ fn build() -> Result<Build, String> {
     })
 }
 
-/// Runs Maven. Sources that do not compile are a fault; that there is no Maven, or that it cannot fetch anything, is none.
+/// Runs Maven. Sources that do not compile fail the test; a missing Maven or network only skips it.
 fn run(maven: &mut Command) -> Result<(), String> {
     let mut child = maven
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! What all kinds of locks have in common, for tests of any of them.
+//! A common interface to all kinds of locks, for tests of any kind.
 //!
 //! A [`Kind`] is a value and its handles are trait objects, so that a test of all kinds is compiled once.
 
@@ -15,52 +15,52 @@ use redlatch::{CancelToken, Client, Loss, Result, RwLock};
 use crate::support::rwlock::hold_key;
 use crate::support::{LONG, Server, beside, eventually, lua, ms};
 
-/// Who keeps the queue of those that wait.
+/// Where the waiters of a lock queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// Each process its own: one of its threads asks Redis, and the lock is passed on among them.
+    /// In each process: one of its threads asks Redis, and the threads pass the lock on among themselves.
     Process,
-    /// Redis, for all of them: every thread has its own place, and nobody passes anything on.
+    /// In Redis: every thread has its own place, and no process passes the lock on.
     Redis,
 }
 
-/// Who is notified of a release.
+/// Which waiters are notified of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notified {
-    /// Everybody who waits, on one channel: how its name begins, and what is said.
+    /// All waiters, on one channel: the prefix of its name, and the payload.
     All(&'static str, &'static str),
-    /// The first in the queue, on a channel of its own.
+    /// The first waiter in the queue, on its own channel.
     First,
-    /// Nobody.
+    /// No waiter.
     Nobody,
 }
 
-/// How handles of a kind are made, and where kinds differ.
+/// How to create handles of a kind, and how the kinds differ.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) title: &'static str,
     pub(crate) handle: fn(&Client, &str) -> AnyLock,
-    /// The kind that excludes this one and is excluded by it, if it is another: readers share.
+    /// The kind that this one conflicts with, if that is not itself: readers conflict with writers.
     pub(crate) foe: Option<&'static Self>,
     pub(crate) reentrant: bool,
     pub(crate) queue: Queue,
-    /// Who is notified of its release.
+    /// Which waiters are notified of a release.
     pub(crate) notified: Notified,
-    /// Channels that a thread which asks Redis listens to while it waits.
+    /// The number of channels that a contender subscribes to while it waits.
     pub(crate) listens: u64,
-    /// Whether each hold has a token.
+    /// Whether each hold has a fencing token.
     pub(crate) tokens: bool,
-    /// Whether Redis knows how many holds the holding thread has.
+    /// Whether the hash in Redis counts the holds of the owner.
     pub(crate) counted: bool,
-    /// Commands that the server runs for a release.
+    /// The commands that the server runs for a release.
     pub(crate) release: u64,
-    /// The script of an acquire.
+    /// The script that acquires the lock.
     pub(crate) acquire: &'static str,
-    /// What the hash of a read-write lock says of its holders.
+    /// The value of the field `mode` in the hash of a read-write lock.
     pub(crate) mode: Option<&'static str>,
-    /// What is locked in Redis by the name of one lock.
+    /// The names that are locked in Redis by the name of one lock.
     pub(crate) names: fn(&str) -> Vec<String>,
-    /// Further servers that keep it, besides the one that a test starts.
+    /// Servers that keep the lock, besides the one that a test starts.
     pub(crate) others: fn() -> Option<Arc<Vec<Server>>>,
 }
 
@@ -117,11 +117,11 @@ pub(crate) const SPIN_LOCK: Kind = Kind {
     handle: |client, name| client.spin_lock(name).into(),
     notified: Notified::Nobody,
     listens: 0,
-    release: 3, // no PUBLISH
+    release: 3, // without PUBLISH
     ..REENTRANT_LOCK
 };
 
-/// The read-write lock, as a writer sees it.
+/// The read-write lock used by a writer.
 pub(crate) const WRITING: Kind = Kind {
     title: "writing",
     handle: |client, name| Writing(client.rw_lock(name)).into(),
@@ -132,19 +132,19 @@ pub(crate) const WRITING: Kind = Kind {
     ..REENTRANT_LOCK
 };
 
-/// The read-write lock, as a reader sees it.
+/// The read-write lock used by a reader.
 pub(crate) const READING: Kind = Kind {
     title: "reading",
     handle: |client, name| Reading(client.rw_lock(name)).into(),
     foe: Some(&WRITING),
     notified: Notified::All("redisson_rwlock", "0"),
-    counted: false, // one hold in Redis, whatever the thread has
+    counted: false, // Redis counts one hold, however many the thread has
     acquire: lua::RW_READ_ACQUIRE,
     mode: Some("read"),
     ..REENTRANT_LOCK
 };
 
-/// Each kind whose lock is one key of one server, and both sides of the read-write lock.
+/// Each kind whose lock is one key on one server, including both sides of the read-write lock.
 pub(crate) const KINDS: [Kind; 8] = [
     REENTRANT_LOCK,
     MUTEX,
@@ -173,7 +173,7 @@ impl Kind {
         (self.others)()
     }
 
-    /// The field of the hash that stands for an owner.
+    /// The field of the hash that represents `owner`.
     pub(crate) fn field(&self, owner: &str) -> String {
         match self.mode {
             Some("write") => format!("{owner}:write"),
@@ -181,14 +181,14 @@ impl Kind {
         }
     }
 
-    /// The whole hash, sorted, while `owner` alone has so many holds.
+    /// All fields of the hash, sorted, while `owner` alone has `count` holds.
     pub(crate) fn fields(&self, owner: &str, count: u32) -> Vec<(String, String)> {
         let mode = self.mode.map(|mode| ("mode".to_owned(), mode.to_owned()));
         let holds = (self.field(owner), count.to_string());
         [holds].into_iter().chain(mode).collect()
     }
 
-    /// Every key, sorted, while `owner` alone holds `name` and nobody waits.
+    /// All keys, sorted, while `owner` alone holds `name` and nobody waits.
     pub(crate) fn keys(&self, name: &str, owner: &str) -> Vec<String> {
         let mut keys = self.names(name);
         if self.tokens {
@@ -201,7 +201,7 @@ impl Kind {
         keys
     }
 
-    /// Whether a key of this kind outlives its holders, and has no limit.
+    /// Whether `key` outlives the holders of its lock and never expires.
     pub(crate) fn stays(&self, key: &str) -> bool {
         self.tokens && key.starts_with("redisson_lock_token:")
     }
@@ -237,7 +237,7 @@ impl AnyLock {
     }
 }
 
-/// What all handles have in common.
+/// The methods that all handles have.
 pub(crate) trait Lock: Debug + Send + Sync {
     fn lease(&self, lease: Duration) -> AnyLock;
     fn max_hold(&self, max_hold: Duration) -> AnyLock;
@@ -255,7 +255,7 @@ pub(crate) trait Lock: Debug + Send + Sync {
     fn name(&self) -> &str;
 }
 
-/// What all guards have in common.
+/// The methods that all guards have.
 pub(crate) trait Guard: Debug {
     fn unlock(self: Box<Self>) -> Result<()>;
     fn is_valid(&self) -> bool;
@@ -264,11 +264,11 @@ pub(crate) trait Guard: Debug {
     fn name(&self) -> &str;
     fn owner(&self) -> &str;
     fn hold_count(&self) -> u32;
-    /// Zero without tokens.
+    /// The fencing token; zero for kinds without tokens.
     fn token(&self) -> u64 {
         0
     }
-    /// Waits until every server has answered that it keeps the hold.
+    /// Waits until every server has confirmed that it keeps the hold.
     fn settle(&self) {}
 }
 
@@ -301,8 +301,8 @@ macro_rules! guard {
     };
 }
 
-/// Implements [`Lock`] for a handle; or for an adapter, which says how to reach its handle, how to wrap a copy with other
-/// settings, whether the thread owns it, and the names of the verbs.
+/// Implements [`Lock`] for a handle or for an adapter. An adapter names its handle, how to wrap a copy with other
+/// settings, whether the current thread owns it, and its verbs.
 macro_rules! lock {
     ($lock:ty) => {
         crate::support::lock! {
@@ -434,7 +434,7 @@ lock! {
     read try_read try_read_for try_read_until with_read is_read_locked read_hold_count
 }
 
-/// What every verb of a lock says, and every question that asks Redis.
+/// The result of every verb of a lock, and of every question that asks Redis.
 pub(crate) fn verdicts(lock: &AnyLock) -> Vec<(&'static str, Result<()>)> {
     let token = CancelToken::new();
     vec![
@@ -455,7 +455,7 @@ pub(crate) fn verdicts(lock: &AnyLock) -> Vec<(&'static str, Result<()>)> {
     ]
 }
 
-/// Runs a test for all of these at once, and names those for which it fails.
+/// Runs `test` for all cases at the same time, and panics with the titles of those that fail.
 #[track_caller]
 pub(crate) fn for_each<'a, T: Copy + Send>(
     cases: impl IntoIterator<Item = (&'a str, T)>,
@@ -478,24 +478,24 @@ pub(crate) fn for_each<'a, T: Copy + Send>(
     assert!(failed.is_empty(), "of {}", failed.join(", "));
 }
 
-/// The same for each of these kinds.
+/// Runs `test` for each of these kinds at the same time.
 #[track_caller]
 pub(crate) fn for_each_kind(kinds: &[Kind], test: impl Fn(Kind) + Sync) {
     for_each(kinds.iter().map(|kind| (kind.title, *kind)), test);
 }
 
-/// Whether a lock of this kind has left nothing but what stays.
+/// Whether a lock of this kind has left no keys except those that stay.
 pub(crate) fn nothing_is_left_of(kind: Kind, server: &Server) -> bool {
     let keys = server.keys_but_requests();
     keys.iter().all(|key| kind.stays(key))
 }
 
-/// What a lock of that name calls itself.
+/// The name that a lock of this kind reports for `name`.
 pub(crate) fn shown(kind: Kind, name: &str) -> String {
     kind.names(name).join(", ")
 }
 
-/// Does something on each server of a lock, to all its keys at once.
+/// Calls `what` for each server of a lock, with all keys of the lock.
 pub(crate) fn everywhere(
     kind: Kind,
     server: &Server,
@@ -509,7 +509,7 @@ pub(crate) fn everywhere(
     }
 }
 
-/// Whether no server keeps anything of it.
+/// Whether no server has a key of the lock.
 pub(crate) fn is_gone(kind: Kind, server: &Server, name: &str) -> bool {
     let gone = Cell::new(true);
     everywhere(kind, server, name, |server, keys| {
@@ -518,7 +518,7 @@ pub(crate) fn is_gone(kind: Kind, server: &Server, name: &str) -> bool {
     gone.get()
 }
 
-/// Does away with a lock, without a word.
+/// Deletes a lock without publishing anything.
 pub(crate) fn delete(kind: Kind, server: &Server, name: &str) {
     everywhere(kind, server, name, |server, keys| {
         let () = redis::cmd("DEL")
@@ -528,7 +528,8 @@ pub(crate) fn delete(kind: Kind, server: &Server, name: &str) {
     });
 }
 
-/// A hold with a lease of its own that ends soon. On a late machine the first one may be over before it is granted.
+/// Acquires a hold with a short lease. On a late machine the lease may end before the grant, so retry with a longer
+/// one.
 #[track_caller]
 pub(crate) fn short_lived<G: Debug>(lock: impl Fn(Duration) -> Result<G>) -> G {
     let mut lease = ms(50);
@@ -540,7 +541,7 @@ pub(crate) fn short_lived<G: Debug>(lock: impl Fn(Duration) -> Result<G>) -> G {
     }
 }
 
-/// Takes a lock from its holder by hand: one of several names is enough, one of several servers is not.
+/// Deletes a lock while it is held. One of several names is enough to lose it; one of several servers is not.
 pub(crate) fn lose(kind: Kind, server: &Server, name: &str) {
     let (names, others) = (kind.names(name), kind.others());
     let others = others.iter().flat_map(|servers| servers.iter());
@@ -548,7 +549,8 @@ pub(crate) fn lose(kind: Kind, server: &Server, name: &str) {
         .chain(others)
         .map(Server::connection)
         .collect();
-    // One right after the other: whoever is granted it once most are gone would lose it by the rest.
+    // Delete in quick succession from prepared connections, so that the next holder is not granted the lock on some
+    // servers and then deleted on the others.
     for mut connection in connections {
         let () = redis::cmd("DEL")
             .arg(&names[0])
@@ -557,7 +559,8 @@ pub(crate) fn lose(kind: Kind, server: &Server, name: &str) {
     }
 }
 
-/// By now; or as soon as the last of several servers has done what the majority, which is waited for, has done.
+/// Asserts that `happened`. For a lock on several servers, waits for the last server, since an operation only waits for
+/// a majority.
 #[track_caller]
 pub(crate) fn by_now(kind: Kind, what: &str, mut happened: impl FnMut() -> bool) {
     if kind.others().is_some() {

@@ -1,4 +1,4 @@
-//! The count-down latch: its scripts, its channel, what its key may not hold.
+//! The count-down latch: its scripts, its channel, and invalid values of its key.
 
 use crate::support::lua;
 
@@ -7,7 +7,7 @@ pub(crate) const COUNT_DOWN: &str = lua::LATCH_COUNT_DOWN;
 pub(crate) const DELETE: &str = lua::LATCH_DELETE;
 pub(crate) const STATE: &str = lua::LATCH_STATE;
 
-/// What no count looks like.
+/// Values that are not a valid count.
 pub(crate) const NO_COUNTS: [&str; 9] = [
     "",
     "abc",
@@ -20,7 +20,7 @@ pub(crate) const NO_COUNTS: [&str; 9] = [
     "99999999999999999999",
 ];
 
-/// With braces of its own, whatever the name.
+/// The channel always adds braces, even if the name has some.
 pub(crate) fn channel(name: &str) -> String {
     format!("redisson_countdownlatch__channel__{{{name}}}")
 }

@@ -1,4 +1,4 @@
-//! Threads of several clients that take some locks in turn while a test breaks what is below them, and what they saw.
+//! Threads of several clients that take locks in turn while a test injects faults, and a check of their history.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,18 +12,18 @@ use crate::support::history::{
 };
 use crate::support::{Crew, GENEROUS, LONG, SLACK, eventually, locked, loosely, ms, within};
 
-/// How often each thread has to have a lock until the load is said to go on.
+/// How many more turns each thread needs for [`Load::goes_on`].
 const MORE: usize = 3;
 
-/// How often each lock has to be had.
+/// How many more turns each lock needs.
 const OFTEN: usize = 20;
 
 pub(crate) struct Load {
     clients: Vec<Client>,
     shared: Arc<Shared>,
-    /// There until the end.
+    /// `None` only once the load has ended.
     crew: Option<Crew>,
-    /// What was broken when.
+    /// The faults so far, as events.
     faults: Mutex<Vec<Event>>,
 }
 
@@ -31,15 +31,15 @@ struct Shared {
     begun: Instant,
     clients: usize,
     names: Vec<String>,
-    /// What each lock protects.
+    /// The number that each lock protects.
     numbers: Vec<AtomicU64>,
-    /// How often each lock was had.
+    /// How often each lock was held.
     turns: Vec<AtomicUsize>,
     workers: Vec<Worker>,
     done: AtomicBool,
 }
 
-/// What one thread does.
+/// A thread: its lock, its turns, and what it saw.
 struct Worker {
     lock: usize,
     turns: AtomicUsize,
@@ -47,7 +47,7 @@ struct Worker {
 }
 
 impl Load {
-    /// So many threads of each client for each name; returns when all of them work.
+    /// Starts `threads` threads of each client for each name; returns when all of them have had the lock.
     pub(crate) fn start(clients: &[Client], names: Vec<String>, threads: usize) -> Self {
         let many = threads * clients.len();
         let worker = |lock| Worker {
@@ -75,11 +75,11 @@ impl Load {
             crew: Some(crew),
             faults: Mutex::default(),
         };
-        load.goes_on("they work");
+        load.goes_on("all threads have had turns");
         load
     }
 
-    /// Waits until every thread and every lock has had some turns more.
+    /// Waits until every thread and every lock has had some more turns.
     pub(crate) fn goes_on(&self, what: &str) {
         let count = |turns: &AtomicUsize| turns.load(Ordering::SeqCst);
         let of_threads = || self.shared.workers.iter().map(|its| count(&its.turns));
@@ -92,22 +92,22 @@ impl Load {
         });
     }
 
-    /// `fault` breaks something under the load; returns how soon after that everybody works again.
+    /// Injects `fault` under the load; returns how long it took until all threads worked again.
     pub(crate) fn during(&mut self, fault: impl FnOnce(&Self)) -> Duration {
         let from = self.shared.now();
         fault(self);
         let begun = Instant::now();
-        self.goes_on("they work again");
+        self.goes_on("all threads have turns again");
         let until = self.shared.now();
         self.was_broken("fault", Divides::Nobody, [from, until]);
         begun.elapsed()
     }
 
-    /// Until `ended` returns, there are two servers that grant locks, and different clients may ask different ones.
+    /// Records that, until `ended` returns, two servers grant locks and different clients may ask different ones.
     pub(crate) fn divided(&self, ended: impl FnOnce()) {
         let from = self.shared.now();
         ended();
-        // The last client may hand its last grant on in memory for as long as a tenure.
+        // The last client may pass its last grant on among its threads for as long as a tenure.
         let until = self.shared.now() + nanos(loosely(ms(50)));
         self.was_broken("two servers", Divides::Clients, [from, until]);
     }
@@ -127,17 +127,17 @@ impl Load {
         }
     }
 
-    /// They work on for a while with nothing broken, end, and nothing that they saw is wrong.
+    /// Lets the load work for a while without faults, ends it, and asserts that its history satisfies all rules.
     #[track_caller]
     pub(crate) fn ends(mut self) {
-        self.goes_on("they work with nothing broken");
+        self.goes_on("all threads have turns without faults");
         self.shared.done.store(true, Ordering::SeqCst);
         let crew = self.crew.take().expect("it ends once");
-        // The longest wait, and the longest release.
+        // The limit covers the longest wait and the longest release.
         let ended = within(2 * LONG + loosely(GENEROUS), || crew.is_finished());
         let report = check(self.history());
         assert!(report.is_fine(), "{report}");
-        assert!(ended, "somebody works still");
+        assert!(ended, "a thread has not ended");
         crew.join();
         for client in &self.clients {
             let stats = client.stats();
@@ -148,7 +148,8 @@ impl Load {
     fn history(&self) -> Vec<Event> {
         let setup = Setup {
             slack: nanos(loosely(SLACK)),
-            // What is broken is so until everybody works again; whom no message reaches yet asks once a second.
+            // A fault lasts until all threads work again. After it, a waiter that missed its message asks again within
+            // a second.
             recovery: Some(nanos(ms(1_000))),
             ..Setup::default()
         };
@@ -158,7 +159,7 @@ impl Load {
         for worker in &self.shared.workers {
             events.extend(locked(&worker.history).iter().cloned());
         }
-        // Whoever has it last finds all increments.
+        // A final hold of each lock reads its number, so that a lost increment at the very end is found too.
         let numbers = self.shared.numbers.iter();
         for (lock, number) in numbers.enumerate() {
             let (at, number) = (self.shared.now(), number.load(Ordering::SeqCst));

@@ -1,4 +1,4 @@
-//! Histories that are made up, line by line: times are in milliseconds.
+//! Synthetic histories, written line by line. Times are in milliseconds.
 
 use crate::support::history::{
     Edge, Entry, Event, Mode, NEMESIS, Nanos, Phase, Setup, Wanted, What, millis,
@@ -10,7 +10,7 @@ pub(crate) const TIMEOUT: u64 = 500;
 pub(crate) const WAITER_LEASE: u64 = 2_000;
 pub(crate) const SLACK: u64 = 100;
 
-/// How many permits `sem` and `permits` have.
+/// The permits of the semaphores `sem` and `permits`.
 pub(crate) const PERMITS: u64 = 3;
 
 pub(crate) fn setup() -> Setup {
@@ -24,7 +24,7 @@ pub(crate) fn setup() -> Setup {
     }
 }
 
-/// How it went on for somebody who was granted something.
+/// Everything that follows a grant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Had {
     pub(crate) at: u64,
@@ -33,13 +33,13 @@ pub(crate) struct Had {
     pub(crate) valid_until: Option<u64>,
     pub(crate) lost: Option<u64>,
     pub(crate) work: Option<(u64, u64)>,
-    /// Numbers of guarded writes, each with how it ended and when; `Invoke` for one that has not.
+    /// Guarded writes: number, phase of the outcome, and time; `Invoke` for a write without an outcome.
     pub(crate) writes: Vec<(u64, Phase, u64)>,
     pub(crate) releases: Option<u64>,
     pub(crate) released: Option<(u64, Option<&'static str>)>,
 }
 
-/// One request and its consequences.
+/// A request and its consequences.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pub(crate) process: i64,
@@ -47,11 +47,11 @@ pub(crate) struct Turn {
     pub(crate) asked: u64,
     pub(crate) limit: u64,
     pub(crate) had: Option<Had>,
-    /// Refused, or failed for a reason.
+    /// When the request was refused; with a text if it failed with an error.
     pub(crate) ended: Option<(u64, Option<&'static str>)>,
 }
 
-/// Asks for the lock `name`, of the kind that its name begins with.
+/// A request for the lock `name`, whose prefix gives its kind.
 pub(crate) fn asks(process: i64, name: &str, asked: u64) -> Turn {
     let kind = name.split('-').next().unwrap_or(name);
     let kind = match kind {
@@ -80,7 +80,7 @@ pub(crate) fn asks(process: i64, name: &str, asked: u64) -> Turn {
     }
 }
 
-/// Has a lock from the second moment to the third.
+/// A request for a lock that is granted at the second time and released at the third.
 pub(crate) fn has(process: i64, name: &str, [asked, at, released]: [u64; 3]) -> Turn {
     let mut turn = asks(process, name, asked);
     turn.had = Some(Had {
@@ -145,7 +145,7 @@ impl Turn {
         self.had(|had| had.work = Some((read, read + 1)))
     }
 
-    /// It begins a guarded write when it has the lock, or when the one before was answered.
+    /// Adds a guarded write. The first begins at the grant, each later one when the previous one was answered.
     pub(crate) fn writes(self, number: u64, phase: Phase, answered: u64) -> Self {
         self.had(|had| had.writes.push((number, phase, answered)))
     }
@@ -154,7 +154,7 @@ impl Turn {
         self.had(|had| had.valid_until = Some(at))
     }
 
-    /// It is notified, and so is told the same in answer to the release.
+    /// The holder is notified of a loss, and its release reports the same.
     pub(crate) fn lost(self, at: u64) -> Self {
         self.had(|had| had.lost = Some(at)).release_fails()
     }
@@ -171,7 +171,7 @@ impl Turn {
         self.had(|had| had.released = Some((at, None)))
     }
 
-    /// It has it until the end.
+    /// The hold is never released.
     pub(crate) fn keeps(self) -> Self {
         self.had(|had| {
             had.releases = None;
@@ -252,12 +252,12 @@ impl Turn {
     }
 }
 
-/// Something is broken between these moments.
+/// A fault between these times.
 pub(crate) fn fault(name: &str, [begin, end]: [u64; 2]) -> Vec<Event> {
     fault_of(name, None, [begin, end])
 }
 
-/// A worker is broken, or what belongs to it.
+/// A fault of one worker, or of everything if `client` is `None`.
 pub(crate) fn fault_of(name: &str, client: Option<i64>, [begin, end]: [u64; 2]) -> Vec<Event> {
     let edge = |is_end, at| {
         let edge = Edge {
@@ -271,7 +271,7 @@ pub(crate) fn fault_of(name: &str, client: Option<i64>, [begin, end]: [u64; 2]) 
     vec![edge(false, begin), edge(true, end)]
 }
 
-/// What the server has kept of guarded writes in the end.
+/// The server's log of guarded writes, as the last line.
 pub(crate) fn written(name: &str, entries: &[(i64, u64)]) -> Vec<Event> {
     let entries = entries.iter();
     let written = What::Written {
@@ -283,7 +283,7 @@ pub(crate) fn written(name: &str, entries: &[(i64, u64)]) -> Vec<Event> {
     vec![Event::new(NEMESIS, Phase::Info, written, millis(100_000))]
 }
 
-/// Everything of a history, in the order in which it is written.
+/// All events of a history, in the order of its lines.
 pub(crate) fn history(turns: &[Turn], others: &[Vec<Event>]) -> Vec<Event> {
     let setup = What::Setup(Box::new(setup()));
     let mut events = vec![Event::new(NEMESIS, Phase::Info, setup, 0)];

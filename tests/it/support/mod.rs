@@ -1,6 +1,6 @@
-//! What the tests share: nothing here is a test, and no test borrows from another.
+//! Helpers that tests share. Nothing here is a test, and no test module borrows from another.
 //!
-//! What is used by many kinds of tests is named here; what belongs to one subject is in a module of its name.
+//! Helpers for many kinds of tests are re-exported here; helpers for one subject are in a module of its name.
 
 mod bare;
 mod clients;

@@ -6,24 +6,24 @@ use redlatch::{Client, Config, MultiLock, Result};
 
 use crate::support::{Server, eventually, ms};
 
-/// What is left behind lives for longer than anybody looks for it.
+/// A lease that is longer than any test, so that nothing expires during it.
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
 
 pub(crate) fn open(url: &str) -> Client {
     Client::open(Config::new(url).lease(LEASE)).unwrap()
 }
 
-/// All that is on the server, well before a lease ends.
+/// Waits until exactly these keys exist, far less than a lease.
 #[track_caller]
 pub(crate) fn left(server: &Server, keys: &[&String]) {
     let mut wanted: Vec<String> = keys.iter().map(|key| (*key).clone()).collect();
     wanted.sort();
-    eventually("the rest is given back", || {
+    eventually("all other keys are released", || {
         server.keys_but_requests() == wanted
     });
 }
 
-/// What every verb and question of a lock says, each answer made comparable.
+/// The result of every verb and every question of a lock, each without its value.
 pub(crate) fn verdicts(lock: &MultiLock) -> Vec<Result<()>> {
     vec![
         lock.lock().map(drop),

@@ -1,4 +1,4 @@
-//! A server behind a network that a test spoils.
+//! A server behind a network that a test disturbs.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use redlatch::{Client, Config};
 
 use crate::support::{Proxy, RESPONSE, Server, in_haste, settings, settings_by, unique};
 
-/// A server, a proxy in front of it, a client behind the proxy, one that is not, and a name for them to lock.
+/// A server with a proxy in front of it, a client behind the proxy, a client with a direct connection, and a name to
+/// lock.
 pub(crate) struct Net {
     pub(crate) server: Server,
     pub(crate) proxy: Proxy,
@@ -20,7 +21,7 @@ impl Net {
         Self::with(RESPONSE)
     }
 
-    /// Only the client behind the proxy waits `response` for its answers.
+    /// [`start`](Self::start) with `response` as the command timeout of the client behind the proxy.
     pub(crate) fn with(response: Duration) -> Self {
         let behind = |config| in_haste(config).command_timeout(response);
         Self::of(Server::start(), behind, in_haste)

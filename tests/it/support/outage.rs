@@ -1,4 +1,4 @@
-//! A bad day, whatever the fault: everything is asked for while it lasts, and all is well afterwards.
+//! An outage from beginning to end: every operation during it, and normal work afterwards.
 
 use redlatch::{Client, Error, LossReason};
 
@@ -7,15 +7,16 @@ use crate::support::{
     gets_nothing, in_time, ms, nothing_is_left_of, scoped, unique, within,
 };
 
-/// Whether what Redis held before the bad day is still there after it.
+/// Whether Redis still has its data after the outage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Data {
     Kept,
     Gone,
 }
 
-/// Asks for everything while `fault` lasts: every verb fails in time (I4, L5, C1); after `heal` the same client works,
-/// what was let go is gone (L8), what timed out left nothing behind (D1), and what is held is still held or reported.
+/// Calls every operation while `fault` lasts, where each verb fails in time. After `heal`, the same client works,
+/// releases have taken effect, timed-out acquires left nothing behind, and each earlier hold is still held or was
+/// reported as lost.
 pub(crate) fn bad_day<S>(
     kind: Kind,
     mut server: Server,
@@ -59,11 +60,11 @@ pub(crate) fn bad_day<S>(
         scope.spawn(|| {
             let lock = kind.foe().of(&client, &kept);
             if kind.queue == Queue::Redis {
-                // There is no line but that of Redis.
+                // The only queue of this kind is in Redis, so even a local waiter needs Redis.
                 gets_nothing("waiting", ms(100), || lock.try_lock_for(ms(100)));
                 return;
             }
-            // That it is held here is known without Redis.
+            // The lock is held by this process, so the waiter gets `None` without asking Redis.
             let held = in_time("waiting", ms(100), || lock.try_lock_for(ms(100)));
             assert!(matches!(held, Ok(None)), "{held:?}");
         });
@@ -79,7 +80,7 @@ pub(crate) fn bad_day<S>(
     for (_, name) in &asked {
         let guard = in_time("locking again", limit, || {
             let mut taken = None;
-            // Right after the fault the first attempts may still meet its last effects.
+            // The first attempts after the fault may still fail.
             within(ms(2_000), || {
                 taken = kind.of(&client, name).lock().ok();
                 taken.is_some()
@@ -97,9 +98,10 @@ pub(crate) fn bad_day<S>(
                 keys
             };
             let held = locks(kind.keys(&kept, keeper.owner()));
-            eventually("only what is held is there", || {
+            eventually("only the keys of the hold are left", || {
                 if kind.queue == Queue::Redis {
-                    // F1: a place that a late question took dies with its waiter lease, and whoever asks clears it away.
+                    // A timed-out request may have taken a place in the queue. The place ends with its waiter
+                    // lease, and the next attempt removes it.
                     for (_, name) in &asked {
                         drop(kind.of(&client, name).try_lock());
                     }
@@ -116,13 +118,13 @@ pub(crate) fn bad_day<S>(
             let loss = keeper.lost().recv_timeout(LEASE).unwrap();
             assert_eq!(loss.reason, LossReason::Forced);
             assert!(!keeper.is_valid());
-            // O6: nothing is asked about what is known to be lost.
+            // The release of a lost hold sends nothing, so it returns at once.
             let unlocked = in_time("unlocking the lost", ms(0), || keeper.unlock());
             assert!(
                 matches!(unlocked, Err(Error::Lost { reason, .. }) if reason == LossReason::Forced),
                 "{unlocked:?}"
             );
-            eventually("it is told once", || {
+            eventually("the loss is reported once", || {
                 received.reasons(&kept) == [LossReason::Forced]
             });
         }

@@ -1,4 +1,4 @@
-//! Permits with a lease each: scripts, keys, counts.
+//! Expirable semaphores: scripts, keys, and counts.
 
 use redlatch::{Client, Error, ExpirableSemaphore, LossReason, Result};
 
@@ -22,10 +22,10 @@ pub(crate) const SET: &str = lua::PERMIT_SET;
 
 pub(crate) const ADD: &str = lua::PERMIT_ADD;
 
-/// The score of a permit that never ends.
+/// The score of a permit that never expires.
 pub(crate) const NEVER: i64 = 922_337_203_685_477;
 
-/// A permit that is certainly nobody's but the test's.
+/// A permit id that no client generates.
 pub(crate) fn id(n: u8) -> Vec<u8> {
     vec![n; 16]
 }
@@ -46,13 +46,13 @@ pub(crate) fn channel(name: &str) -> String {
     beside("redisson_sc", name)
 }
 
-/// Milliseconds by the server's clock.
+/// The server's clock in milliseconds.
 pub(crate) fn now(server: &Server) -> i64 {
     let (s, us): (i64, i64) = server.ask(&["TIME"]);
     s * 1000 + us / 1000
 }
 
-/// Every permit that is out and until when, by id.
+/// The ids of all acquired permits and the ends of their leases.
 pub(crate) fn out(server: &Server, name: &str) -> Vec<(Vec<u8>, i64)> {
     let mut out: Vec<(Vec<u8>, i64)> =
         server.ask(&["ZRANGE", &timeouts(name), "0", "-1", "WITHSCORES"]);
@@ -60,7 +60,7 @@ pub(crate) fn out(server: &Server, name: &str) -> Vec<(Vec<u8>, i64)> {
     out
 }
 
-/// Writes a permit as a Java client does.
+/// Adds a permit as Redisson does.
 pub(crate) fn as_redisson(server: &Server, name: &str, id: &[u8], until: i64) {
     let added: i64 = redis::cmd("ZADD")
         .arg(timeouts(name))
@@ -77,11 +77,12 @@ pub(crate) fn with_permits(client: &Client, n: u32) -> ExpirableSemaphore {
     sem
 }
 
-/// Available, acquired, and both, with none coming to its end in between.
+/// Available, acquired and total permits. The three requests are repeated until they are consistent, since a permit may
+/// expire between them.
 #[track_caller]
 pub(crate) fn counts(sem: &ExpirableSemaphore) -> (i64, u64, i64) {
     let mut counts = (0, 0, 0);
-    eventually("the numbers belong together", || {
+    eventually("the three counts are consistent", || {
         counts = (
             sem.available_permits().unwrap(),
             sem.acquired_permits().unwrap(),

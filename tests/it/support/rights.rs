@@ -1,4 +1,4 @@
-//! The rights that the guide names, and everything that is done with them.
+//! The rights that the guide gives, and every operation that needs them.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use redlatch::{Client, Result};
 pub(crate) use crate::support::acl::*;
 use crate::support::{Crew, eventually};
 
-/// A client that is no more.
+/// A Redisson client that no longer exists.
 const READER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
 
-/// Somebody waits with `wait` for what `hold` holds, and gets it.
+/// A second client waits with `wait` for what `hold` holds, and is granted it after the release.
 pub(crate) fn hands_over<G, H: 'static>(
     [client, other]: [&Client; 2],
     hold: impl Fn(&Client) -> Result<G>,
@@ -25,8 +25,8 @@ pub(crate) fn hands_over<G, H: 'static>(
     crew.join();
 }
 
-/// Every kind of lock works for two clients whose prefix is `shop:`, by names that end with `name`. `ask` does what nobody
-/// with such rights does, where the keys of a name are.
+/// Every kind of lock works for two clients with the prefix `shop:`, on names that end with `name`. `ask` sends a
+/// command with full rights to the server of a key.
 pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str, &[&str])) {
     let [client, other] = pair;
     let of = |kind: &str| format!("{kind}:{name}");
@@ -67,7 +67,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
         move |c| c.rw_lock(&n).write(),
     );
 
-    // Behind more readers that died than are looked at in one go.
+    // More dead readers than one call removes, so that the writer has to call the script again.
     let key = format!("shop:{}", of("rw"));
     let mut dead = vec![
         "HSET".to_owned(),
@@ -131,7 +131,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     slots.set_permits(2).unwrap();
     slots.add_permits(-1).unwrap();
     let permit = slots.clone().lease(Duration::from_millis(20)).acquire();
-    // Over by itself, and renewed.
+    // The permit with the short lease expires, so the next acquire is granted.
     let slot = slots.acquire().unwrap();
     drop(permit);
     slot.update_lease(Duration::from_secs(5)).unwrap();
@@ -160,7 +160,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     slot.release().unwrap();
 }
 
-/// What was allowed was done, and nobody had to wait for it.
+/// Asserts that no release failed and that no waiter had to poll because of missing rights.
 #[track_caller]
 pub(crate) fn nothing_was_refused(client: &Client) {
     let stats = client.stats();

@@ -16,7 +16,7 @@ pub(crate) const FORCE: &str = lua::RW_FORCE;
 
 pub(crate) const STATE: &str = lua::RW_STATE;
 
-/// Lets time go by for every key.
+/// Lets time pass for every key, by shortening its TTL.
 pub(crate) const PASS: &str = "
 for _, key in ipairs(redis.call('keys', '*')) do
   local left_ms = redis.call('pttl', key)
@@ -27,7 +27,7 @@ for _, key in ipairs(redis.call('keys', '*')) do
   end
 end";
 
-/// What the hold keys of a lock have before the owner.
+/// The prefix of a lock's hold keys, which the owner follows.
 pub(crate) fn prefix(name: &str) -> String {
     if name.contains('{') {
         format!("{name}:")
@@ -44,7 +44,7 @@ pub(crate) fn channel(name: &str) -> String {
     }
 }
 
-/// The key in which a waiter is noted; a side is reader or writer.
+/// The key that notes a waiter of this side, `reader` or `writer`.
 pub(crate) fn note(name: &str, side: &str) -> String {
     format!("{}:{side}", channel(name))
 }

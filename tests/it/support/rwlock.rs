@@ -1,4 +1,4 @@
-//! Threads that hold a read-write lock, and what Redis holds meanwhile.
+//! Threads that hold a read-write lock, and what Redis keeps of it.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,13 +13,13 @@ use crate::support::LONG;
 
 pub(crate) type Work = Box<dyn FnOnce(&mut Desk) + Send>;
 
-/// A thread that keeps guards, since they cannot leave it, and does what it is told.
+/// A thread that keeps guards, which cannot leave it, and executes the work that it is sent.
 pub(crate) struct Actor {
     orders: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What an actor works with; the last guard goes first.
+/// The lock and guards of an actor; the most recent guard is dropped first.
 pub(crate) struct Desk {
     pub(crate) lock: RwLock,
     pub(crate) reads: Vec<RwLockReadGuard>,
@@ -61,7 +61,7 @@ impl Actor {
         }
     }
 
-    /// Has it begin `work`, whose result comes later.
+    /// Sends `work` to the actor; its result arrives on the returned channel.
     pub(crate) fn begins<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Desk) -> T + Send + 'static,
@@ -85,19 +85,19 @@ impl Actor {
         result.take().expect("a result")
     }
 
-    /// Takes one read hold, and says under which owner.
+    /// Takes one read hold; returns its owner.
     #[track_caller]
     pub(crate) fn reads(&self) -> String {
         self.does(|desk| desk.read().owner().to_owned())
     }
 
-    /// Takes one write hold, and says under which owner.
+    /// Takes one write hold; returns its owner.
     #[track_caller]
     pub(crate) fn writes(&self) -> String {
         self.does(|desk| desk.write().owner().to_owned())
     }
 
-    /// Gives everything back and waits until Redis has said so.
+    /// Releases all holds and waits for the replies.
     #[track_caller]
     pub(crate) fn leaves(&self) {
         self.does(|desk| {
@@ -131,7 +131,7 @@ pub(crate) fn hold_key(name: &str, owner: &str) -> String {
     }
 }
 
-/// What Redis keeps of a lock that is read or written by `owners`, once each.
+/// The hash of a lock that each of `owners` reads or writes once.
 pub(crate) fn hash(mode: &str, owners: &[&str]) -> Vec<(String, String)> {
     let mut fields: BTreeMap<_, _> = owners
         .iter()

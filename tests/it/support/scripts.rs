@@ -1,4 +1,4 @@
-//! The scripts by bare EVALSHA: owners, names, and users who may do less.
+//! Runs scripts directly by EVALSHA: owners, names, and users with limited rights.
 
 #[path = "../../../src/net/script_error.rs"]
 mod script_error;
@@ -7,7 +7,7 @@ use redis::{Connection, FromRedisValue, PubSub, RedisError, RedisResult, ToRedis
 
 use crate::support::{Server, eventually, lua, ms};
 
-/// The hash of a script, as requests for it contain it.
+/// The hash of a script as it appears in requests.
 pub(crate) fn sha(script: &str) -> String {
     redis::Script::new(script).get_hash().to_owned()
 }
@@ -30,7 +30,7 @@ pub(crate) const THEM: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 
 pub(crate) const LEASE: i64 = 30_000;
 
-/// Keys are handed in, so nothing in a name may matter.
+/// Names with every special character. Scripts get keys as arguments, so no character may have a meaning.
 pub(crate) const NAMES: [&str; 9] = [
     "orders",
     "stock:{42}",
@@ -63,7 +63,7 @@ pub(crate) fn run<T: FromRedisValue>(
     evalsha(con, script, keys, args)
 }
 
-/// The same, with keys and arguments of whatever bytes.
+/// [`run`] for keys and arguments of any type.
 pub(crate) fn evalsha<T: FromRedisValue>(
     con: &mut Connection,
     script: &str,
@@ -80,7 +80,7 @@ pub(crate) fn evalsha<T: FromRedisValue>(
         .map_err(plain)
 }
 
-/// The error as the crate sees it, whichever server it is from.
+/// The error as the crate reports it, independent of the server's version.
 pub(crate) fn plain(err: RedisError) -> RedisError {
     let Some(code) = err.code() else {
         return err;
@@ -94,13 +94,13 @@ pub(crate) fn plain(err: RedisError) -> RedisError {
     }
 }
 
-/// Takes the lock by hand, as Redisson does.
+/// Acquires the lock by hand, as Redisson does.
 pub(crate) fn as_redisson(server: &Server, name: &str, owner: &str, count: &str, lease: i64) {
     let () = server.ask(&["HINCRBY", name, owner, count]);
     let () = server.ask(&["PEXPIRE", name, &lease.to_string()]);
 }
 
-/// At most `most`, and no more used up than a slow machine might.
+/// Asserts that `left` is at most `most`, and less only by what a slow machine may use up.
 #[track_caller]
 pub(crate) fn assert_left(left: i64, most: i64) {
     assert!(
@@ -109,7 +109,7 @@ pub(crate) fn assert_left(left: i64, most: i64) {
     );
 }
 
-/// Listens to every channel, so that a message on a wrong one is heard too.
+/// Subscribes to every channel, so that a message on a wrong channel is seen as well.
 pub(crate) fn listen_to_all(con: &mut Connection) -> PubSub<'_> {
     con.set_read_timeout(Some(ms(10_000))).unwrap();
     let mut pubsub = con.as_pubsub();
@@ -117,7 +117,7 @@ pub(crate) fn listen_to_all(con: &mut Connection) -> PubSub<'_> {
     pubsub
 }
 
-/// What was published since it was last asked.
+/// The messages since the last call, as channel and payload.
 pub(crate) fn messages(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String, String)> {
     let () = server.ask(&["PUBLISH", "end", "end"]);
     let mut heard = Vec::new();
@@ -131,7 +131,7 @@ pub(crate) fn messages(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<(String,
     }
 }
 
-/// From now on `con` may do everything but publish and subscribe.
+/// Logs `con` in as a user that may neither publish nor subscribe.
 pub(crate) fn forbid_channels(server: &Server, con: &mut Connection) {
     let () = server.ask(&[
         "ACL",
@@ -148,7 +148,7 @@ pub(crate) fn forbid_channels(server: &Server, con: &mut Connection) {
     assert_eq!(refused.unwrap_err().code(), Some("NOPERM"));
 }
 
-/// From now on `con` may do everything but `command`.
+/// Logs `con` in as a user that may do everything except `command`.
 pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
     let not = format!("-{command}");
     let () = server.ask(&[
@@ -161,13 +161,14 @@ pub(crate) fn forbid(server: &Server, con: &mut Connection, command: &str) {
         .unwrap();
 }
 
-/// From now on nothing may grow.
+/// Makes the server reject every write that needs memory (OOM).
 pub(crate) fn out_of_memory(server: &Server) {
     let () = server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
 }
 
-/// Has every write refused, since snapshots fail: MISCONF. For a server started with `--dbfilename no-such-name.rdb`.
+/// Makes the server reject every write with MISCONF, since its snapshots fail. The server must be started with
+/// `--dbfilename no-such-name.rdb`.
 pub(crate) fn cannot_save(server: &Server) {
     let () = server.ask(&["CONFIG", "SET", "save", "3600 1"]);
     let dir: (String, String) = server.ask(&["CONFIG", "GET", "dir"]);

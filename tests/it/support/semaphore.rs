@@ -1,4 +1,4 @@
-//! The plain semaphore: its scripts, and what is published about it.
+//! The plain semaphore: its scripts, and the messages that they publish.
 
 use redis::PubSub;
 
@@ -13,7 +13,7 @@ pub(crate) const DRAIN: &str = lua::SEMAPHORE_DRAIN;
 
 pub(crate) const CHANNEL: &str = "redisson_sc:{s}";
 
-/// What was published about `s` since it was last asked.
+/// The messages about `s` since the last call.
 #[track_caller]
 pub(crate) fn published_counts(server: &Server, pubsub: &mut PubSub<'_>) -> Vec<String> {
     let messages = messages(server, pubsub).into_iter();

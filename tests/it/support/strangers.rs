@@ -1,4 +1,4 @@
-//! What other clients do and see: holds written by hand, messages heard, subscriptions counted.
+//! Other clients: holds written by hand, messages received, subscriptions counted.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use crate::support::{
     everywhere, is_redis_6, unique,
 };
 
-/// Somebody who is not of this crate: a Redisson client and one of its threads.
+/// An owner outside this crate: a Redisson client and one of its threads.
 pub(crate) const STRANGER: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321:57";
 
 /// Waits until the server has `n` subscriptions of this crate.
@@ -25,24 +25,26 @@ pub(crate) fn subscribed(server: &Server, n: u64) {
     });
 }
 
-/// Waits until `n` threads that ask Redis are known to wait: they listen, or ask again and again without messages.
+/// Waits until `n` contenders wait: they are subscribed, or poll if the kind has no messages.
 #[track_caller]
 pub(crate) fn waited_for_by(kind: Kind, server: &Server, n: u64) {
     subscribed(server, n * kind.listens);
     if n > 0 && kind.listens == 0 {
-        // Some look whether it is free before they ask for it.
+        // Some kinds check the TTL before they try to acquire, so count both.
         let asks = || server.calls("evalsha") + server.calls("pttl");
         let asked = asks();
-        eventually("they ask again and again", || asks() >= asked + 6);
+        eventually("the waiters poll", || asks() >= asked + 6);
         assert!(server.clients_named("subscriber").is_empty());
     }
 }
 
-/// Waits until `n` threads of a crew, whatever their process, wait in this order.
+/// Waits until `n` threads of a crew wait, in the order in which they came.
 #[track_caller]
 pub(crate) fn in_line(kind: Kind, server: &Server, name: &str, crew: &Crew, n: usize) {
     if kind.queue == Queue::Redis {
-        eventually("everybody stands in line", || line(server, name).len() == n);
+        eventually("all waiters are in the queue", || {
+            line(server, name).len() == n
+        });
     }
     crew.all_parked();
 }
@@ -53,7 +55,7 @@ pub(crate) fn line(server: &Server, name: &str) -> Vec<String> {
     server.ask(&["LRANGE", &queue, "0", "-1"])
 }
 
-/// The key or channel `prefix` of the lock at `key`.
+/// The key or channel with this prefix that belongs to the lock at `key`.
 pub(crate) fn beside(prefix: &str, key: &str) -> String {
     if key.contains('{') {
         format!("{prefix}:{key}")
@@ -62,12 +64,12 @@ pub(crate) fn beside(prefix: &str, key: &str) -> String {
     }
 }
 
-/// A plain lock held by somebody else, made by hand.
+/// Makes a plain lock held by [`STRANGER`].
 pub(crate) fn hold_by_stranger(server: &Server, name: &str, lease_ms: u64) {
     stranger_holds(REENTRANT_LOCK, server, name, lease_ms);
 }
 
-/// A lock held by somebody else, made by hand, whatever was there before.
+/// Makes a lock held by [`STRANGER`], whatever its keys contained.
 pub(crate) fn stranger_holds(kind: Kind, server: &Server, name: &str, lease_ms: u64) {
     everywhere(kind, server, name, |server, keys| {
         let mut pipe = redis::pipe();
@@ -77,8 +79,8 @@ pub(crate) fn stranger_holds(kind: Kind, server: &Server, name: &str, lease_ms: 
     });
 }
 
-/// All its keys expire in the same millisecond. `PEXPIRE` would count from when it reached each of them: whoever asks in
-/// between finds one key gone and the next still there.
+/// Makes all keys expire in the same millisecond. `PEXPIRE` would count from the arrival of each command, and between
+/// two expiries an acquire would find one key gone and the next still there.
 fn held_by_stranger(kind: Kind, pipe: &mut redis::Pipeline, keys: &[String], lease_ms: u64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let expires = now.as_millis() + u128::from(lease_ms);
@@ -89,7 +91,8 @@ fn held_by_stranger(kind: Kind, pipe: &mut redis::Pipeline, keys: &[String], lea
     }
 }
 
-/// Takes a lock from its holder by hand, for a foe: on no server is it free in between, so whoever looks finds that out.
+/// Takes a lock from its holder for a conflicting [`STRANGER`]. The lock is never free on any server, so the holder
+/// notices the loss when it looks.
 pub(crate) fn stranger_takes(kind: Kind, server: &Server, name: &str, lease_ms: u64) {
     let taken = kind.foe().names(name);
     everywhere(kind, server, name, |server, keys| {
@@ -106,7 +109,7 @@ pub(crate) fn is_held_by_stranger(kind: Kind, server: &Server, name: &str) -> bo
     names.iter().all(theirs)
 }
 
-/// Does what a Redisson client does to give a lock back.
+/// Releases the stranger's hold as Redisson does, including the message.
 pub(crate) fn stranger_releases(kind: Kind, server: &Server, name: &str) {
     let first = line(server, name).into_iter().next();
     delete(kind, server, name);
@@ -124,7 +127,7 @@ pub(crate) fn stranger_releases(kind: Kind, server: &Server, name: &str) {
     }
 }
 
-/// Whether channels are sharded at a server.
+/// Whether the server uses sharded channels.
 fn is_sharded(server: &Server) -> bool {
     server.deployment() == Deployment::Cluster && !is_redis_6()
 }
@@ -138,8 +141,8 @@ fn publish(server: &Server, channel: &str, payload: &str) {
     server.cli(&[command, channel, payload]);
 }
 
-/// One who listens to everything that is published on a server. Where channels are sharded nobody can, so it watches the
-/// commands there.
+/// Receives every message that is published on a server. Sharded channels have no pattern subscriptions, so there
+/// `MONITOR` shows the commands.
 pub(crate) struct Messages {
     con: Connection,
     watches: bool,
@@ -159,9 +162,9 @@ impl Messages {
         Self { con, watches }
     }
 
-    /// Channel and payload of everything that was published since the last look.
+    /// The channel and payload of every message since the last call.
     pub(crate) fn published(&mut self, server: &Server) -> Vec<(String, String)> {
-        // Whatever was published before this has come when this has.
+        // The order of messages is kept, so everything that was published earlier precedes this one.
         let end = unique("end");
         publish(server, &end, "");
         let mut received = Vec::new();
@@ -186,7 +189,7 @@ impl Messages {
         let Value::SimpleString(line) = came else {
             panic!("{came:?}");
         };
-        // A time and who asks, and then each word quoted.
+        // The line has the time and the client in brackets, then each word in quotes.
         let words = quoted(line.split_once("] ").unwrap().1);
         match &*words {
             [command, channel, payload] if command.eq_ignore_ascii_case("spublish") => {
@@ -225,7 +228,7 @@ fn quoted(line: &str) -> Vec<String> {
     words.map(|word| word.unwrap_or_default()).collect()
 }
 
-/// One more in the counter, as racy as can be.
+/// Increments a counter by a read and a write, which race unless a lock protects them.
 pub(crate) fn increment(con: &mut Connection, counter: &str) {
     let n: Option<u64> = redis::cmd("GET").arg(counter).query(con).unwrap();
     let () = redis::cmd("SET")

@@ -1,8 +1,8 @@
-//! Scripts as tables: each row is a call | its reply | all that is on the server then | what was published.
+//! Tests of scripts as tables. Each row is: call | reply | all keys afterwards | messages published.
 //!
-//! A table speaks in short words, so that it is the same for every name of a lock; it can be played for all of them.
-//! `30s` are 30,000 ms. Times that come from the server are rounded up to ten seconds, and moments are times from now on.
-//! A state of `=`, or none, is the one of the row before.
+//! Tables use short words for keys and values, so that one table can be played for every name of a lock. `30s` is
+//! 30,000 ms. Durations from the server are rounded up to ten seconds, and times are shown as an offset from now. A
+//! state of `=`, or an empty one, is that of the previous row.
 
 use redis::{Connection, PubSub, RedisResult, Value};
 
@@ -12,14 +12,14 @@ use crate::support::scripts::{
     evalsha, forbid, forbid_channels, listen_to_all, messages, out_of_memory,
 };
 
-/// A verb of a table: the script, its keys and its arguments. `$1` is the first word behind the verb, `$2:30s` the second
-/// or else `30s`, `$3?` the third if there is one.
+/// A verb of a table: its script, keys and arguments. `$1` is the first word after the verb, `$2:30s` the second with
+/// the default `30s`, and `$3?` the third, which is omitted if not given.
 pub(crate) type Call = (&'static str, &'static str, &'static str, &'static str);
 
-/// A title, and its rows. Each begins on an empty server.
+/// A title, and the rows that are played on an empty server.
 pub(crate) type Table = (&'static str, &'static [&'static str]);
 
-/// All that is on a server: of each key its name, type, TTL and content.
+/// Every key of a server, with its type, TTL and content, and the server's time.
 const DUMP: &str = "
 local all = {}
 for _, key in ipairs(redis.call('keys', '*')) do
@@ -38,12 +38,13 @@ return {time[1] * 1000 + math.floor(time[2] / 1000), all}";
 
 type Dump = (i64, Vec<(Vec<u8>, String, i64, Vec<Vec<u8>>)>);
 
-/// What takes longer on a slow machine is still the same: ten seconds, rounded up. A script may add a millisecond.
+/// A duration, rounded up to ten seconds so that a slow machine does not change it. A script may add a few
+/// milliseconds.
 fn seconds(ms: i64) -> String {
     format!("{}s", (ms - 5).div_euclid(10_000) * 10 + 10)
 }
 
-/// A server with one lock, and the words for what is on it.
+/// A server with one lock, and the words for its keys and values.
 pub(crate) struct Stage<'a> {
     pub(crate) server: &'a Server,
     pub(crate) con: Connection,
@@ -55,7 +56,7 @@ pub(crate) struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// `words` stand for keys and values; `channel` for where news are published.
+    /// `words` stand for keys and values; `channel` is the channel of the lock.
     pub(crate) fn new<W: Into<String>, V: Into<Vec<u8>>>(
         server: &'a Server,
         listener: &'a mut Connection,
@@ -74,7 +75,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What a word of a table stands for: `''` for nothing, `a+b` for both.
+    /// The bytes that a word of a table stands for; `''` is empty, `a+b` concatenates.
     fn meaning(&self, word: &str) -> Vec<u8> {
         if let Some((_, meaning)) = self.words.iter().find(|(its, _)| its == word) {
             return meaning.clone();
@@ -100,7 +101,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The word of a table for something.
+    /// The word of a table for `raw`.
     fn word(&self, raw: &[u8]) -> String {
         let known = self.words.iter().find(|(_, meaning)| meaning == raw);
         match known {
@@ -127,7 +128,7 @@ impl<'a> Stage<'a> {
         self.server.ask(&["EVAL", DUMP, "0"])
     }
 
-    /// Calls a script.
+    /// Calls the script of a row.
     pub(crate) fn call(&mut self, row: &str) -> RedisResult<Value> {
         let mut words = row.split_whitespace();
         let verb = words.next().unwrap_or_default();
@@ -156,7 +157,7 @@ impl<'a> Stage<'a> {
         evalsha(&mut self.con, script, &keys, &args)
     }
 
-    /// Does what a row says. What is not a verb of this table is a command by hand, in capitals, or one of those below.
+    /// Executes the call of a row: a verb of the table, a command in capitals, or one of the words below.
     pub(crate) fn says(&mut self, row: &str) -> String {
         let (verb, rest) = row.split_once(' ').unwrap_or((row, ""));
         match verb {
@@ -196,7 +197,7 @@ impl<'a> Stage<'a> {
     pub(crate) fn reply(&self, reply: RedisResult<Value>) -> String {
         match reply {
             Err(err) => match err.code() {
-                // Servers of different ages differ in what they say.
+                // The texts of these errors differ between server versions.
                 Some("ERR" | "NOPERM") => "refused".into(),
                 code => code.unwrap_or("?").to_owned(),
             },
@@ -211,7 +212,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// All that is on the server.
+    /// All keys of the server, in the words of the table.
     pub(crate) fn state(&self) -> String {
         let mut all: Vec<_> = self
             .dump()
@@ -229,7 +230,7 @@ impl<'a> Stage<'a> {
             .map(|pair| match pair {
                 [one] => format!("={}", self.word(one)),
                 [member, score] if kind == "zset" => {
-                    // Whole milliseconds.
+                    // Scores are whole milliseconds; drop the fraction.
                     let score = String::from_utf8_lossy(score);
                     let score = score.split('.').next().unwrap_or_default().parse().unwrap();
                     format!("{}:{}", self.word(member), self.number(score))
@@ -251,7 +252,7 @@ impl<'a> Stage<'a> {
         format!("{}{content}{ttl}", self.word(&key))
     }
 
-    /// What was published since it was last asked: the payload, and behind which channel if not on the lock's.
+    /// The messages since the last call: the payload, preceded by the channel if that is not the lock's.
     pub(crate) fn news(&mut self) -> String {
         let news = messages(self.server, &mut self.news).into_iter();
         let news = news.map(|(channel, payload)| match self.word(channel.as_bytes()) {
@@ -261,7 +262,7 @@ impl<'a> Stage<'a> {
         news.collect::<Vec<_>>().join(" ")
     }
 
-    /// As if nothing had been before.
+    /// Resets the server for the next table.
     fn begin(&mut self) {
         self.server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
         self.server.cli(&["FLUSHALL"]);
@@ -272,7 +273,7 @@ impl<'a> Stage<'a> {
         self.news();
     }
 
-    /// Plays some rows on what is there.
+    /// Plays rows on the present state of the server.
     pub(crate) fn play(&mut self, title: &str, rows: &[&str]) {
         for row in rows {
             let mut cells = row.split('|').map(str::trim);
@@ -302,8 +303,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Does each of these (several commands, with `;` between) on an empty server; every call is refused as of a wrong type,
-    /// and changes and publishes nothing.
+    /// Sets each of `values` (several commands, separated by `;`) on an empty server. Every call must fail with
+    /// WRONGTYPE, and must neither change nor publish anything.
     pub(crate) fn refuses(&mut self, values: &[&[&str]], calls: &[&str]) {
         for value in values {
             self.begin();

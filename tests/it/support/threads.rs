@@ -1,4 +1,4 @@
-//! Threads that can be watched, and those that wait for a lock.
+//! Threads that can be watched, and threads that wait for a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, ScopedJoinHandle};
@@ -9,7 +9,7 @@ use redlatch::Client;
 
 use crate::support::{SLACK, eventually, loosely, ms};
 
-/// Threads under a name of their own, so that they can be watched.
+/// Threads with a common name, by which `/proc` finds them.
 pub(crate) struct Crew {
     tag: String,
     threads: Vec<JoinHandle<()>>,
@@ -37,7 +37,7 @@ impl Crew {
         self.threads.push(thread);
     }
 
-    /// Waits until every thread that was spawned sleeps and goes on sleeping.
+    /// Waits until every thread of the crew sleeps, in several looks one after another.
     pub(crate) fn all_parked(&self) {
         let mut looks = 0;
         eventually("all threads are parked", || {
@@ -97,12 +97,13 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// Runs `work` on a thread of its own, which holds nothing.
+/// Runs `work` on a new thread, which holds no lock.
 pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     scoped(|scope| scope.spawn(work).join().expect("a thread"))
 }
 
-/// Has others stop at the end, also when a test fails, since its scope waits for them.
+/// Sets the flag on drop, so that threads of a scope stop even when the test fails; otherwise the scope would wait for
+/// them without end.
 pub(crate) struct Stops<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -111,7 +112,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Somebody waits for `held`, has the lock soon after it was let go, and lets it go too.
+/// `waiter` waits for a lock that `holder` holds for `held`, is granted it soon after the release, and releases it.
 pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: Duration) {
     let guard = holder.mutex(name).lock().unwrap();
     let commands = waiter.stats().commands;
@@ -123,7 +124,9 @@ pub(crate) fn is_waited_for(holder: &Client, waiter: &Client, name: &str, held: 
             got.unlock().unwrap();
             at
         });
-        eventually("it asks", || waiter.stats().commands > commands);
+        eventually("the waiter has asked Redis", || {
+            waiter.stats().commands > commands
+        });
         thread::sleep(held);
         assert!(!waiting.is_finished());
         let freed = Instant::now();

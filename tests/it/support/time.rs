@@ -1,4 +1,4 @@
-//! How long things may take, and whether they did.
+//! Durations in tests, and assertions about them.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use redlatch::Error;
 
 use crate::support::{loosely, ms};
 
-/// Longer than anything in a test may take.
+/// Longer than any wait in a test.
 pub(crate) const LONG: Duration = Duration::from_secs(10);
 
-/// Well under the poll cap: what happens sooner was brought about by a message.
+/// Well under the poll cap: a wake-up within this time was caused by a message.
 pub(crate) const BY_MESSAGE: Duration = ms(500);
 
-/// What a busy machine may add to a deadline.
+/// How much a busy machine may exceed a deadline.
 pub(crate) const SLACK: Duration = ms(300);
 
-/// Runs `work` and fails if it took longer than `limit` and [`SLACK`], or more on a machine that is late.
+/// Runs `work` and fails if it takes longer than `limit` plus [`SLACK`], or somewhat more if the machine is late.
 #[track_caller]
 pub(crate) fn in_time<T>(what: &str, limit: Duration, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
@@ -34,7 +34,7 @@ fn is_in_time(what: &str, limit: Duration, begun: Instant) {
     );
 }
 
-/// Runs `work` and expects to hear, within `limit`, that Redis could not do it.
+/// Runs `work` and asserts that it returns [`Error::Redis`] within `limit`.
 #[track_caller]
 pub(crate) fn fails<T: Debug>(
     what: &str,
@@ -48,8 +48,8 @@ pub(crate) fn fails<T: Debug>(
     );
 }
 
-/// Runs `work`, which has a limit of its own, and expects to hear within it that there was nothing to be had: the time was
-/// too short or, as soon as that is known, Redis is away.
+/// Runs `work`, whose own limit is `limit`, and asserts that it gets nothing within that time: `None`, or
+/// [`Error::Redis`] if the outage is known.
 #[track_caller]
 pub(crate) fn gets_nothing<T: Debug>(
     what: &str,

@@ -1,4 +1,4 @@
-//! Locking over TLS, and the settings that make it possible.
+//! Locking over TLS, and the settings for that.
 
 use redis::ConnectionAddr;
 use redlatch::{Client, Config, Error, TlsConfig};
@@ -8,7 +8,7 @@ use crate::support::{
     scoped, settings, settings_by, subscribed, trusting, unique,
 };
 
-/// Every connection of the crate, and how many there are, are encrypted.
+/// Checks that this crate has so many connections, all of them encrypted.
 #[track_caller]
 fn all_are_encrypted(server: &Server, connections: usize) {
     let clients = server.clients_named("");
@@ -20,7 +20,7 @@ fn all_are_encrypted(server: &Server, connections: usize) {
     );
 }
 
-/// One waits for another, who renews meanwhile: all three connections are used.
+/// A client waits for the lock of another, which renews it, so that all kinds of connections are used.
 fn waits_and_renews(server: &Server, open: impl Fn() -> Client) {
     let (holder, client) = (open(), open());
     let name = unique("tls");
@@ -31,7 +31,7 @@ fn waits_and_renews(server: &Server, open: impl Fn() -> Client) {
     subscribed(server, 1);
     eventually("it is renewed", || holder.stats().renewals >= 2);
     assert!(guard.is_valid());
-    // Two for commands, one for renewals, one for messages.
+    // Two connections for commands, one for renewals, one for messages.
     all_are_encrypted(server, 4);
     guard.unlock().unwrap();
     crew.join();
@@ -83,13 +83,13 @@ fn the_server_may_have_another_name_than_the_host() {
     let client = open("redis.internal").unwrap();
     drop(client.mutex(unique("named")).lock().unwrap());
     assert!(open("other.internal").is_err());
-    // And a host that is a name is looked up and checked by it.
+    // A host name is resolved, and the certificate is checked for it.
     let server = Server::start_tls(&authority().issue(&["localhost"]), &[]);
     let url = format!("rediss://localhost:{}/", server.client_addr().port());
     assert!(Client::open(Config::new(url).tls(trusting())).is_ok());
 }
 
-// What it says of TLS is said as for a URL; whom to trust, and what for, with `Config::tls`.
+// The address says whether to use TLS; which certificates to trust is set by `Config::tls`.
 #[test]
 fn an_address_of_the_redis_crate_may_be_encrypted() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
@@ -104,7 +104,7 @@ fn an_address_of_the_redis_crate_may_be_encrypted() {
         let config = config(false).tls(trusting());
         Client::open(config.lease(loosely(ms(600)))).unwrap()
     });
-    // Without it the CAs of the system would have to know the server.
+    // By default the system's CAs are trusted, which do not include the test's.
     assert!(Client::open(config(false)).is_err());
     for config in [config(true), config(true).tls(trusting())] {
         let err = Client::open(config).unwrap_err();
@@ -113,7 +113,7 @@ fn an_address_of_the_redis_crate_may_be_encrypted() {
     }
 }
 
-/// In a process whose environment names the roots of the system.
+/// Opens a client in a process whose environment names these roots as the system's, and returns what that prints.
 fn with_system_roots(url: &str, roots: &str) -> String {
     let output = rerun(part_that_trusts_the_system, &[url])
         .env("SSL_CERT_FILE", roots)
@@ -150,7 +150,7 @@ fn without_settings_the_cas_of_the_system_are_trusted() {
     assert!(says.contains("`TlsConfig::ca_file`"), "{says}");
 }
 
-// More than the sockets take at once: each record is written in pieces.
+// The names exceed the socket buffers, so that TLS records are written in pieces.
 #[test]
 fn commands_larger_than_the_buffers_of_the_sockets_arrive_whole() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);

@@ -1,5 +1,5 @@
-//! What networks do to encrypted connections. The proxy cannot see what passes through it, so a fault is for all
-//! connections; those that are made after it was set are spared where one is to get through.
+//! Network faults with encrypted connections. The proxy cannot read what it forwards, so a fault affects all
+//! connections; where a request has to get through, only those that exist at that time.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::support::{
     settings_by, timed, unique, waited_for_by,
 };
 
-/// Rounds in which the acquire or the release is lost, or its reply: the hold is right while it lasts, and somebody else
-/// gets the lock soon after.
+/// Rounds in which the acquire or the release is lost, or its reply. The hold is valid while it lasts, and somebody
+/// else can acquire the lock soon after.
 fn lost_on_the_way(kind: Kind, rounds: u32) {
     let net = Net::encrypted();
     let name = unique("round");
@@ -21,7 +21,7 @@ fn lost_on_the_way(kind: Kind, rounds: u32) {
         kind.foe().of(&net.other, &name),
     );
     for round in 0..rounds {
-        // A connection that works, since only those that exist are spoiled.
+        // Makes sure that there is a connection, since the fault only affects existing ones.
         lock.lock().unwrap().unlock().unwrap();
         let spoil = || match round % 4 < 2 {
             true => net.proxy.swallow_present(Target::All),
@@ -54,7 +54,7 @@ fn lost_on_the_way(kind: Kind, rounds: u32) {
 
 timed!(requests_and_replies_that_are_lost_are_made_up_for);
 fn requests_and_replies_that_are_lost_are_made_up_for() {
-    lost_on_the_way(REENTRANT_LOCK, 8); // O1, D1, L8
+    lost_on_the_way(REENTRANT_LOCK, 8);
 }
 
 timed!(the_same_of_a_fair_lock);
@@ -74,7 +74,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
             gets_nothing("try_lock_for", ms(30), || lock.try_lock_for(ms(30)));
         }
         if round == 3 {
-            std::thread::sleep(RESPONSE); // until the connection is given up for its silence
+            std::thread::sleep(RESPONSE); // until the client abandons the silent connection
         }
         net.other.mutex(&name).lock().unwrap().unlock().unwrap();
         net.proxy.pass();
@@ -140,10 +140,11 @@ fn a_slow_network_is_only_slow() {
     assert_eq!(client.stats().reconnects, 0);
 }
 
-// The server's end is seen before the next command is sent, and tickets are not taken for one.
+// The client notices that the server has closed an idle connection before it sends a command, and TLS session tickets
+// do not look like that.
 #[test]
 fn a_connection_that_was_idle_is_known_to_stand_or_to_be_gone() {
-    const IDLE: Duration = ms(120); // after which it is looked at
+    const IDLE: Duration = ms(120); // an idle connection is checked after this time
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
     let client = Client::open(settings(&server)).unwrap();
     let lock = client.mutex(unique("idle"));

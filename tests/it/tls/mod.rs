@@ -1,4 +1,4 @@
-//! Encrypted connections. What every lock must do is checked over TLS by `contract`.
+//! Encrypted connections. The suite that every lock must pass also runs over TLS, in `contract`.
 
 mod basics;
 mod faults;

@@ -1,4 +1,4 @@
-//! What a user reads when an encrypted connection cannot be made: why, where, and what to do.
+//! The error when an encrypted connection cannot be made: the reason, the address, and what to do.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::support::{
     Authority, Identity, Server, authority, config, eventually, logs, ms, scoped, trusting, unique,
 };
 
-/// Much longer than any test: an error that is not final would be waited for.
+/// Much longer than any test, so that a test of an error that is not final would time out.
 const PATIENT: Duration = Duration::from_secs(3000);
 
 fn identity() -> Identity {
     authority().issue(&["127.0.0.1"])
 }
 
-/// The text of the error, which is final, and names the address.
+/// Returns the text of the error, which has to be final and name the address.
 #[track_caller]
 fn refused(config: Config) -> String {
     let config = config.connect_timeout(PATIENT);
@@ -54,7 +54,7 @@ fn a_certificate_by_another_ca() {
             "`TlsConfig::ca_file`",
         ],
     );
-    // Of the same name, even.
+    // The name of the CA does not matter.
     let server = Server::start_tls(&Authority::new("tests").issue(&["127.0.0.1"]), &[]);
     says(&refused_over(&server, trusting()), &["not by the CA"]);
 }
@@ -119,7 +119,7 @@ fn a_client_certificate_that_is_missing_or_unknown() {
 
 #[test]
 fn a_server_that_does_not_speak_tls() {
-    // It takes a handshake for the beginning of a command.
+    // A server without TLS takes the handshake for the beginning of a command.
     let server = Server::start();
     let url = format!("rediss://{}/", server.addr());
     let config = config(&url).tls(trusting()).connect_timeout(ms(200));
@@ -128,7 +128,7 @@ fn a_server_that_does_not_speak_tls() {
         &text,
         &["127.0.0.1:", "does not speak TLS", "begins with `redis`"],
     );
-    // Others say what they think of it.
+    // Other servers reply with an error in plain text.
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     scoped(|scope| {
@@ -185,7 +185,7 @@ fn settings_that_cannot_work() {
     says(&what, &["tls: CA: cannot read /nowhere/ca.pem"]);
 }
 
-// A client that works finds another certificate when the server comes back.
+// The server restarts with another certificate while a client is open.
 #[test]
 fn a_server_that_comes_back_with_another_certificate() {
     let logs = logs();
@@ -197,7 +197,7 @@ fn a_server_that_comes_back_with_another_certificate() {
     client.mutex(&name).lock().unwrap().unlock().unwrap();
     server.become_known_as(&authority().issue(&["other.example"]));
     server.restart();
-    // At once, not after the command timeout.
+    // The error is returned at once, not after the `command_timeout`.
     let err = client.mutex(&name).lock().unwrap_err();
     says(&err.to_string(), &["other.example and not for 127.0.0.1"]);
     assert!(!err.is_retryable());
@@ -208,7 +208,7 @@ fn a_server_that_comes_back_with_another_certificate() {
     });
     server.become_known_as(&identity());
     server.restart();
-    // The refusal is reported until the next attempt, which is due after a second.
+    // The error is returned until the next attempt to connect, which is due after a second.
     eventually("the client is let in", || {
         client.mutex(&name).lock().is_ok()
     });

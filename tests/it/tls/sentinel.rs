@@ -1,10 +1,10 @@
-//! Sentinels that speak TLS name a master that does: both are asked to prove who they are.
+//! Sentinels and masters that speak TLS: the certificates of both are checked.
 
 use redlatch::{Client, Config, Error};
 
 use crate::support::{Identity, SENTINEL, Server, authority, is_waited_for, ms, trusting, unique};
 
-/// A master and one Sentinel, which both speak TLS to clients, and the URL.
+/// A master and a Sentinel that both speak TLS, and the URL.
 fn deployment(master: &Identity) -> (Server, Server, String) {
     let server = Server::start_tls(master, &[]);
     let ours = authority().issue(&["127.0.0.1"]);

@@ -1,4 +1,4 @@
-//! A server that is none: it sends what it likes, whatever it is asked.
+//! A fake server that sends whatever a test chooses, independent of the request.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use super::proxy::spawn;
 use super::wait::ms;
 
-/// What is sent, piece by piece, for as long as the client takes it.
+/// The pieces to send. An endless iterator is consumed until the client stops reading.
 pub(crate) type Sent = Box<dyn Iterator<Item = Vec<u8>>>;
 
 type Answer = dyn Fn(&[u8]) -> Sent + Send + Sync;
 
-/// A TCP server in threads of this process that sends what it likes.
+/// A TCP server in threads of this process that sends what a test chooses.
 pub(crate) struct Adversary {
     addr: SocketAddr,
     closing: Arc<AtomicBool>,
@@ -22,7 +22,7 @@ pub(crate) struct Adversary {
 }
 
 impl Adversary {
-    /// Listens on a free loopback port. `answer` gets what has come at once.
+    /// Listens on a free loopback port. `answer` is called with the bytes of each read.
     pub(crate) fn start(answer: impl Fn(&[u8]) -> Sent + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let addr = listener.local_addr().expect("it is bound");
@@ -51,7 +51,7 @@ impl Adversary {
 impl Drop for Adversary {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::SeqCst);
-        // Ends the wait for the next connection.
+        // A connection of our own ends the wait in `accept`.
         let woken = TcpStream::connect(self.addr);
         if let Some(acceptor) = self.acceptor.take().filter(|_| woken.is_ok()) {
             acceptor.join().ok();
@@ -69,7 +69,7 @@ fn accept(listener: &TcpListener, closing: &Arc<AtomicBool>, answer: &Arc<Answer
         let (closing, answer) = (Arc::clone(closing), Arc::clone(answer));
         talks.retain(|talk| !talk.is_finished());
         talks.push(spawn(move || {
-            // However it ends.
+            // Every way in which the connection can end is fine.
             talk(&client, &closing, &*answer).ok();
         }));
     }
@@ -100,7 +100,7 @@ fn talk(mut client: &TcpStream, closing: &AtomicBool, answer: &Answer) -> std::i
     Ok(())
 }
 
-/// The commands that have come at once, as words.
+/// The commands in `asked`, each as its words.
 pub(crate) fn commands_in(asked: &[u8]) -> Vec<Vec<String>> {
     let text = String::from_utf8_lossy(asked);
     let mut commands: Vec<Vec<String>> = Vec::new();
@@ -117,7 +117,7 @@ pub(crate) fn commands_in(asked: &[u8]) -> Vec<Vec<String>> {
     commands
 }
 
-/// What a server answers to the commands with which a client greets it.
+/// The reply of a real server to a command of the client's greeting; `None` for every other command.
 pub(crate) fn greeted(command: &[String]) -> Option<&'static str> {
     match command.first()?.as_str() {
         "CLIENT" | "SELECT" | "AUTH" => Some("+OK\r\n"),
@@ -128,7 +128,7 @@ pub(crate) fn greeted(command: &[String]) -> Option<&'static str> {
     }
 }
 
-/// The greeting as it has to be, and to all that comes then what `answer` says.
+/// Answers the greeting as a real server does, and every later command with what `answer` returns.
 pub(crate) fn after_the_greeting(
     answer: impl Fn(&[String]) -> Sent + Send + Sync + 'static,
 ) -> impl Fn(&[u8]) -> Sent + Send + Sync + 'static {
@@ -145,12 +145,12 @@ pub(crate) fn after_the_greeting(
     }
 }
 
-/// This, and then nothing more.
+/// Sends `sent` once and then nothing more.
 pub(crate) fn once(sent: impl Into<Vec<u8>>) -> Sent {
     Box::new(std::iter::once(sent.into()))
 }
 
-/// This again and again.
+/// Repeats `sent` without end.
 pub(crate) fn endlessly(sent: impl Into<Vec<u8>>) -> Sent {
     Box::new(std::iter::repeat(sent.into()))
 }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// Who issues certificates.
+/// A certificate authority (CA).
 pub(crate) struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -19,14 +19,14 @@ pub(crate) struct Identity {
     pub(crate) key: String,
 }
 
-/// The files that a server reads.
+/// Paths of the files that a server loads.
 pub(crate) struct Files {
     pub(crate) ca: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
-/// The one that most tests trust.
+/// The CA that most tests trust.
 pub(crate) fn authority() -> &'static Authority {
     static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::new("tests"));
     &AUTHORITY
@@ -54,12 +54,12 @@ impl Authority {
         self.pem.clone()
     }
 
-    /// A certificate for these names and addresses.
+    /// Issues a certificate for these names and addresses.
     pub(crate) fn issue(&self, names: &[&str]) -> Identity {
         self.issue_with(names, |_| {})
     }
 
-    /// The same, with something changed before it is signed.
+    /// Issues a certificate that `change` adjusts before it is signed.
     pub(crate) fn issue_with(
         &self,
         names: &[&str],
@@ -79,7 +79,7 @@ impl Authority {
 }
 
 impl Identity {
-    /// One that nobody has signed but itself, marked as that of a CA: what `openssl req -x509` makes.
+    /// A self-signed certificate that is marked as a CA, as `openssl req -x509` makes it.
     pub(crate) fn self_made(names: &[&str]) -> Self {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let key = KeyPair::generate().expect("a key");
@@ -91,7 +91,7 @@ impl Identity {
         }
     }
 
-    /// Writes it into a folder, beside the CA whose clients are welcome.
+    /// Writes the certificate and its key to `dir`, with the CA that the server requires of its clients.
     pub(crate) fn write_to(&self, dir: &Path, ca: &str) -> Files {
         let files = Files {
             ca: dir.join("ca.pem"),

@@ -1,4 +1,4 @@
-//! A real cluster: three masters and a replica of each.
+//! A real cluster: three masters with one replica each.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
@@ -13,30 +13,31 @@ use super::{GENEROUS, Proxy, Server, eventually, free_port, is_redis_6, ms, name
 
 const MASTERS: usize = 3;
 
-/// How many slots there are.
+/// Number of hash slots in a cluster.
 const SLOTS: usize = 16384;
 
-/// `CLUSTER SLOTS`: for each range the port of its master, and those of its replicas.
+/// The reply to `CLUSTER SLOTS`. Each range has its first and last slot, the port of its master and the ports of its
+/// replicas.
 type Ranges = Vec<(usize, usize, u16, Vec<u16>)>;
 
-/// Three masters and a replica of each, killed on drop.
+/// Three masters with one replica each, killed on drop.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Server>,
-    /// In front of each node, if everybody finds it that way.
+    /// The proxies in front of the nodes, if the nodes announce the ports of proxies.
     pub(crate) proxies: Vec<Proxy>,
     has_replicas: bool,
 }
 
-/// What nodes have in common.
+/// Settings that all nodes of a cluster share.
 #[derive(Clone, Copy, Default)]
 struct Kind<'a> {
-    /// They speak TLS, and prove this name.
+    /// The nodes speak TLS, and their certificate has this name.
     name: Option<&'a str>,
     has_proxies: bool,
     args: &'a [&'a str],
 }
 
-/// Of nodes without replicas, so that the others go on if one dies.
+/// Nodes without replicas. Without full coverage the remaining masters keep working when one dies.
 const BARE: Kind<'_> = Kind {
     name: None,
     has_proxies: false,
@@ -44,18 +45,19 @@ const BARE: Kind<'_> = Kind {
 };
 
 impl Cluster {
-    /// One that tests use at the same time, and that none of them breaks.
+    /// A cluster that several tests use at the same time. A test must not break it.
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 
-    /// A new one, in which all nodes agree. Nobody is replaced in it without consent, however busy the machine is.
+    /// Starts a cluster and waits until all nodes agree. The node timeout is long, so that no replica takes over by
+    /// itself, even on a busy machine.
     pub(crate) fn start() -> Self {
         Self::of(2 * MASTERS, Kind::default())
     }
 
-    /// The same, with a proxy in front of each node.
+    /// Starts a cluster with a proxy in front of each node.
     pub(crate) fn start_behind_proxies() -> Self {
         let kind = Kind {
             has_proxies: true,
@@ -64,30 +66,30 @@ impl Cluster {
         Self::of(2 * MASTERS, kind)
     }
 
-    /// One without replicas, where the others go on if a master dies.
+    /// Starts a cluster without replicas, whose other masters keep working when one dies.
     pub(crate) fn start_bare() -> Self {
         Self::of(MASTERS, BARE)
     }
 
-    /// One without replicas that speaks TLS, also among its nodes, which announce the only name that they can prove; those
-    /// of Redis 6 announce none.
+    /// Starts a cluster without replicas that uses TLS for clients and between nodes. The nodes announce `name`, the
+    /// only name that their certificate proves; Redis 6 cannot announce a name.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(name: &str) -> Self {
         Self::of(MASTERS, tls_kind(name, &tls_args(name)))
     }
 
-    /// A node for such a cluster.
+    /// Starts a node that can join a cluster of [`start_tls`](Self::start_tls).
     #[cfg(feature = "tls")]
     pub(crate) fn tls_node(name: &str) -> Server {
         start_node(tls_kind(name, &tls_args(name)))
     }
 
-    /// A node for a cluster without replicas.
+    /// Starts a node that can join a cluster of [`start_bare`](Self::start_bare).
     pub(crate) fn bare_node() -> Server {
         start_node(BARE)
     }
 
-    /// Has one more node join, as a master without slots; returns its number.
+    /// Adds `node` to the cluster as a master without slots; returns its number.
     pub(crate) fn join(&mut self, node: Server) -> usize {
         let port = node.client_addr().port().to_string();
         let bus = bus_port(&node).to_string();
@@ -103,19 +105,19 @@ impl Cluster {
         self.nodes.len() - 1
     }
 
-    /// Nodes start as after a restart: a file says who they are, where the others are and who has which slots. Nothing has
-    /// to be found by gossip, which takes long on a busy machine and may end in another order than was meant.
+    /// Starts `nodes` nodes that read the whole topology from a `nodes.conf`, as after a restart. Forming the cluster
+    /// by gossip would take long on a busy machine, and could assign the roles in a different order.
     fn of(nodes: usize, kind: Kind<'_>) -> Self {
         let mut tries = 0;
         let cluster = loop {
             match Self::try_start(nodes, kind) {
                 Ok(cluster) => break cluster,
-                // Another process can take a port before its node does.
+                // Another process may take a free port before the node binds to it.
                 Err(err) => assert!(tries < 5, "{err}"),
             }
             tries += 1;
         };
-        // Nobody names a replica that has not received anything yet.
+        // `CLUSTER SLOTS` omits a replica until it has received data.
         for n in 0..nodes - MASTERS {
             let key = cluster.name_at(n, "stream");
             cluster.nodes[n].is_acknowledged_by(1, &key);
@@ -153,15 +155,15 @@ impl Cluster {
         })
     }
 
-    /// From now on a master that says nothing is replaced after a second.
+    /// From now on a replica replaces a master that is silent for one second.
     pub(crate) fn replaces_the_silent(&self) {
         for node in self.living() {
             let () = node.ask(&["CONFIG", "SET", "cluster-node-timeout", "1000"]);
         }
     }
 
-    /// Waits until every slot has a master, every master a replica that follows it unless there are none, and all nodes
-    /// that live agree.
+    /// Waits until every slot has a master, every master has a replica that follows it (if the cluster has replicas),
+    /// and all running nodes agree.
     pub(crate) fn is_whole(&self) {
         eventually("the cluster is whole", || {
             let mut views = Vec::new();
@@ -193,12 +195,12 @@ impl Cluster {
         });
     }
 
-    /// The nodes that answer.
+    /// The nodes that are running.
     pub(crate) fn living(&self) -> impl Iterator<Item = &Server> {
         self.nodes.iter().filter(|node| node.is_alive())
     }
 
-    /// Of the masters.
+    /// The URL of the masters.
     pub(crate) fn url(&self) -> String {
         let nodes = self.nodes[..MASTERS].iter();
         let seeds: Vec<_> = nodes
@@ -216,8 +218,8 @@ impl Cluster {
         self.living().next().expect("a node that lives")
     }
 
-    /// The numbers of the nodes that are master and replica of a key, as far as the first node that lives knows. In the middle
-    /// of a failover that may be none.
+    /// The numbers of the master of `key` and of its replica, as the first running node reports them. During a failover
+    /// the reply may name no replica.
     pub(crate) fn nodes_of(&self, key: &str) -> (usize, Option<usize>) {
         let slot = self.slot(key);
         let mut owners = None;
@@ -245,7 +247,7 @@ impl Cluster {
         self.master_of(key).ask(command)
     }
 
-    /// How many listen to a channel at the master of `key`.
+    /// The number of subscribers of `channel` at the master of `key`.
     #[track_caller]
     pub(crate) fn listeners(&self, key: &str, channel: &str) -> u64 {
         let what = if is_redis_6() {
@@ -269,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// A name that begins with `prefix`, with its keys at the `n`th of the masters as they are at first.
+    /// A name that begins with `prefix` and whose keys belong to the master number `n` of the initial topology.
     pub(crate) fn name_at(&self, n: usize, prefix: &str) -> String {
         (0..)
             .map(|i| super::unique(&format!("{prefix}{i}")))
@@ -277,7 +279,7 @@ impl Cluster {
             .expect("there are enough")
     }
 
-    /// Has the replica of `key`'s master become the master, with the master's consent.
+    /// Makes the replica of `key`'s master the master, with the consent of the old master.
     pub(crate) fn fail_over(&self, key: &str) {
         let (master, replica) = self.nodes_of(key);
         let replica = &self.nodes[replica.expect("a replica")];
@@ -292,8 +294,8 @@ impl Cluster {
         });
     }
 
-    /// Moves the slot of a key to another master while it is used, as `redis-cli --cluster reshard` does; `meanwhile` runs
-    /// when the slot is on its way, before its keys go. Returns the number of the new master.
+    /// Moves the slot of `key` to another master, as `redis-cli --cluster reshard` does; returns the number of the new
+    /// master. `meanwhile` runs once the slot is marked as migrating, before its keys move.
     pub(crate) fn migrate(&self, key: &str, meanwhile: impl FnOnce()) -> usize {
         let (from, _) = self.nodes_of(key);
         let others = ranges(self.any()).into_iter().map(|range| range.2);
@@ -309,7 +311,7 @@ impl Cluster {
         to
     }
 
-    /// The same, to this node.
+    /// Moves the slot of `key` to the node number `to`; see [`migrate`](Self::migrate).
     pub(crate) fn migrate_to(&self, to: usize, key: &str, meanwhile: impl FnOnce()) {
         let slot = self.slot(key);
         let (from, _) = self.nodes_of(key);
@@ -334,7 +336,8 @@ impl Cluster {
             let _: Value = self.nodes[from].ask(&command);
         }
         set(to, "NODE", &target);
-        // One that has no slot left may have become a replica of the other by itself.
+        // A master that lost its last slot may already have become a replica of the new owner, and then rejects the
+        // command.
         let done = ["CLUSTER", "SETSLOT", &number, "NODE", &target];
         if let Err(err) = self.nodes[from].try_ask::<()>(&done) {
             assert!(err.to_string().contains("masters"), "{err}");
@@ -342,16 +345,16 @@ impl Cluster {
     }
 }
 
-/// Where a node is, and who it is, before it starts.
+/// The ports and the folder of a node that is about to start.
 struct Place<'a> {
     number: usize,
     dir: TempDir,
     port: u16,
-    /// Where it speaks TLS, and the name that it proves then.
+    /// The port for TLS connections, and the name in the certificate.
     tls: Option<(u16, &'a str)>,
-    /// Where it talks to other nodes.
+    /// The port of the cluster bus.
     bus: u16,
-    /// What others are told to connect to, and who listens there.
+    /// The port that the node announces, if a proxy listens there.
     announced: Option<u16>,
     proxy: Option<Proxy>,
 }
@@ -374,11 +377,12 @@ impl<'a> Place<'a> {
     }
 
     fn id(&self) -> String {
-        // Nodes of different clusters never have the same.
+        // The port makes the id unique among the nodes of all clusters.
         format!("{:020x}{:020x}", std::process::id(), self.port)
     }
 
-    /// What is known of it, as a node itself writes it down: masters first, a replica of each after them.
+    /// The line of `nodes.conf` about this node. The first three nodes are masters; each later node is a replica of one
+    /// of them.
     fn line(&self, all: &[Self], is_myself: bool) -> String {
         let mine = if is_myself { "myself," } else { "" };
         let n = self.number;
@@ -391,7 +395,7 @@ impl<'a> Place<'a> {
         };
         let port = self.announced.unwrap_or(self.port);
         let (port, name) = self.tls.unwrap_or((port, ""));
-        // Redis 6 knows neither names of hosts nor of shards.
+        // Redis 6 rejects host names and shard ids in `nodes.conf`.
         let mut more = match is_redis_6() {
             true => String::new(),
             false => format!(",{name}"),
@@ -407,12 +411,12 @@ impl<'a> Place<'a> {
         )
     }
 
-    /// Starts the node there.
+    /// Starts the node at this place.
     fn start(self, more: &[&str]) -> io::Result<Server> {
         let bus = self.bus.to_string();
         let announced = self.announced.map(|port| port.to_string());
-        // Replicas follow as soon as they can, and any of them may become the master. Nodes may be silent for as long as a
-        // busy machine makes them.
+        // A replica synchronizes at once, and may become the master however old its data is. The node timeout tolerates
+        // a busy machine.
         let mut args = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "4000"];
         args.extend(["--cluster-replica-validity-factor", "0"]);
         args.extend(["--repl-diskless-sync-delay", "0"]);
@@ -438,7 +442,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A node that knows no other.
+/// Starts a node that knows no other node.
 fn start_node(kind: Kind<'_>) -> Server {
     let tries = (0..5).find_map(|_| Place::new(0, kind).start(kind.args).ok());
     tries.expect("free ports")
@@ -453,7 +457,7 @@ fn tls_kind<'a>(name: &'a str, args: &'a [&'a str]) -> Kind<'a> {
     }
 }
 
-/// What nodes need that speak TLS among themselves as well, and announce this name.
+/// The arguments for TLS between nodes, and for announcing `name`.
 #[cfg(feature = "tls")]
 fn tls_args(name: &str) -> Vec<&str> {
     let mut args = vec!["--tls-cluster", "yes", "--tls-replication", "yes"];
@@ -463,13 +467,14 @@ fn tls_args(name: &str) -> Vec<&str> {
     args
 }
 
-/// For a node's clients, and for other nodes.
+/// A port for clients and a port for the cluster bus.
 fn ports() -> (u16, u16) {
     const APART: u16 = 10_000;
     if !is_redis_6() {
         return (free_port(), free_port());
     }
-    // It takes them that far apart. Above those that are free for servers the kernel gives ports to anybody.
+    // Redis 6 derives the bus port by adding 10,000. The range above the free ports belongs to the kernel, which may
+    // hand it out to any connection, so reserve the bus port and derive the client port from it.
     loop {
         let bus = free_port();
         if bus >= 2 * APART {
@@ -478,7 +483,7 @@ fn ports() -> (u16, u16) {
     }
 }
 
-/// By which clients and other nodes know it.
+/// The port under which clients and other nodes know `node`.
 fn port_of(node: &Server) -> u16 {
     node.announced_port().unwrap_or(node.port())
 }

@@ -1,4 +1,4 @@
-//! How clients reach the servers that tests start: `REDIS_DEPLOYMENT`.
+//! How clients reach the servers that tests start: the variable `REDIS_DEPLOYMENT`.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -12,17 +12,17 @@ use super::wait::eventually;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deployment {
-    /// By its own address.
+    /// The client connects to the address of the server.
     Single,
-    /// The same, encrypted.
+    /// The client connects to the address of the server, over TLS.
     Tls,
-    /// As the master that a Sentinel names.
+    /// A Sentinel names the server as the master.
     Sentinel,
-    /// As the only node of a cluster.
+    /// The server is the only node of a cluster.
     Cluster,
 }
 
-/// What `REDIS_DEPLOYMENT` may say, as far as it was built.
+/// The values that `REDIS_DEPLOYMENT` may have, given the features of this build.
 fn choices() -> Vec<(&'static str, Deployment)> {
     let all = [
         ("single", Deployment::Single, true),
@@ -35,11 +35,11 @@ fn choices() -> Vec<(&'static str, Deployment)> {
 }
 
 thread_local! {
-    /// That of the test of this thread, if it is another than that of all.
+    /// The deployment of the test that runs on this thread, if the test chooses its own.
     static OF_TEST: Cell<Option<Deployment>> = const { Cell::new(None) };
 }
 
-/// How clients reach the servers that this thread starts.
+/// The deployment of the servers that this thread starts.
 pub(crate) fn deployment() -> Deployment {
     OF_TEST.get().unwrap_or_else(|| {
         let wanted = env::var("REDIS_DEPLOYMENT").unwrap_or_else(|_| "single".to_owned());
@@ -58,7 +58,7 @@ pub(crate) fn deployment() -> Deployment {
     })
 }
 
-/// Runs a test, with nothing around it.
+/// Runs a test without changes, beside [`over_tls`].
 pub(crate) fn as_it_is(test: &dyn Fn()) {
     test();
 }
@@ -77,19 +77,19 @@ pub(crate) fn over_tls(test: &dyn Fn()) {
     test();
 }
 
-/// The addresses of one server that the Sentinel knows: its own, and those of proxies in front of it.
+/// The addresses under which the Sentinel monitors one server: its own and those of its proxies.
 #[derive(Default)]
 pub(super) struct Services(Mutex<HashSet<SocketAddr>>);
 
 impl Services {
-    /// The URL by which the Sentinel names `addr`, where `server` is reached.
+    /// The Sentinel's URL for `addr`, an address of `server`.
     pub(super) fn url(&self, server: &Server, addr: SocketAddr) -> String {
         let (sentinel, service) = (sentinel(), service(addr));
         if locked(&self.0).insert(addr) {
             let port = addr.port().to_string();
             let ip = addr.ip().to_string();
             let () = sentinel.ask(&["SENTINEL", "MONITOR", &service, &ip, &port, "1"]);
-            // Later than this it would be counted with what the test does.
+            // Wait for the Sentinel's first commands: later they would be counted among those of the test.
             eventually("the sentinel has seen the server", || {
                 let known: Vec<(String, String)> = sentinel.ask(&["SENTINEL", "MASTER", &service]);
                 let is = |field: &str, value: &str| {
@@ -108,7 +108,7 @@ impl Services {
         format!("redis+sentinel://{}/{service}", sentinel.addr())
     }
 
-    /// The Sentinel leaves the server alone.
+    /// Ends the monitoring of the server.
     pub(super) fn forget(&self) {
         for addr in locked(&self.0).drain() {
             sentinel()
@@ -122,7 +122,8 @@ fn service(addr: SocketAddr) -> String {
     format!("at-{}", addr.port())
 }
 
-/// One for all servers of this process. It asks them nothing but at first, since tests count commands.
+/// The Sentinel for all servers of this process. After the first contact it sends them no commands, because tests count
+/// commands.
 fn sentinel() -> &'static Server {
     static ONE: OnceLock<Server> = OnceLock::new();
     ONE.get_or_init(|| {

@@ -1,8 +1,10 @@
-//! How late the machine is, for what only the clock can tell.
+//! How late the machine is, so that tests can tell their own failures from those of a busy machine.
 //!
-//! On a busy machine a thread runs later than it is due, and a test that compares two moments, or holds a lock for a few
-//! milliseconds, measures the machine instead of the crate. So a thread of its own measures how late a short sleep ends, and
-//! how many threads wait for a processor, since the kernel lets those that have slept run first. Tests allow for it: [`loosely`] lengthens limits and leases, [`unless_late`] repeats a test that failed meanwhile.
+//! On a busy machine a thread runs later than it is due, and a test that compares two moments, or holds a lock for a
+//! few milliseconds, measures the machine instead of the crate. A background thread therefore measures how late a short
+//! sleep ends. It also counts the threads that wait for a processor, because the kernel prefers threads that have slept
+//! and a sleep alone looks too good. [`loosely`] lengthens limits and leases accordingly; [`unless_late`] repeats a
+//! test that failed while the machine was late.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -15,42 +17,42 @@ use std::{env, fs, thread};
 
 use super::locked;
 
-/// How long the measuring thread sleeps each time.
+/// How long the measuring thread sleeps at a time.
 const TICK: Duration = Duration::from_millis(2);
 
-/// What was measured earlier is forgotten.
+/// How long measurements are kept.
 const MEMORY: Duration = Duration::from_secs(30);
 
-/// How late the machine may be without any test failing: no lease, limit or pause in the tests is this tight.
+/// How late the machine may be without any effect: every lease, limit and pause in the tests is longer than this.
 const MARGIN: Duration = Duration::from_millis(20);
 
-/// What [`loosely`] adds at most: on a machine that is later than that, only another attempt helps.
+/// The most that [`loosely`] adds. On a machine that is even later, only another attempt helps.
 const MOST: Duration = Duration::from_secs(4);
 
-/// How long the kernel lets a thread run before it is the next one's turn.
+/// How long the kernel lets a thread run before the next thread's turn.
 const SLICE: Duration = Duration::from_millis(3);
 
-/// How many ticks apart the threads are counted, and of how many counts the lowest is taken: those that a test wakes all
-/// at once are no sign of a busy machine.
+/// Threads are counted every fifth tick, and the lowest of ten counts is used: a test that wakes many threads at once
+/// does not make the machine busy.
 const COUNT_EVERY: u32 = 5;
 const COUNTS: usize = 10;
 
-/// How often a test is run at most.
+/// How often a test runs at most.
 const ATTEMPTS: u32 = 5;
 
-/// How often it is run at most if the machine was not seen to be late: what one thread measures says little of a server, a
-/// Java process or a disk that was slow for a moment.
+/// How often a test runs at most if the machine was not late. The measuring thread
+/// notices neither a server nor a Java process nor a disk that was slow for a moment.
 const ATTEMPTS_IN_TIME: u32 = 2;
 
-/// By how many milliseconds the machine has been late, for a process that begins: it has measured nothing yet.
+/// The lateness in milliseconds that a new process starts with, because it has not measured anything.
 pub(crate) const KNOWN: &str = "REDLATCH_TEST_LATENESS_MS";
 
 struct Measured {
-    /// The greatest first: a measurement is dropped as soon as one follows that is no smaller.
+    /// The greatest lateness first: a new measurement removes all smaller ones before it.
     late: VecDeque<(Instant, Duration)>,
-    /// When the sleep ends that is under way.
+    /// When the current sleep should end.
     due: Instant,
-    /// The last counts of threads that can run.
+    /// The most recent counts of runnable threads.
     runnable: VecDeque<u32>,
 }
 
@@ -68,7 +70,7 @@ impl Measured {
 }
 
 impl Measured {
-    /// How long a thread waits that has to take its turn.
+    /// How long a thread waits for its turn on a processor.
     fn turn(&self) -> Duration {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let lowest = self.runnable.iter().min().copied().unwrap_or(0);
@@ -84,14 +86,14 @@ impl Measured {
     }
 }
 
-/// Threads of the whole machine that run or wait for a processor, where `/proc` tells.
+/// The number of threads on the whole machine that run or wait for a processor, if `/proc` has it.
 fn runnable() -> Option<u32> {
     let load = fs::read_to_string("/proc/loadavg").ok()?;
     let (running, _) = load.split_whitespace().nth(3)?.split_once('/')?;
     running.parse().ok()
 }
 
-/// What is measured, by a thread that the first call starts.
+/// The measurements. The first call starts the measuring thread.
 fn measured() -> MutexGuard<'static, Measured> {
     static MEASURED: OnceLock<Mutex<Measured>> = OnceLock::new();
     let mut is_new = false;
@@ -122,13 +124,13 @@ fn measured() -> MutexGuard<'static, Measured> {
             .name("lateness".to_owned())
             .spawn(measure)
             .expect("a thread");
-        // Something has to be known.
+        // Wait for a first measurement.
         thread::sleep(50 * TICK);
     }
     locked(measured)
 }
 
-/// By how much at most a sleeping thread has been late since then, as far as remembered.
+/// The greatest lateness of a sleeping thread since `since`, at most half a minute back.
 pub(crate) fn lateness_since(since: Instant) -> Duration {
     let measured = measured();
     let overdue = Instant::now().saturating_duration_since(measured.due);
@@ -136,28 +138,29 @@ pub(crate) fn lateness_since(since: Instant) -> Duration {
     known.map_or(overdue, |&(_, late)| late.max(overdue))
 }
 
-/// By how much at most a sleeping thread has been late in the last half minute.
+/// The greatest lateness of a sleeping thread in the last half minute.
 pub(crate) fn lateness() -> Duration {
     let now = Instant::now();
     lateness_since(now.checked_sub(MEMORY).unwrap_or(now))
 }
 
-/// `span`, and longer if the machine is late: for limits from above, and for leases that are to be kept.
+/// `span`, lengthened if the machine is late: for upper limits, and for leases that must not expire.
 ///
-/// What is asked for belongs together: take each span once, before what it is about, or after it if it is a limit.
+/// Spans that are compared with each other must be computed together: a lease before the work that it covers, an upper
+/// limit after it.
 pub(crate) fn loosely(span: Duration) -> Duration {
     span + (4 * lateness()).min(MOST)
 }
 
-/// Runs `test`, and again if it fails while the machine was later than any test allows for, or for the first time.
+/// Runs `test`, and repeats it if it fails while the machine is late. A first failure is always repeated.
 ///
-/// It is never passed for that: the last attempt decides. Nor is it repeated in secret: whoever runs the tests reads of it.
-/// What no busy machine excuses is asserted by [`always`], and fails at once.
+/// The last attempt decides, and each repetition is reported on stderr. [`always`] asserts what no busy machine
+/// excuses; such a failure is final.
 pub(crate) fn unless_late(test: &dyn Fn()) {
     repeated(&lateness_since, test, &|late| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("a test");
-        // Past the capture of the output.
+        // Written directly to stderr, which the harness does not capture.
         writeln!(
             io::stderr(),
             "{name} failed while the machine was {late:?} late: once more"
@@ -166,11 +169,12 @@ pub(crate) fn unless_late(test: &dyn Fn()) {
     });
 }
 
-/// Some test has failed for what no busy machine excuses. Of any of them: then they fail as a whole.
+/// Whether some test of this process has failed an [`always`]. No test is repeated after that, since the whole run
+/// fails anyway.
 static FAILED_FOR_CERTAIN: AtomicBool = AtomicBool::new(false);
 
-/// Panics unless it `holds`, and the test is not repeated: however late the machine is, two never hold what excludes the
-/// other, and tokens rise. A race that is lost once in a hundred times would pass otherwise.
+/// Panics unless `holds`, and the test is not repeated. Mutual exclusion and rising tokens must hold however late the
+/// machine is; a repetition would hide a race that is lost once in a hundred runs.
 #[track_caller]
 pub(crate) fn always(holds: bool, what: &str) {
     if !holds {
@@ -179,7 +183,7 @@ pub(crate) fn always(holds: bool, what: &str) {
     }
 }
 
-/// The same as [`unless_late`], with the lateness since a moment as `late` has it, and `report` for each time that it is repeated.
+/// [`unless_late`] with another measure of lateness and another `report` of each repetition.
 pub(crate) fn repeated(
     late: &dyn Fn(Instant) -> Duration,
     test: &dyn Fn(),
@@ -201,7 +205,7 @@ pub(crate) fn repeated(
     test();
 }
 
-/// Stands where `#[test]` would: the function of that name, run by [`unless_late`].
+/// Stands in place of `#[test]`: the function of that name runs under [`unless_late`].
 macro_rules! timed {
     ($test:ident) => {
         mod $test {

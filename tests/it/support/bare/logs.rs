@@ -1,11 +1,11 @@
-//! Everything that is logged.
+//! Captures all log records of this process.
 
 use std::sync::{Arc, Mutex, Once};
 
 use super::process::locked;
 use super::proxy::contains;
 
-/// Everything logged in this process since the first call of [`logs`].
+/// All records since the first call of [`logs`].
 pub(crate) struct Logs {
     records: Mutex<Vec<(log::Level, String)>>,
     hooks: Mutex<Vec<(String, Hook)>>,
@@ -35,7 +35,7 @@ impl log::Log for Logs {
 }
 
 impl Logs {
-    /// What was said that contains `fragment`: a unique lock name keeps other tests out of it.
+    /// The records that contain `fragment`; a unique lock name excludes the records of other tests.
     pub(crate) fn about(&self, fragment: &str) -> Vec<(log::Level, String)> {
         locked(&self.records)
             .iter()
@@ -44,13 +44,13 @@ impl Logs {
             .collect()
     }
 
-    /// How often something that contains `fragment` was said at `level`.
+    /// The number of records at `level` that contain `fragment`.
     pub(crate) fn count(&self, level: log::Level, fragment: &str) -> usize {
         let about = self.about(fragment);
         about.iter().filter(|(at, _)| *at == level).count()
     }
 
-    /// Has the logger call `hook` with every record that contains `fragment`, until [`unhook`](Self::unhook).
+    /// Calls `hook` with every record that contains `fragment`, until [`unhook`](Self::unhook).
     pub(crate) fn hook(
         &self,
         fragment: &str,
@@ -59,7 +59,7 @@ impl Logs {
         locked(&self.hooks).push((fragment.to_owned(), Arc::new(hook)));
     }
 
-    /// Forgets the hooks for `fragment`, and what they own.
+    /// Removes the hooks for `fragment` and drops what they own.
     pub(crate) fn unhook(&self, fragment: &str) {
         let mut hooks = locked(&self.hooks);
         let (gone, left) = std::mem::take(&mut *hooks)
@@ -71,7 +71,7 @@ impl Logs {
     }
 }
 
-/// Starts to keep every log record, once a process; call it before what is to be heard.
+/// Installs the logger on the first call; earlier records are not captured.
 pub(crate) fn logs() -> &'static Logs {
     static INSTALLED: Once = Once::new();
     static LOGS: Logs = Logs {

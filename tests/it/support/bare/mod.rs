@@ -1,7 +1,8 @@
-//! What tests and benches need around them: a private Redis server, a proxy that spoils the network in front of it,
-//! captured logs, and waiting for events instead of sleeping.
+//! The environment of tests and benches: a private Redis server, a proxy that disturbs the network in front of it,
+//! captured logs, and waits for events instead of sleeps.
 //!
-//! It knows nothing of the crate under test but the names of its connections and its scripts, so that it can be borrowed by `#[path]`.
+//! The module depends on nothing of the crate but the names of its connections and its scripts, so that benches can
+//! include it by `#[path]`.
 
 #![allow(
     dead_code,

@@ -1,4 +1,4 @@
-//! Parts of tests that run in a process of their own: this binary again, for one test that is ignored otherwise.
+//! Parts of a test that need a process of their own: this binary runs again, for one test that is normally ignored.
 
 use std::any::type_name;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
@@ -15,13 +15,13 @@ use super::wait::{GENEROUS, eventually, within};
 const GIVEN: &str = "REDLATCH_TEST_GIVEN";
 const ALONE: &str = "REDLATCH_TEST_ALONE";
 
-/// The name by which the harness knows `test`.
+/// The name of `test` in the test harness.
 pub(crate) fn name_of<T: Fn()>(_: T) -> &'static str {
     let (_binary, name) = type_name::<T>().split_once("::").expect("a path");
     name
 }
 
-/// This binary again, for `test` alone, which finds out by [`given`] what it is given.
+/// A command that runs this binary again for `test` alone, which reads its arguments by [`given`].
 pub(crate) fn rerun(test: impl Fn(), given: &[&str]) -> Command {
     let mut command = this_binary();
     command
@@ -38,17 +38,17 @@ fn this_binary() -> Command {
     command
 }
 
-/// Runs the rest of `test` in a process in which nothing else goes on.
+/// Runs `body`, the rest of `test`, in a process that runs no other test.
 pub(crate) fn alone(test: impl Fn(), body: impl FnOnce()) {
     alone_with(test, &[], body);
 }
 
-/// The same with more in its environment.
+/// [`alone`] with additional environment variables.
 pub(crate) fn alone_with(test: impl Fn(), more: &[(&str, &str)], body: impl FnOnce()) {
     if env::var_os(ALONE).is_some() {
         return body();
     }
-    // Not `--exact`: the harness has a longer name for a timed one.
+    // Not `--exact`: a `timed!` test has a longer name in the harness.
     let run = this_binary()
         .arg(name_of(test))
         .env(ALONE, "1")
@@ -61,7 +61,7 @@ pub(crate) fn alone_with(test: impl Fn(), more: &[(&str, &str)], body: impl FnOn
     assert!(passed, "{out}\n{err}");
 }
 
-/// A part that runs; killed when dropped.
+/// A part in its process, which is killed on drop.
 pub(crate) struct Part {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -82,7 +82,7 @@ impl Part {
         }
     }
 
-    /// The next that it says, which has to be `what` and perhaps more; returns what follows.
+    /// Waits for the part's next message, which must begin with `what`; returns the rest of it.
     #[track_caller]
     pub(crate) fn says(&mut self, what: &str) -> String {
         let mut lines = (&mut self.says).lines().map(|line| line.expect("text"));
@@ -94,7 +94,7 @@ impl Part {
             .to_owned()
     }
 
-    /// Gives it the line that [`order`] waits for.
+    /// Sends the line that [`order`] waits for.
     pub(crate) fn order(&mut self, line: &str) {
         writeln!(self.orders, "{line}").expect("the part reads");
     }
@@ -104,7 +104,7 @@ impl Part {
         kill(Pid::from_raw(pid), signal).expect("our child takes our signals");
     }
 
-    /// SIGSTOP; returns once it has come.
+    /// Sends SIGSTOP and waits until the process is stopped.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -120,7 +120,7 @@ impl Part {
         self.child.wait().expect("it is our child");
     }
 
-    /// Waits until it has ended by itself, without an error. It may have much to do first, on a machine that has as well.
+    /// Waits until the part has exited successfully. The generous limit allows for a busy machine.
     #[track_caller]
     pub(crate) fn ends(&mut self) {
         let mut status = None;
@@ -135,7 +135,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Also if it is stopped.
+        // Unlike SIGTERM, SIGKILL also ends a stopped process.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -145,28 +145,28 @@ impl Drop for Part {
 // Inside
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Before what a part says: the harness writes to the same stream.
+/// Marks the messages of a part: the harness writes to the same stream.
 const PREFIX: &str = "part: ";
 
-/// What this part was given; `None` if somebody runs ignored tests by hand. From here on it ends with the thread that
-/// started it.
+/// The arguments of this part; `None` if somebody runs the ignored test by hand. From here on the process ends together
+/// with the thread that started it.
 pub(crate) fn given<const N: usize>() -> Option<[String; N]> {
     let given = env::var(GIVEN).ok()?;
-    // The end of its input would not do: it may be stopped, and does not read then.
+    // Waiting for the end of stdin would not do, because a stopped process does not read.
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("a signal that exists");
     let given: Vec<_> = given.split('\n').map(str::to_owned).collect();
     Some(given.try_into().expect("as many as were given"))
 }
 
-/// Says it to the test that has started this part.
+/// Sends a message to the test that started this part.
 pub(crate) fn say(what: &str) {
     let mut out = stdout().lock();
     writeln!(out, "\n{PREFIX}{what}").expect("the test listens");
     out.flush().expect("the test listens");
 }
 
-/// Waits for the next line that the test gives to this part.
+/// Waits for the next line from the test.
 pub(crate) fn order() -> String {
     let line = stdin().lines().next();
     line.expect("the test goes on").expect("text")

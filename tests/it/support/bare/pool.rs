@@ -1,7 +1,7 @@
-//! Servers that are used again, one test after another: to start one costs more than most tests.
+//! Servers that one test after another uses, because starting a server takes longer than most tests.
 //!
-//! A test has its server for itself. What it did is undone afterwards, and a server to which more was done than can be
-//! undone, or that somebody is still connected to, is not used again.
+//! A test has its server to itself, and what it did is undone afterwards. A server with changes that cannot be undone,
+//! or with remaining connections, is not reused.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,23 +15,23 @@ use super::process::locked;
 use super::server::try_connection_to;
 use super::wait::{ms, within};
 
-/// The process and folder of a server.
+/// A server's process and folder.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) port: u16,
-    /// Where it listens for encrypted connections, if it does.
+    /// The port for TLS connections, if there is one.
     pub(crate) tls_port: Option<u16>,
-    /// What it was started with.
+    /// The arguments with which the server was started.
     pub(crate) args: Vec<String>,
 }
 
-/// More than any one test uses.
+/// How many idle servers are kept, which is more than one test uses.
 const MOST: usize = 24;
 
 static IDLE: Mutex<Vec<(Deployment, Process)>> = Mutex::new(Vec::new());
 
-/// The server itself does not know whether a Sentinel names it.
+/// A Sentinel changes nothing in the server itself, so such servers share the pool of single ones.
 fn kind(deployment: Deployment) -> Deployment {
     match deployment {
         Deployment::Sentinel => Deployment::Single,
@@ -39,14 +39,14 @@ fn kind(deployment: Deployment) -> Deployment {
     }
 }
 
-/// A server as good as new, if there is one.
+/// Takes a clean server out of the pool, if there is one.
 pub(crate) fn take(deployment: Deployment) -> Option<Process> {
     let mut all = locked(&IDLE);
     let at = all.iter().position(|(its, _)| *its == kind(deployment))?;
     Some(all.swap_remove(at).1)
 }
 
-/// Keeps a server for the next test, or returns it if there are enough.
+/// Keeps a server for the next test; returns it if the pool is full.
 pub(crate) fn give(deployment: Deployment, server: Process) -> Option<Process> {
     let mut all = locked(&IDLE);
     if all.len() >= MOST {
@@ -56,7 +56,7 @@ pub(crate) fn give(deployment: Deployment, server: Process) -> Option<Process> {
     None
 }
 
-/// Makes a server forget everything, and says whether it could.
+/// Removes all data from a server; false if that is not possible.
 pub(crate) fn clean(url: &str) -> bool {
     let Ok(mut con) = try_connection_to(url) else {
         return false;
@@ -66,7 +66,7 @@ pub(crate) fn clean(url: &str) -> bool {
         && forget(&mut con).is_ok()
 }
 
-/// Whether nothing was done to it but what [`forget`] undoes: it counts its commands.
+/// Whether the server has executed only commands whose effects [`forget`] undoes, according to its statistics.
 fn is_unchanged(con: &mut Connection) -> RedisResult<bool> {
     const LASTING: [&str; 17] = [
         "acl|",
@@ -91,7 +91,7 @@ fn is_unchanged(con: &mut Connection) -> RedisResult<bool> {
     let done = |line: &str| {
         let name = line.strip_prefix("cmdstat_").unwrap_or_default();
         LASTING.iter().any(|lasting| name.starts_with(lasting)) && !name.starts_with("cluster|slots:")
-            // Once by [`forget`].
+            // The first `CONFIG RESETSTAT` is that of [`forget`].
             || name.starts_with("config|resetstat") && !name.contains(":calls=1,")
     };
     Ok(!stats.lines().any(done))
@@ -112,8 +112,8 @@ fn forget(con: &mut Connection) -> RedisResult<()> {
         .exec(con)
 }
 
-/// A process that ends all servers when this one has ended, however that came about: nothing else would end those that
-/// wait for another test, and no destructor runs then.
+/// A helper process that kills all servers when this process ends in any way. Statics such as the pool have no
+/// destructors, so nothing else would end the idle servers.
 const KEEPER: &str = r#"
 all=
 while read -r what server; do
@@ -129,12 +129,12 @@ done 2>/dev/null
 
 static ORDERS: Mutex<Option<ChildStdin>> = Mutex::new(None);
 
-/// Has a server ended with this process.
+/// Registers a server to be killed when this process ends.
 pub(crate) fn watch(pid: u32, dir: &Path) -> io::Result<()> {
     order("+", pid, dir)
 }
 
-/// Has it left alone; to be called before its process id can be that of another process.
+/// Removes the registration. Call this before the server is reaped, since another process may get its id afterwards.
 pub(crate) fn unwatch(pid: u32, dir: &Path) -> io::Result<()> {
     order("-", pid, dir)
 }

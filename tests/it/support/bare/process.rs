@@ -1,20 +1,21 @@
-//! This process and its children: names, ports, threads, memory.
+//! This process and its children: names, ports, threads and memory.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A name nobody else in any test process uses.
+/// A name that no other test uses, in any process.
 pub(crate) fn unique(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{prefix}:{}:{n}", std::process::id())
 }
 
-/// A loopback port that was free a moment ago.
+/// A loopback port that was free when it was tested.
 ///
-/// The kernel gives it to no outgoing connection, so a server that is killed can have it again; nor is it returned again soon.
+/// The port lies below the kernel's ephemeral range, so no outgoing connection takes it while its server is down, and
+/// the next calls return other ports.
 pub(crate) fn free_port() -> u16 {
     const LOWEST: u16 = 10_000;
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +24,7 @@ pub(crate) fn free_port() -> u16 {
         .and_then(|range| range.split_whitespace().next()?.parse().ok())
         .unwrap_or(0_u16);
     let below = u64::from(ephemeral.saturating_sub(LOWEST));
-    // Other processes of this kind begin elsewhere.
+    // Other test processes begin elsewhere.
     let first = u64::from(std::process::id()) * 97;
     let known = (0..below.min(1000)).find_map(|_| {
         let n = (first + NEXT.fetch_add(1, Ordering::Relaxed)) % below;
@@ -39,14 +40,14 @@ pub(crate) fn free_port() -> u16 {
     })
 }
 
-/// Threads of this process, those of this module included; 0 where `/proc` does not tell.
+/// The number of threads of this process, including those of this module; 0 without `/proc`.
 pub(crate) fn thread_count() -> usize {
     threads_named("")
 }
 
-/// Threads of this process whose name starts with `prefix`; of a name only the first 15 bytes are known.
+/// The number of threads of this process whose name starts with `prefix`, of which the kernel keeps the first 15 bytes.
 ///
-/// Those that are ending do not count: the kernel lists a thread for a moment after it was joined.
+/// Threads that are exiting do not count, because the kernel still lists a thread for a moment after it was joined.
 pub(crate) fn threads_named(prefix: &str) -> usize {
     let known = &prefix[..prefix.len().min(15)];
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
@@ -63,7 +64,7 @@ pub(crate) fn threads_named(prefix: &str) -> usize {
         .count()
 }
 
-/// Whether the kernel has begun to end that thread (`PF_EXITING`), which it does before anybody can join it.
+/// Whether the thread is exiting (`PF_EXITING`); the flag is set before a join returns.
 fn is_ending(stat: &str) -> bool {
     const FLAGS_AFTER_NAME: usize = 6;
     const EXITING: u64 = 4;
@@ -74,7 +75,7 @@ fn is_ending(stat: &str) -> bool {
     flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
-/// Resident memory of this process in KiB; 0 where `/proc` does not tell.
+/// Resident memory of this process in KiB; 0 without `/proc`.
 pub(crate) fn rss_kib() -> u64 {
     fs::read_to_string("/proc/self/status")
         .ok()
@@ -85,7 +86,7 @@ pub(crate) fn rss_kib() -> u64 {
         .unwrap_or(0)
 }
 
-/// A lock that a panicking test does not take from the others.
+/// Locks `mutex`, even if a test panicked while it held it.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A proxy that spoils the network in front of a server.
+//! A proxy that disturbs the network in front of a server.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -21,17 +21,17 @@ use super::process::locked;
 use super::server::{ANSWER, Server, try_connection_to};
 use super::wait::{GENEROUS, ms};
 
-/// How often a connection that holds something back looks at the mode.
+/// How often a connection that holds bytes back checks the mode.
 const LOOK: Duration = ms(1);
 
-/// Which connections a fault is for, told by the name they give themselves in their handshake.
+/// The connections that a fault applies to, identified by the names that they set in their handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Every connection, named or not.
     All,
     /// `link`: commands.
     Link,
-    /// `watchdog`: renewal.
+    /// `watchdog`: renewals.
     Watchdog,
     /// `subscriber`: pub/sub.
     Subscriber,
@@ -47,7 +47,7 @@ impl Target {
         (b":guarded", 4),
     ];
 
-    /// The modes of the connection whose name is among these bytes, once all of it is.
+    /// The slot of the connection whose complete name occurs in `bytes`.
     fn slot_in(bytes: &[u8]) -> Option<usize> {
         const NAME: &[u8] = b"redlatch:";
         let begin = bytes.windows(NAME.len()).position(|its| its == NAME)?;
@@ -58,7 +58,7 @@ impl Target {
         known.map(|(_, slot)| *slot)
     }
 
-    /// The modes it stands for; 0 is that of connections without a known name.
+    /// The slots of this target; slot 0 belongs to connections without a known name.
     fn slots(self) -> std::ops::Range<usize> {
         match self {
             Self::All => 0..5,
@@ -70,34 +70,34 @@ impl Target {
     }
 }
 
-/// What the proxy does with what passes through it.
+/// How the proxy treats the bytes that pass through.
 ///
-/// Streams cannot skip a piece, so a connection that lost bytes stays silent in that direction, whatever the mode is
-/// later, until the client closes it. Lost requests take the replies along.
+/// A stream cannot skip bytes, so a connection that lost bytes stays silent in that direction, whatever the mode is
+/// later, until the client closes it. A connection that lost requests also loses their replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nothing.
+    /// Delivers everything.
     Pass,
-    /// Drop both directions. Connections stay open and new ones are accepted, even with the server gone.
+    /// Drops both directions. Connections stay open and new ones are accepted, even when the server is down.
     BlackHole,
-    /// Hold both directions and deliver in order, the end of a stream too, once the mode is another.
+    /// Holds both directions, including the end of a stream, and delivers in order once the mode changes.
     Stall,
-    /// Deliver requests and drop replies.
+    /// Delivers requests and drops replies.
     SwallowReplies,
-    /// Deliver replies that much later.
+    /// Delivers replies after this delay.
     Delay(Duration),
-    /// Deliver requests and replies that much later each.
+    /// Delivers requests and replies each after this delay.
     DelayBoth(Duration),
-    /// Take requests piece by piece, with that pause after each, so that a client's sockets fill up.
+    /// Reads requests piece by piece with this pause after each, so that the client's socket buffers fill up.
     Slow(Duration),
-    /// Close new connections at once (a named target's when they name themselves); older ones pass.
+    /// Closes new connections at once (those of a named target when they send their name); existing ones pass.
     Refuse,
 }
 
-/// A fault that waits for one request; see [`Proxy::swallow_reply_to`].
+/// A fault that waits for a certain request; see [`Proxy::swallow_reply_to`].
 #[derive(Clone, Debug)]
 pub(crate) struct Trap {
-    /// On which connections, if requests are encrypted.
+    /// The connections on which any request triggers the trap, if requests are encrypted.
     target: Option<Target>,
     needles: Arc<[Vec<u8>]>,
     delivers: bool,
@@ -105,13 +105,13 @@ pub(crate) struct Trap {
 }
 
 impl Trap {
-    /// Whether the request came by.
+    /// Whether the request has passed through.
     pub(crate) fn fired(&self) -> bool {
         self.fired.load(Ordering::SeqCst)
     }
 }
 
-/// A TCP proxy in front of a server, in threads of this process, that can be told to misbehave at any time.
+/// A TCP proxy in threads of this process whose behaviour can change at any time.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     addr: SocketAddr,
@@ -120,14 +120,14 @@ pub(crate) struct Proxy {
 
 struct Shared {
     server: SocketAddr,
-    /// Where the server lists its connections with their names, if what passes through is encrypted.
+    /// The address at which the server lists its connections by name, if the traffic is encrypted.
     list_at: Option<SocketAddr>,
     closing: AtomicBool,
     modes: Mutex<[Mode; 5]>,
     traps: Mutex<Vec<Trap>>,
     rewriting: Mutex<Option<(Target, Arc<Rewrite>)>>,
     conns: Mutex<Vec<Arc<Conn>>>,
-    /// Stalled for themselves, whatever the mode.
+    /// Connections that are stalled individually, whatever the mode.
     stalled: Mutex<Vec<Arc<Conn>>>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
     opened: [AtomicUsize; 5],
@@ -135,13 +135,13 @@ struct Shared {
     held: AtomicU64,
 }
 
-/// What comes to the client in place of these bytes.
+/// Replaces the bytes of replies.
 type Rewrite = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
 
 struct Conn {
     shared: Weak<Shared>,
     client: TcpStream,
-    /// Opened with the first bytes that are delivered, so that a black hole needs no server.
+    /// Connected when the first bytes are delivered, so that a black hole needs no server.
     server: OnceLock<TcpStream>,
     slot: AtomicUsize,
     requests_lost: AtomicBool,
@@ -151,7 +151,7 @@ struct Conn {
     replies_stalled: AtomicBool,
 }
 
-/// What becomes of a chunk, or of the end of a stream.
+/// The decision about a chunk, or to the end of a stream.
 enum Fate {
     Deliver,
     Hold,
@@ -165,12 +165,13 @@ enum Way {
 }
 
 impl Proxy {
-    /// Listens on a free loopback port and passes everything on to `server`, which need not be there yet.
+    /// Listens on a free loopback port and forwards everything to `server`, which need not be running.
     pub(crate) fn start(server: SocketAddr) -> Self {
         Self::with(server, None)
     }
 
-    /// In front of a server, where clients connect to it. It knows connections by their names also if they are encrypted.
+    /// Starts a proxy at the address where clients connect to `server`. The server tells the names of
+    /// encrypted connections.
     pub(crate) fn before(server: &Server) -> Self {
         let list_at = server.is_tls().then(|| server.addr());
         Self::with(server.client_addr(), list_at)
@@ -216,12 +217,12 @@ impl Proxy {
         format!("redis://{}/", self.addr)
     }
 
-    /// From now on `target` fares like that, on existing and on new connections.
+    /// Sets the mode of `target`, for existing and new connections.
     pub(crate) fn set(&self, target: Target, mode: Mode) {
         locked(&self.shared.modes)[target.slots()].fill(mode);
     }
 
-    /// From now on the clients' connections of `target` get what `rewrite` makes of each piece of the replies.
+    /// From now on `rewrite` replaces each piece of the replies on connections of `target`.
     pub(crate) fn rewrite_replies(
         &self,
         target: Target,
@@ -230,7 +231,7 @@ impl Proxy {
         *locked(&self.shared.rewriting) = Some((target, Arc::new(rewrite)));
     }
 
-    /// Everything passes again, and no trap is set; connections that lost bytes stay silent.
+    /// Resets all modes and traps, so that everything passes. Connections that lost bytes stay silent.
     pub(crate) fn pass(&self) {
         self.set(Target::All, Mode::Pass);
         locked(&self.shared.traps).clear();
@@ -241,13 +242,14 @@ impl Proxy {
         }
     }
 
-    /// Stalls the present connections of `target` until [`pass`](Self::pass), also when the client has closed them;
-    /// new ones fare as the mode says.
+    /// Stalls the existing connections of `target` until [`pass`](Self::pass), even after the client closes them; the
+    /// mode applies to new ones.
     pub(crate) fn stall_present(&self, target: Target) {
         self.stall(target, true);
     }
 
-    /// The same for requests alone: whatever has arrived is answered, so what stays unanswered has not arrived.
+    /// Stalls only the requests on the existing connections of `target`. Replies pass, so a request without a reply has
+    /// not reached the server.
     pub(crate) fn stall_present_requests(&self, target: Target) {
         self.stall(target, false);
     }
@@ -262,12 +264,12 @@ impl Proxy {
         }
     }
 
-    /// From now on, no replies come over the present connections of `target`; new ones fare as the mode says.
+    /// Drops all replies on the existing connections of `target`; the mode applies to new ones.
     pub(crate) fn swallow_present(&self, target: Target) {
         self.lose_present(target, Way::Replies);
     }
 
-    /// The same for requests, and for their replies.
+    /// Drops all requests, and their replies, on the existing connections of `target`.
     pub(crate) fn black_hole_present(&self, target: Target) {
         self.lose_present(target, Way::Requests);
     }
@@ -280,7 +282,7 @@ impl Proxy {
         }
     }
 
-    /// Resets the present connections of `target`, on both sides; how many there were.
+    /// Resets the existing connections of `target` on both sides; returns how many there were.
     pub(crate) fn cut(&self, target: Target) -> usize {
         let mut cut = 0;
         locked(&self.shared.conns).retain(|conn| {
@@ -294,19 +296,20 @@ impl Proxy {
         cut
     }
 
-    /// Delivers the next request that contains `needle`, and none of the replies on its connection from then on. The hash
-    /// of a script stands for its text too.
+    /// Delivers the next request that contains `needle`, then drops all replies on its connection. The hash of a script
+    /// also matches the text of the script.
     pub(crate) fn swallow_reply_to(&self, needle: impl AsRef<[u8]>) -> Trap {
         self.arm(None, needle.as_ref(), true)
     }
 
-    /// Drops the next request that contains `needle`, what was sent together with it, and all that follows on its
-    /// connection.
+    /// Drops the next request that contains `needle`, together with what was sent with it and everything that follows
+    /// on its connection.
     pub(crate) fn black_hole_request(&self, needle: impl AsRef<[u8]>) -> Trap {
         self.arm(None, needle.as_ref(), false)
     }
 
-    /// The same for replies to, or for, a request of `target`: if it is encrypted, the next one, whatever it is.
+    /// [`swallow_reply_to`](Self::swallow_reply_to) for encrypted traffic, where the next request of `target` triggers
+    /// the trap.
     pub(crate) fn swallow_reply_on(&self, target: Target, needle: impl AsRef<[u8]>) -> Trap {
         self.arm(Some(target), needle.as_ref(), true)
     }
@@ -328,7 +331,7 @@ impl Proxy {
         trap
     }
 
-    /// Connections of `target` that the client has not closed.
+    /// The connections of `target` that the client has not closed.
     pub(crate) fn connections(&self, target: Target) -> usize {
         locked(&self.shared.conns)
             .iter()
@@ -336,7 +339,7 @@ impl Proxy {
             .count()
     }
 
-    /// Connections of `target` ever opened, those refused included; each more than before is a reconnect.
+    /// The number of connections of `target` ever opened, including refused ones. An increase means a reconnect.
     pub(crate) fn opened(&self, target: Target) -> usize {
         self.shared.opened[target.slots()]
             .iter()
@@ -344,12 +347,12 @@ impl Proxy {
             .sum()
     }
 
-    /// Bytes dropped so far, in both directions.
+    /// The bytes dropped so far, in both directions.
     pub(crate) fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::SeqCst)
     }
 
-    /// Bytes held back at the moment, in both directions, by a stall or a delay.
+    /// The bytes that a stall or a delay holds back now, in both directions.
     pub(crate) fn held(&self) -> u64 {
         self.shared.held.load(Ordering::SeqCst)
     }
@@ -364,7 +367,7 @@ impl fmt::Debug for Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
-        // A connection of ours ends the wait for the next one.
+        // A connection of our own ends the wait in `accept`.
         let woken = TcpStream::connect(self.addr);
         if let Some(acceptor) = self.acceptor.take().filter(|_| woken.is_ok()) {
             acceptor.join().ok();
@@ -373,9 +376,11 @@ impl Drop for Proxy {
         for conn in locked(&self.shared.stalled).drain(..) {
             conn.cut();
         }
-        // What a client has left behind in a stall is no connection any more, but its pumps wait for the stall to end.
+        // A connection that the client closed during a stall is no longer listed, but its pumps still wait for the
+        // stall to end.
         self.set(Target::All, Mode::Pass);
-        // Now that nobody accepts, only a pump of requests can add one of replies, and is itself waited for.
+        // No connection is accepted any more. A pump of requests may still add a pump of replies, but is itself joined
+        // here.
         while let Some(pump) = { locked(&self.shared.pumps).pop() } {
             pump.join().ok();
         }
@@ -387,14 +392,14 @@ impl Shared {
         locked(&self.modes)[slot]
     }
 
-    /// Keeps a pump for the end, and forgets those that have ended.
+    /// Keeps the handle of a pump to join it on drop, and removes those that have ended.
     fn pump(&self, work: impl FnOnce() + Send + 'static) {
         let mut pumps = locked(&self.pumps);
         pumps.retain(|pump| !pump.is_finished());
         pumps.push(spawn(work));
     }
 
-    /// What comes to the client in place of a piece of the replies, if that is not the same.
+    /// The bytes that replace `replies`, if a rewrite applies.
     fn rewritten(&self, slot: usize, replies: &[u8]) -> Option<Vec<u8>> {
         let rewrite = match &*locked(&self.rewriting) {
             Some((target, rewrite)) if target.slots().contains(&slot) => Arc::clone(rewrite),
@@ -408,8 +413,8 @@ impl Shared {
     }
 }
 
-/// A cluster names the port of its node, so there the proxy has that as well, at another address: who comes by way of it
-/// goes on by way of it.
+/// A cluster node announces its own port, so the proxy listens on the same port at another loopback address. Clients
+/// that connect through the proxy then stay with it.
 fn listen(server: SocketAddr) -> io::Result<TcpListener> {
     if deployment() == Deployment::Cluster {
         let hosts = (2..u8::MAX).map(|n| Ipv4Addr::new(127, 0, 0, n));
@@ -436,7 +441,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let Ok(client) = client else { continue };
         shared.opened[0].fetch_add(1, Ordering::SeqCst);
         if shared.mode(0) == Mode::Refuse {
-            continue; // closes it
+            continue; // dropping the client closes the connection
         }
         if prepare(&client).is_err() {
             continue;
@@ -471,7 +476,7 @@ impl Conn {
         self.cut.load(Ordering::SeqCst)
     }
 
-    /// Ends both pumps; as the sockets close, both peers see a reset.
+    /// Ends both pumps. The sockets close with a reset for both peers.
     fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
         for stream in [Some(&self.client), self.server.get()]
@@ -479,11 +484,11 @@ impl Conn {
             .flatten()
         {
             SockRef::from(stream).set_linger(Some(Duration::ZERO)).ok();
-            stream.shutdown(Shutdown::Read).ok(); // wakes our own read, and tells the peer nothing
+            stream.shutdown(Shutdown::Read).ok(); // ends our own read without telling the peer
         }
     }
 
-    /// Where replies come from; connected on first use.
+    /// The connection to the server, opened on first use.
     fn server(self: &Arc<Self>, shared: &Shared) -> io::Result<&TcpStream> {
         if let Some(server) = self.server.get() {
             return Ok(server);
@@ -499,7 +504,7 @@ impl Conn {
         Ok(server)
     }
 
-    /// Decides over what came by at `at`.
+    /// Decides what happens to a chunk that arrived at `at`.
     fn fate(&self, shared: &Shared, way: Way, at: Instant) -> Fate {
         let (lost, stalled) = match way {
             Way::Requests => (&self.requests_lost, &self.requests_stalled),
@@ -527,7 +532,7 @@ impl Conn {
         }
     }
 
-    /// When to look again at what came by at `at`: then, if it is only late.
+    /// When to check a chunk again: when its delay is over, or soon.
     fn looks_again(&self, shared: &Shared, way: Way, at: Instant) -> Duration {
         match (shared.mode(self.slot()), way) {
             (Mode::Delay(by), Way::Replies) | (Mode::DelayBoth(by), _) => {
@@ -537,7 +542,7 @@ impl Conn {
         }
     }
 
-    /// False if the connection is refused.
+    /// Moves the connection to `slot`. False if that slot refuses connections.
     fn is_known_as(&self, shared: &Shared, slot: usize) -> bool {
         self.slot.store(slot, Ordering::SeqCst);
         shared.opened[0].fetch_sub(1, Ordering::SeqCst);
@@ -545,8 +550,8 @@ impl Conn {
         shared.mode(slot) != Mode::Refuse
     }
 
-    /// Asks the server for the name of an encrypted connection, before it hears that it has one. False if the connection is
-    /// refused.
+    /// Asks the server for the name of an encrypted connection before its first reply is delivered. False if the
+    /// connection is refused.
     fn is_let_in(&self, shared: &Shared) -> bool {
         let (Some(list_at), 0) = (shared.list_at, self.slot()) else {
             return true;
@@ -569,7 +574,7 @@ impl Conn {
     }
 }
 
-/// Looks through a client's requests for its name and for what traps wait for, across the borders of chunks.
+/// Searches a client's requests for the connection name and for the needles of traps, across chunk boundaries.
 #[derive(Default)]
 struct Messages {
     handshake: Vec<u8>,
@@ -578,10 +583,10 @@ struct Messages {
 }
 
 impl Messages {
-    /// How much of the beginning can hold the name.
+    /// The name occurs within this many bytes.
     const HANDSHAKE: usize = 4096;
 
-    /// False if the connection is refused.
+    /// Searches `chunk`. False if the connection is refused.
     fn hear(&mut self, shared: &Shared, conn: &Conn, chunk: &[u8]) -> bool {
         if !self.named {
             self.handshake.extend_from_slice(chunk);
@@ -621,7 +626,7 @@ impl Messages {
     }
 }
 
-/// The script with this hash: a client may send either.
+/// The text of the script with this hash, since a client may send either.
 fn script_of(hash: &[u8]) -> Option<Vec<u8>> {
     if hash.len() != 40 || !hash.iter().all(u8::is_ascii_hexdigit) {
         return None;
@@ -638,7 +643,7 @@ pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
         .any(|window| window == needle)
 }
 
-/// What the server at `list_at` has to say of the connection from `addr`.
+/// The line of `CLIENT LIST` at `list_at` about the connection from `addr`.
 fn line_of(list_at: SocketAddr, addr: SocketAddr) -> Option<String> {
     let mut con = try_connection_to(&format!("redis://{list_at}/")).ok()?;
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut con).ok()?;
@@ -647,7 +652,7 @@ fn line_of(list_at: SocketAddr, addr: SocketAddr) -> Option<String> {
     line.map(str::to_owned)
 }
 
-/// Carries one direction of one connection until its end.
+/// Forwards one direction of a connection until its end.
 fn pump(conn: &Arc<Conn>, way: Way) {
     let Some(shared) = conn.shared.upgrade() else {
         return;
@@ -666,7 +671,7 @@ fn pump(conn: &Arc<Conn>, way: Way) {
     }
 }
 
-/// An error closes the connection with a reset.
+/// Forwards until the end of the stream. An error resets the connection.
 fn carry(
     shared: &Shared,
     conn: &Arc<Conn>,
@@ -681,7 +686,7 @@ fn carry(
     let mut buf = vec![0; 64 * 1024];
     let mut ended = false;
     loop {
-        // With something in the queue, look at the mode and the clock again soon.
+        // While the queue is not empty, check the mode and the clock again soon.
         let soon = queue
             .front()
             .map(|(at, _)| conn.looks_again(shared, way, *at));
@@ -692,7 +697,7 @@ fn carry(
                 false => None,
                 true => Some(match from.read(&mut buf) {
                     Ok(n) => &buf[..n],
-                    Err(_) => &buf[..0], // a reset ends a stream too
+                    Err(_) => &buf[..0], // a reset also ends the stream
                 }),
             };
             if let Some(chunk) = chunk {
@@ -720,8 +725,9 @@ fn carry(
             let end = chunk.is_empty();
             match conn.fate(shared, way, *at) {
                 Fate::Hold => break,
-                // What a client closes is closed, whatever was lost; that a server went may go unheard. Its replies pass until
-                // it closes too, as over any network.
+                // A stream that the client closed is closed at the server whatever was lost before, while the end of
+                // the server's stream may itself be lost. Replies still pass until the server closes too, as on any
+                // network.
                 _ if end && way == Way::Requests => {
                     if let Some(server) = conn.server.get() {
                         server.shutdown(Shutdown::Write).ok();
@@ -761,8 +767,8 @@ fn carry(
     }
 }
 
-/// Whether there is something to read, or the end, within this time; the time limit of a read would be rounded up by
-/// several milliseconds.
+/// Whether there is something to read, or the end of the stream, within this time. A read timeout would be rounded up
+/// by several milliseconds.
 fn is_readable(stream: &TcpStream, within: Option<Duration>) -> io::Result<bool> {
     let mut streams = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
     match ppoll(&mut streams, within.map(TimeSpec::from_duration), None) {

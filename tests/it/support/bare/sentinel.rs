@@ -6,17 +6,18 @@ use std::time::Duration;
 use super::acl::{DEPLOYMENTS, acl_line};
 use super::{GENEROUS, Proxy, SENTINEL, Server, clients_named, eventually, is_redis_6, ms, within};
 
-/// What the Sentinels call them.
+/// The name of the master at the Sentinels.
 pub(crate) const SERVICE: &str = "lock service";
 
 /// How long a master has to be silent before it is replaced.
 pub(crate) const DOWN_AFTER: Duration = ms(700);
 
-/// Who the clients are at the Sentinels, with no more rights than the guide gives; the servers have another password.
+/// The login of clients at the Sentinels, with exactly the rights that the guide gives; the servers have another
+/// password.
 const SENTINEL_LOGIN: [&str; 2] = ["watcher", "s3nt/nel"];
 const PASSWORD: &str = "se:cret";
 
-/// One master at first, two replicas, and three Sentinels. All of them want passwords.
+/// A master, two replicas and three Sentinels, all with passwords.
 pub(crate) struct Deployment {
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Server>,
@@ -27,7 +28,8 @@ impl Deployment {
         Self::of(Server::start_with)
     }
 
-    /// The same, but everybody finds the servers by way of proxies, one in front of each.
+    /// Starts a deployment with a proxy in front of each server; Sentinels and clients reach the servers only through
+    /// the proxies.
     pub(crate) fn start_behind_proxies() -> (Self, Vec<Proxy>) {
         let proxies = RefCell::new(Vec::new());
         let deployment = Self::of(|args| {
@@ -41,7 +43,7 @@ impl Deployment {
         (deployment, proxies.into_inner())
     }
 
-    /// All of them speak TLS, also among themselves.
+    /// Starts a deployment in which every connection uses TLS, including replication.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls() -> Self {
         let identity = super::authority().issue(&["127.0.0.1"]);
@@ -59,7 +61,7 @@ impl Deployment {
         for replica in &servers[1..] {
             let () = ask(replica, &["REPLICAOF", "127.0.0.1", &port]);
         }
-        eventually("they follow", || {
+        eventually("the replicas follow the master", || {
             servers[1..].iter().all(|replica| {
                 ask::<String>(replica, &["INFO", "replication"]).contains("master_link_status:up")
             })
@@ -82,7 +84,7 @@ impl Deployment {
             list.len() == n
         };
         for sentinel in &sentinels {
-            // One that has asked a server too early asks it again after 10 s.
+            // A Sentinel that asked a server too early asks again only after 10 s, so allow more than that.
             let know_each_other = within(3 * GENEROUS, || {
                 knows(sentinel, "REPLICAS", 2) && knows(sentinel, "SENTINELS", 2)
             });
@@ -97,7 +99,7 @@ impl Deployment {
         Self { servers, sentinels }
     }
 
-    /// The URL that names these Sentinels, in this order.
+    /// The URL that lists the Sentinels with these ports, in this order.
     pub(crate) fn url_of(sentinels: &[u16]) -> String {
         let addresses: Vec<_> = sentinels
             .iter()
@@ -112,19 +114,19 @@ impl Deployment {
         )
     }
 
-    /// The same with all of them.
+    /// The URL that lists all Sentinels.
     pub(crate) fn url(&self) -> String {
         let sentinels = self.sentinels.iter();
         let ports: Vec<_> = sentinels.map(|its| its.client_addr().port()).collect();
         Self::url_of(&ports)
     }
 
-    /// The Sentinels replace the master by another, although it is well, and soon have it follow that. Returns when clients
-    /// that ask find the other.
+    /// Makes the Sentinels replace the healthy master and soon turn it into a replica. Returns once the Sentinels name
+    /// the successor.
     pub(crate) fn fail_over(&self) {
         self.promote();
         for sentinel in &self.sentinels {
-            // They wait for four of the first before they contradict the old master, and until they look at it again.
+            // A Sentinel demotes the old master after four publish periods and its next `INFO` of it, so shorten both.
             for (period, ms) in [("PUBLISH-PERIOD", "400"), ("INFO-PERIOD", "500")] {
                 let set = sentinel.try_ask::<()>(&["SENTINEL", "DEBUG", period, ms]);
                 assert!(set.is_ok() || is_redis_6());
@@ -132,18 +134,18 @@ impl Deployment {
         }
     }
 
-    /// The Sentinels replace the master by another and leave it a master for about 10 s. Returns when clients that ask find
-    /// the other: which that is.
+    /// Makes the Sentinels replace the healthy master, which stays a master for about 10 s. Returns the number of the
+    /// successor, once the Sentinels name it.
     pub(crate) fn promote(&self) -> usize {
         let old = self.named();
         let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
         self.wait_for_successor(old)
     }
 
-    /// Waits until all others follow the one that is named the master.
+    /// Waits until the server that the Sentinels name is a master and all others are replicas.
     pub(crate) fn agree(&self) {
         let has_its_role = |at: usize| {
-            // A Sentinel may be the last one to know.
+            // Ask for the name each time, since the Sentinel itself may change its mind last.
             let its = match self.named() == at {
                 true => "role:master",
                 false => "role:slave",
@@ -158,13 +160,13 @@ impl Deployment {
     /// Waits until every server has these keys.
     pub(crate) fn copied(&self, keys: &[&str]) {
         let exists = [&["EXISTS"], keys].concat();
-        eventually("they are copied", || {
+        eventually("the keys are copied", || {
             let mut servers = self.servers.iter();
             servers.all(|server| ask::<usize>(server, &exists) == keys.len())
         });
     }
 
-    /// Which of the servers the Sentinels call the master.
+    /// The number of the server that the Sentinels name as the master.
     pub(crate) fn named(&self) -> usize {
         let (_, port): (String, u16) =
             self.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
@@ -172,17 +174,17 @@ impl Deployment {
         self.servers.iter().position(is_it).expect("one of ours")
     }
 
-    /// Waits until another server than `old` is a master and is named so; returns which.
+    /// Waits until a server other than `old` is the master and the Sentinels name it; returns its number.
     pub(crate) fn wait_for_successor(&self, old: usize) -> usize {
         let mut new = old;
-        eventually("another is master", || {
+        eventually("another server is the master", || {
             new = self.named();
             new != old && self.is_master(new)
         });
         new
     }
 
-    /// Has the replicas of `master` follow it no longer, without anybody replacing it.
+    /// Ends the replication from `master` without making any replica a master.
     pub(crate) fn stop_copying(&self, master: usize) {
         for (at, server) in self.servers.iter().enumerate() {
             if at != master {
@@ -193,7 +195,7 @@ impl Deployment {
             &self.servers[master],
             &["CLIENT", "KILL", "TYPE", "replica"],
         );
-        eventually("nobody follows", || {
+        eventually("no replica follows", || {
             ask::<String>(&self.servers[master], &["INFO", "replication"])
                 .contains("connected_slaves:0")
         });
@@ -205,26 +207,27 @@ impl Deployment {
         clients_named(&list, "").map(|client| client.id).collect()
     }
 
-    /// Whether it says so; a Sentinel that has it follow another ends all of its connections.
+    /// Whether the server reports to be a master. A failed request counts as no, because a demotion ends all
+    /// connections.
     pub(crate) fn is_master(&self, server: usize) -> bool {
         let says = try_ask::<String>(&self.servers[server], &["INFO", "replication"]);
         says.is_ok_and(|says| says.contains("role:master"))
     }
 }
 
-/// By which the Sentinels know it.
+/// The port under which the Sentinels know `server`.
 fn port_of(server: &Server) -> u16 {
     let own = server.client_addr().port();
     server.announced_port().unwrap_or(own)
 }
 
-/// Asks one of the servers, over a connection of its own.
+/// Sends a command to one of the servers on a new connection.
 #[track_caller]
 pub(crate) fn ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
     try_ask(server, command).unwrap_or_else(|err| panic!("{command:?}: {err}"))
 }
 
-/// The same, with the refusal as an error.
+/// [`ask`] that returns a rejection as an error.
 pub(crate) fn try_ask<T: redis::FromRedisValue>(
     server: &Server,
     command: &[&str],

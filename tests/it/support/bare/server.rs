@@ -1,4 +1,4 @@
-//! A Redis server for one test at a time.
+//! A Redis server that one test at a time uses.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,14 +21,14 @@ use super::process::free_port;
 use super::proxy::{Proxy, contains, spawn};
 use super::wait::{GENEROUS, eventually, ms};
 
-/// How long a helper's own command may take.
+/// The timeout of commands that the helpers here send.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
-/// The server that the tests run against: `REDIS_SERVER`, or the `redis-server` in the path.
+/// The server under test: `REDIS_SERVER`, or the `redis-server` in the path.
 static BINARY: LazyLock<String> =
     LazyLock::new(|| env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned()));
 
-/// As in `7.0.15`.
+/// The version of the server, for instance `7.0.15`.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let said = Command::new(&*BINARY).arg("--version").output();
     let said = said.unwrap_or_else(|err| panic!("{}: {err}", *BINARY));
@@ -37,39 +37,40 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     version.expect("a version").to_owned()
 });
 
-/// Whether the server lacks what came with 7.0 and tests use: settings, selectors of the ACL, subcommands in statistics.
+/// Whether the server lacks features of Redis 7.0 that tests use: settings, ACL selectors, statistics of subcommands.
 pub(crate) fn is_redis_6() -> bool {
     VERSION.starts_with("6.")
 }
 
-/// Whether a master and its replicas are a shard that has a name, which came with 7.2.
+/// Whether a shard has a name in `nodes.conf`, as of Redis 7.2.
 pub(crate) fn names_shards() -> bool {
     !is_redis_6() && !VERSION.starts_with("7.0.")
 }
 
-/// Says that a test, or a part of it, does not run against this server. Unlike what tests print it is always shown.
+/// Reports on stderr that a test, or a part of it, does not run against this server. The harness does not capture this
+/// line.
 pub(crate) fn skipped(what: &str, why: &str) {
     writeln!(io::stderr(), "skipped: {what}: {why}").expect("stderr");
 }
 
-/// The arguments of a server that is to be a node of a cluster.
+/// The arguments of a cluster node.
 const NODE: [&str; 2] = ["--cluster-enabled", "yes"];
 
-/// How a server is told which port to give to others, as a replica and as a node of a cluster.
+/// The arguments that set the announced port of a replica and of a cluster node.
 pub(super) const ANNOUNCED: [&str; 2] = ["--replica-announce-port", "--cluster-announce-port"];
 
-/// The first argument of a server that is to be a Sentinel.
+/// The first argument of a Sentinel.
 pub(crate) const SENTINEL: &str = "--sentinel";
 
-/// One line of `CLIENT LIST`, as far as tests care.
+/// A line of `CLIENT LIST`, with the fields that tests use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientLine {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) flags: String,
-    /// Channels it is subscribed to, of both kinds.
+    /// The number of subscriptions, including sharded ones.
     pub(crate) subscriptions: u64,
-    /// The last command, as in `client|list`.
+    /// The last command, for instance `client|list`.
     pub(crate) cmd: String,
     /// The whole line.
     pub(crate) line: String,
@@ -97,7 +98,7 @@ impl ClientLine {
     }
 }
 
-/// The library's own in a `CLIENT LIST`: those with this role, or all if it is empty.
+/// The library's connections in `list` that have this role, or all of the library's if `role` is empty.
 pub(crate) fn clients_named(list: &str, role: &str) -> impl Iterator<Item = ClientLine> {
     list.lines()
         .filter(|line| !line.is_empty())
@@ -108,29 +109,29 @@ pub(crate) fn clients_named(list: &str, role: &str) -> impl Iterator<Item = Clie
         })
 }
 
-/// A private `redis-server` process on a loopback port and a Unix socket; killed on drop, or left to another test.
+/// A private `redis-server` on a loopback port and a Unix socket. Dropping it kills the process or leaves it to another
+/// test.
 ///
-/// If the test panics, its log goes to stderr. Helpers that ask it something open a connection of their own each time,
-/// so that they work across [`restart`](Self::restart).
+/// If the test panics, the server's log goes to stderr. Helpers that send commands open a new connection each time, so
+/// that they work across [`restart`](Self::restart).
 pub(crate) struct Server {
-    /// There until the end.
+    /// `None` only during the drop.
     process: Option<Process>,
     alive: bool,
-    /// Whether another test may have it afterwards.
+    /// Whether the server returns to the pool afterwards.
     lasts: AtomicBool,
-    /// How clients reach it.
+    /// How clients reach the server.
     deployment: Deployment,
     services: Services,
 }
 
 impl Server {
-    /// An empty server that answers: one that another test is done with, or a new one. Clients reach it as
-    /// `REDIS_DEPLOYMENT` says.
+    /// An empty server that accepts commands, from the pool or new. Clients reach it as `REDIS_DEPLOYMENT` says.
     pub(crate) fn start() -> Self {
         Self::start_as(deployment())
     }
 
-    /// The same, whatever `REDIS_DEPLOYMENT` says.
+    /// An empty server with this deployment, whatever `REDIS_DEPLOYMENT` says.
     pub(crate) fn start_as(deployment: Deployment) -> Self {
         let start = || match deployment {
             #[cfg(feature = "tls")]
@@ -140,18 +141,18 @@ impl Server {
         };
         let mut server = pool::take(deployment).map_or_else(start, Self::of);
         server.deployment = deployment;
-        // Redis 6 does not count subcommands, so what was done to it is not known.
+        // Redis 6 has no statistics of subcommands, so the pool cannot tell which settings a test changed.
         server.lasts.store(!is_redis_6(), Ordering::Relaxed);
         server
     }
 
-    /// A new one, with more command line arguments, which no other test has before or after.
+    /// A new server with additional arguments, which no other test uses.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the server");
         Self::start_in(dir, args, false)
     }
 
-    /// A new one that speaks TLS as well, on a port of its own, and is `identity` there; its own CA is that of the tests.
+    /// A new server that also accepts TLS connections, on a second port, with `identity` as its certificate.
     #[cfg(feature = "tls")]
     pub(crate) fn start_tls(identity: &super::Identity, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory for the server");
@@ -177,8 +178,8 @@ impl Server {
         }
     }
 
-    /// A new one in a folder that may hold files for it, on ports that are known beforehand. Fails if it does not answer,
-    /// as when another process has taken a port, and gives the folder back.
+    /// Starts a server in `dir`, which may contain files for it, on the given ports. If the server does not answer, for
+    /// instance because another process took a port, the error returns the folder.
     pub(crate) fn start_at(
         dir: tempfile::TempDir,
         port: u16,
@@ -207,7 +208,7 @@ impl Server {
         Ok(server)
     }
 
-    /// A new one that tells others, who send clients on to it, the port of a proxy.
+    /// A new server that announces the port of a proxy in front of it.
     pub(crate) fn start_behind_proxy(args: &[&str]) -> (Self, Proxy) {
         let until = Instant::now() + GENEROUS;
         loop {
@@ -223,7 +224,7 @@ impl Server {
         }
     }
 
-    /// A cluster of one, which has every slot.
+    /// A cluster of one node, which owns every slot.
     pub(crate) fn start_cluster() -> Self {
         let server = Self::start_with(&NODE);
         let slots = (0..16_384).map(|slot| slot.to_string());
@@ -273,7 +274,7 @@ impl Server {
         self.deployment == Deployment::Tls
     }
 
-    /// Where clients connect to: with TLS, if it speaks that.
+    /// The address to which clients connect: the TLS port if there is one.
     pub(crate) fn client_addr(&self) -> SocketAddr {
         SocketAddr::from((
             Ipv4Addr::LOCALHOST,
@@ -281,14 +282,14 @@ impl Server {
         ))
     }
 
-    /// The port of the proxy by which others find it, if they do.
+    /// The port of the proxy that the server announces, if there is one.
     pub(crate) fn announced_port(&self) -> Option<u16> {
         let args = &self.process().args;
         let announced = args.windows(2).find(|two| ANNOUNCED.contains(&&*two[0]))?;
         Some(announced[1].parse().expect("a port"))
     }
 
-    /// The URL for clients that reach it at `addr`, directly or by way of a proxy.
+    /// The URL for clients that reach the server at `addr`, directly or through a proxy.
     pub(crate) fn client_url_at(&self, addr: SocketAddr) -> String {
         match self.deployment {
             Deployment::Single => format!("redis://{addr}/"),
@@ -306,7 +307,7 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port())
     }
 
-    /// The address of the Unix socket on which the server listens as well.
+    /// The URL of the server's Unix socket.
     pub(crate) fn unix_url(&self) -> String {
         format!("redis+unix://{}", socket_path(self.dir()).display())
     }
@@ -315,12 +316,12 @@ impl Server {
         self.process().child.id()
     }
 
-    /// What the server wrote to its log so far.
+    /// The contents of the server's log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(log_path(self.dir())).unwrap_or_default()
     }
 
-    /// Has another certificate from the next [`restart`](Self::restart) on.
+    /// Replaces the server's certificate, as of the next [`restart`](Self::restart).
     #[cfg(feature = "tls")]
     pub(crate) fn become_known_as(&self, identity: &super::Identity) {
         identity.write_to(self.dir(), &super::authority().pem());
@@ -330,7 +331,7 @@ impl Server {
         self.alive
     }
 
-    /// SIGKILL; returns once the process is gone and its port closed.
+    /// Sends SIGKILL; returns once the process is gone and its port closed.
     pub(crate) fn kill(&mut self) {
         if self.alive {
             self.lasts.store(false, Ordering::Relaxed);
@@ -342,7 +343,8 @@ impl Server {
         }
     }
 
-    /// Starts again on the same port with the same arguments, killing first; without persistence it comes back empty.
+    /// Kills the server and starts it again on the same port with the same arguments. Without persistence the new
+    /// process is empty.
     pub(crate) fn restart(&mut self) {
         self.kill();
         let until = Instant::now() + GENEROUS;
@@ -360,20 +362,20 @@ impl Server {
         }
     }
 
-    /// Removes what a server that was killed has saved, so that it starts empty.
+    /// Removes the saved data of a killed server, so that it starts empty.
     pub(crate) fn lose_data(&self) {
-        assert!(!self.alive, "it would save it again");
+        assert!(!self.alive, "a running server would save the data again");
         fs::remove_dir_all(self.dir().join("appendonlydir")).ok();
         for file in ["appendonly.aof", "dump.rdb"] {
             fs::remove_file(self.dir().join(file)).ok();
         }
     }
 
-    /// SIGSTOP: connections stay open, even new ones are accepted by the kernel, and nothing answers.
+    /// Sends SIGSTOP. Connections stay open and the kernel still accepts new ones, but nothing is answered.
     pub(crate) fn freeze(&self) {
         self.lasts.store(false, Ordering::Relaxed);
         self.signal(Signal::SIGSTOP);
-        // A signal is pending at first: frozen is what /proc calls stopped.
+        // The signal is asynchronous: wait until `/proc` shows the process as stopped.
         let stat = format!("/proc/{}/stat", self.pid());
         if Path::new(&stat).exists() {
             eventually("the server is stopped", || {
@@ -382,7 +384,7 @@ impl Server {
         }
     }
 
-    /// SIGCONT, after [`freeze`](Self::freeze).
+    /// Sends SIGCONT, after [`freeze`](Self::freeze).
     pub(crate) fn thaw(&self) {
         self.signal(Signal::SIGCONT);
     }
@@ -398,17 +400,17 @@ impl Server {
         connection_to(&self.url())
     }
 
-    /// One command over a connection of its own.
+    /// Sends one command on a new connection.
     ///
     /// # Panics
     ///
-    /// If the server is away or refuses.
+    /// If the server is unreachable or rejects the command.
     #[track_caller]
     pub(crate) fn cli(&self, command: &[&str]) -> Value {
         self.ask(command)
     }
 
-    /// The same, with the reply as the type the caller wants.
+    /// Sends one command on a new connection; returns the reply as the type that the caller chooses.
     #[track_caller]
     pub(crate) fn ask<T: FromRedisValue>(&self, command: &[&str]) -> T {
         match self.try_ask(command) {
@@ -417,14 +419,14 @@ impl Server {
         }
     }
 
-    /// The same, with the refusal as an error.
+    /// [`ask`](Self::ask) that returns a rejection as an error.
     pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
         redis::cmd(command[0])
             .arg(&command[1..])
             .query(&mut try_connection_to(&self.url())?)
     }
 
-    /// The integer stored under `key`; 0 if there is none.
+    /// The integer stored under `key`; 0 if the key does not exist.
     #[track_caller]
     pub(crate) fn get_int(&self, key: &str) -> i64 {
         self.ask::<Option<i64>>(&["GET", key]).unwrap_or(0)
@@ -435,13 +437,13 @@ impl Server {
         self.ask(&["EXISTS", key])
     }
 
-    /// Milliseconds left; -1 without a limit, -2 without the key.
+    /// The remaining milliseconds of `key`; -1 without a TTL, -2 if the key does not exist.
     #[track_caller]
     pub(crate) fn pttl(&self, key: &str) -> i64 {
         self.ask(&["PTTL", key])
     }
 
-    /// Fields and values, sorted.
+    /// The fields and values of a hash, sorted.
     #[track_caller]
     pub(crate) fn hgetall(&self, key: &str) -> Vec<(String, String)> {
         let mut fields: Vec<(String, String)> = self.ask(&["HGETALL", key]);
@@ -454,7 +456,7 @@ impl Server {
         self.ask(&["DBSIZE"])
     }
 
-    /// Every key, sorted.
+    /// All keys, sorted.
     #[track_caller]
     pub(crate) fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.ask(&["KEYS", "*"]);
@@ -462,7 +464,7 @@ impl Server {
         keys
     }
 
-    /// The same without those that remember a request that counts once, such as `force_unlock`, and go by themselves.
+    /// All keys except those that make a request such as `force_unlock` count once, which expire by themselves.
     #[track_caller]
     pub(crate) fn keys_but_requests(&self) -> Vec<String> {
         let mut keys = self.keys();
@@ -470,7 +472,7 @@ impl Server {
         keys
     }
 
-    /// Channels that somebody listens to, of both kinds, but for the Sentinel's.
+    /// Channels with subscribers, including sharded ones, except that of the Sentinel.
     #[track_caller]
     pub(crate) fn channels(&self) -> Vec<String> {
         let mut channels: Vec<String> = self.ask(&["PUBSUB", "CHANNELS"]);
@@ -481,14 +483,14 @@ impl Server {
         channels
     }
 
-    /// The connections of this role, or all of the library if it is empty.
+    /// The connections with this role, or all of the library's if `role` is empty.
     #[track_caller]
     pub(crate) fn clients_named(&self, role: &str) -> Vec<ClientLine> {
         let list: String = self.ask(&["CLIENT", "LIST"]);
         clients_named(&list, role).collect()
     }
 
-    /// `CLIENT KILL` for those; how many there were.
+    /// Sends `CLIENT KILL` for the connections with this role; returns how many there were.
     #[track_caller]
     pub(crate) fn kill_clients_named(&self, role: &str) -> usize {
         let mut con = self.connection();
@@ -506,10 +508,10 @@ impl Server {
             .count()
     }
 
-    /// Waits until `n` replicas acknowledge what is written under `key`, which is gone afterwards.
+    /// Waits until `n` replicas acknowledge a write to `key`, which is deleted again.
     ///
-    /// Replicas that are called online have the data. Until their stream of commands has begun, they acknowledge up to a
-    /// second late.
+    /// A replica that is reported as online has the data, but acknowledges up to a second late until its command stream
+    /// has begun.
     pub(crate) fn is_acknowledged_by(&self, n: usize, key: &str) {
         eventually("replicas acknowledge", || {
             let acked: RedisResult<(usize,)> = redis::pipe()
@@ -527,9 +529,10 @@ impl Server {
         });
     }
 
-    /// How often the server ran `command` since it started, also from scripts; `client|list` for a subcommand.
+    /// How often the server ran `command` since it started, including calls by scripts; `client|list` names a
+    /// subcommand.
     ///
-    /// `evalsha` counts scripts, however they were sent.
+    /// `evalsha` counts scripts, whether they were sent by `EVAL` or `EVALSHA`.
     #[track_caller]
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let wanted = command.to_lowercase();
@@ -540,7 +543,7 @@ impl Server {
             .sum()
     }
 
-    /// How often the server ran anything, calls from scripts included, but for what connecting and looking take.
+    /// How many commands the server ran, including calls by scripts, except those for connecting and for inspection.
     #[track_caller]
     pub(crate) fn command_total(&self) -> u64 {
         const ASIDE: [&str; 10] = [
@@ -606,7 +609,7 @@ pub(crate) fn connection_to(url: &str) -> Connection {
     }
 }
 
-/// The same, with the failure as an error.
+/// [`connection_to`] that returns a failure as an error.
 pub(crate) fn try_connection_to(url: &str) -> RedisResult<Connection> {
     let con = redis::Client::open(url)?.get_connection_with_timeout(ANSWER)?;
     con.set_read_timeout(Some(ANSWER))?;
@@ -614,7 +617,7 @@ pub(crate) fn try_connection_to(url: &str) -> RedisResult<Connection> {
     Ok(con)
 }
 
-/// Has a server be `identity`: writes what it needs into its folder, and returns the arguments that name it.
+/// Writes the certificate and key of `identity` into the server's folder; returns the arguments that name the files.
 #[cfg(feature = "tls")]
 pub(crate) fn tls_args(dir: &Path, identity: &super::Identity) -> [String; 6] {
     let files = identity.write_to(dir, &super::authority().pem());
@@ -638,13 +641,13 @@ fn socket_path(dir: &Path) -> PathBuf {
     dir.join("sock")
 }
 
-/// Starts the process and waits until it answers on its Unix socket, which no other server can be behind.
+/// Starts the process and waits until it answers on its Unix socket, which no other server can own.
 fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
     let socket = socket_path(dir);
     if socket.exists() {
         fs::remove_file(&socket)?;
     }
-    // Redis 6 always allows it.
+    // Redis 6 always allows `DEBUG`.
     let allow_debug: &[&str] = if is_redis_6() {
         &[]
     } else {
@@ -652,7 +655,7 @@ fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
     };
     let mut command = Command::new(&*BINARY);
     if args.first().is_some_and(|first| first == SENTINEL) {
-        // It keeps what it learns in this file.
+        // A Sentinel saves its state in this file.
         let config = dir.join("sentinel.conf");
         fs::write(&config, "")?;
         command.arg(config);
@@ -690,7 +693,7 @@ fn launch(dir: &Path, port: u16, args: &[String]) -> io::Result<Child> {
     }
 }
 
-/// Any answer will do: one that is loading, or wants a password, is up.
+/// Any reply counts: a server that is loading or requires a password is also up.
 fn answers_ping(socket: &Path) -> bool {
     let ask = || -> io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
@@ -703,7 +706,7 @@ fn answers_ping(socket: &Path) -> bool {
     ask().unwrap_or(false)
 }
 
-/// Everything on the server is let go.
+/// Waits until the server has no keys.
 #[track_caller]
 pub(crate) fn nothing_is_left(server: &Server) {
     eventually("nothing is left", || server.keys().is_empty());

@@ -1,14 +1,13 @@
-//! Waiting for events instead of sleeping.
+//! Waits for events, in place of sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::loosely;
 
-/// How long anything here is waited for before it counts as broken, on a machine that is not late.
+/// How long any event is waited for before the test fails, on a machine that is not late.
 ///
-/// It is less than a lease or a place in a queue lives by default: what nobody gave back must not pass for given back because
-/// it expired.
+/// The limit is shorter than the default lease and waiter lease, so that an expired key cannot pass for a released one.
 pub(crate) const GENEROUS: Duration = Duration::from_secs(10);
 
 /// `n` milliseconds.
@@ -16,7 +15,7 @@ pub(crate) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Waits until `happened` says so, and panics with `what` if it has not within ten seconds, or longer on a machine that is late.
+/// Waits until `happened` returns true; panics with `what` after ten seconds, or later if the machine is late.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     happens(what, &mut happened);
@@ -29,7 +28,7 @@ fn happens(what: &str, happened: &mut dyn FnMut() -> bool) {
     assert!(in_time, "not within {GENEROUS:?}: {what}");
 }
 
-/// Whether `happened` said so before `limit` ran out.
+/// Whether `happened` returned true within `limit`.
 pub(crate) fn within(limit: Duration, mut happened: impl FnMut() -> bool) -> bool {
     happens_within(limit, &mut happened)
 }

@@ -1,4 +1,5 @@
-//! One line of a history, in Jepsen's shape: which process, whether something begins or how it ended, what, and when.
+//! A line of a history, in Jepsen's shape: the process, the phase (begin, or the outcome), the operation and the
+//! time.
 
 use std::collections::HashSet;
 use std::io::BufRead;
@@ -10,10 +11,10 @@ use serde_json::{Value, json};
 use super::setup::Setup;
 use super::writes::Entry;
 
-/// A moment or a span, in nanoseconds of the clock that all processes share.
+/// A moment or a span, in nanoseconds of the monotonic clock that all processes of a machine share.
 pub(crate) type Nanos = u64;
 
-/// The process that breaks things.
+/// The process that injects faults.
 pub(crate) const NEMESIS: i64 = -1;
 
 pub(crate) fn nanos(span: Duration) -> Nanos {
@@ -28,9 +29,9 @@ pub(crate) fn millis(n: u64) -> Nanos {
 pub(crate) enum Phase {
     Invoke,
     Ok,
-    /// It certainly did not happen.
+    /// The operation certainly did not happen.
     Fail,
-    /// Unknown; or an event that nobody asked for.
+    /// The outcome is unknown, or the event belongs to no request.
     Info,
 }
 
@@ -49,15 +50,15 @@ impl Mode {
     }
 }
 
-/// What a request is for.
+/// The lock or the permits that a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) kind: Arc<str>,
-    /// Several for a multi-lock.
+    /// More than one name for a multi-lock.
     pub(crate) names: Vec<Arc<str>>,
     pub(crate) mode: Mode,
     pub(crate) permits: u64,
-    /// It is not renewed, and ends after that.
+    /// The hold is not renewed and ends after this span.
     pub(crate) lease: Option<Nanos>,
 }
 
@@ -76,28 +77,28 @@ impl Wanted {
     }
 }
 
-/// Where a fault begins or ends.
+/// The beginning or the end of a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edge {
     pub(crate) fault: Arc<str>,
-    /// Joins the beginning and the end of one fault.
+    /// The number that the beginning and the end of one fault share.
     pub(crate) number: Option<u64>,
     pub(crate) is_end: bool,
-    /// The only worker that it concerns.
+    /// The only client that the fault concerns.
     pub(crate) client: Option<i64>,
-    /// The only name that it concerns.
+    /// The only name that the fault concerns.
     pub(crate) name: Option<Arc<str>>,
-    /// Whether two may have the same meanwhile; `None`: that follows from the fault.
+    /// Which holders the fault divides; `None`: the kind of the fault decides.
     pub(crate) divides: Option<Divides>,
 }
 
-/// Who may have the same at the same time.
+/// Which holders may have the same name at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Divides {
     Nobody,
-    /// Clients that ask different servers, for as long as there are two.
+    /// Clients that ask different servers, while there are two servers.
     Clients,
-    /// Whoever the server has forgotten, until its lease is over, and whoever comes next.
+    /// A holder that the server has forgotten, until its lease ends, together with the next holder.
     All,
 }
 
@@ -110,7 +111,7 @@ pub(crate) enum What {
         token: Option<u64>,
         id: Option<Arc<str>>,
     },
-    /// The holder was notified that it may not be alone any more.
+    /// The holder was notified that its hold may be over.
     Lost {
         wanted: Wanted,
         id: Option<Arc<str>>,
@@ -119,21 +120,21 @@ pub(crate) enum What {
     Release {
         wanted: Wanted,
         id: Option<Arc<str>>,
-        /// Until when the hold was valid, as the holder knew when it began to release it.
+        /// The end of the hold's validity as the holder knew it when its release began.
         valid_until: Option<Nanos>,
     },
-    /// A number that the lock protects was incremented in two steps.
+    /// A number that the lock protects was read and incremented, in two steps.
     Work {
         name: Arc<str>,
         read: u64,
         wrote: u64,
     },
-    /// A write that is guarded by the hold of that name. `Fail`: it was refused.
+    /// A write guarded by the hold of that name. `Fail` means that it was rejected.
     Write {
         name: Arc<str>,
         entry: Entry,
     },
-    /// What the server has kept of all such writes, in its order.
+    /// All guarded writes that the server executed, in its order.
     Written {
         name: Arc<str>,
         entries: Vec<Entry>,
@@ -141,7 +142,7 @@ pub(crate) enum What {
     ForceUnlock {
         name: Arc<str>,
     },
-    /// A latch was closed, or a semaphore was given its permits.
+    /// A latch was set to its count, or a semaphore to its permits.
     Set {
         wanted: Wanted,
         count: u64,
@@ -154,23 +155,23 @@ pub(crate) enum What {
         limit: Option<Nanos>,
     },
     Fault(Edge),
-    /// A thread that only sleeps was so late.
+    /// A thread that only sleeps woke up this much too late.
     Late {
         span: Nanos,
     },
-    /// Keys found when nothing should be left.
+    /// Keys that exist although every lease is over.
     LeftBehind {
         keys: Vec<String>,
     },
     Panic,
-    /// Not part of any rule.
+    /// A line that no rule reads.
     Remark,
     Unreadable(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Counted from one; zero if it was not read from anywhere.
+    /// The line number, from one; zero for an event that was not read from a log.
     pub(crate) line: usize,
     pub(crate) process: i64,
     pub(crate) phase: Phase,
@@ -191,7 +192,7 @@ impl Event {
         }
     }
 
-    /// The line of a log that says this.
+    /// The event as a line of a log.
     pub(crate) fn to_line(&self) -> String {
         let phase = match self.phase {
             Phase::Invoke => "invoke",
@@ -235,7 +236,7 @@ fn of_wanted(wanted: &Wanted, id: Option<&Arc<str>>) -> Value {
     value
 }
 
-/// Spans are whole milliseconds in a log.
+/// Logs give spans in whole milliseconds.
 pub(super) fn to_ms(span: Nanos) -> u64 {
     span / 1_000_000
 }
@@ -330,7 +331,7 @@ impl What {
     }
 }
 
-/// The events of a log. A line that cannot be read is an event too: one that no history may have.
+/// The events of a log. An unreadable line becomes an event that every history is rejected for.
 pub(crate) fn read(lines: impl BufRead) -> Vec<Event> {
     let mut reader = Reader::default();
     let lines = lines.lines().enumerate();
@@ -348,7 +349,7 @@ pub(crate) fn read(lines: impl BufRead) -> Vec<Event> {
     read.collect()
 }
 
-/// Keeps one copy of each name.
+/// Interns names, so that a long history keeps one copy of each.
 #[derive(Default)]
 struct Reader {
     texts: HashSet<Arc<str>>,
@@ -439,7 +440,7 @@ impl Reader {
                 wanted: self.wanted(value)?,
                 limit: number(value, "limit_ms").map(millis),
                 token: number(value, "token"),
-                // Of many ids none comes again: no use in keeping them.
+                // Ids are not interned, because each one occurs only a few times.
                 id: value["id"].as_str().map(Arc::from),
             },
             "lost" => What::Lost {
@@ -499,7 +500,7 @@ impl Reader {
             },
             "panic" => What::Panic,
             fault => match value["until"].as_str() {
-                // The opposite of a fault, and whatever else is worth a line.
+                // Lines without `until` are remarks, for instance that a fault was repaired.
                 None => What::Remark,
                 Some(edge @ ("begin" | "end")) => What::Fault(Edge {
                     fault: self.text(fault),

@@ -1,4 +1,4 @@
-//! What was broken when, and which threads could not run.
+//! Faults and their times, and the spans in which threads could not run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::turns::FORCED;
 pub(crate) struct Fault {
     pub(crate) name: Arc<str>,
     pub(crate) begin: Nanos,
-    /// [`Nanos::MAX`] if nobody has mended it.
+    /// [`Nanos::MAX`] if the fault was never repaired.
     pub(crate) end: Nanos,
-    /// The only worker that it concerns.
+    /// The only client that the fault concerns.
     pub(crate) client: Option<i64>,
-    /// The only lock that it concerns.
+    /// The only lock that the fault concerns.
     pub(crate) lock: Option<Arc<str>>,
-    /// Who may have the same at the same time.
+    /// Which holders may have the same name at the same time.
     pub(crate) divides: Divides,
 }
 
@@ -28,12 +28,13 @@ impl Fault {
         self.client.is_none_or(|only| only == client) && !self.lock.as_ref().is_some_and(is_other)
     }
 
-    /// Whether a worker is what is broken: others go on without it.
+    /// Whether the fault is a worker that was killed or stopped, while the servers and the other workers go on.
     pub(crate) fn is_of_a_worker(&self) -> bool {
         matches!(&*self.name, "kill-worker" | "stop-worker")
     }
 
-    /// Whether all that is known stays known, and everybody can return what nobody wants as soon as it is over.
+    /// Whether servers and workers keep all their data through the fault, so that unwanted holds can be released as
+    /// soon as it is over.
     pub(crate) fn lets_everybody_live(&self) -> bool {
         matches!(
             &*self.name,
@@ -41,7 +42,7 @@ impl Fault {
         )
     }
 
-    /// Whether whatever was granted before it is over in Redis.
+    /// Whether every hold that was granted before the fault is gone from Redis afterwards.
     pub(crate) fn ends_holds(&self, setup: &Setup) -> bool {
         match &*self.name {
             FORCED => true,
@@ -50,16 +51,16 @@ impl Fault {
         }
     }
 
-    /// Whether the servers are away.
+    /// Whether the fault makes the servers unreachable.
     pub(crate) fn is_an_outage(&self) -> bool {
         matches!(&*self.name, "kill-server" | "stop-server")
     }
 }
 
-/// Whether two may have the same when that has happened, unless the log says otherwise.
+/// Which holders may have the same name at the same time after the fault, unless the log says otherwise.
 fn divides(fault: &str, setup: &Setup) -> Divides {
     match fault {
-        // Of the masters of a RedLock, a minority at a time.
+        // A fault reaches only a minority of a RedLock's masters at a time.
         _ if setup.deployment == "five masters" => Divides::Nobody,
         "lose-data" | "sentinel-failover" | "cluster-failover" => Divides::All,
         "kill-server" if !setup.is_durable => Divides::All,
@@ -67,7 +68,7 @@ fn divides(fault: &str, setup: &Setup) -> Divides {
     }
 }
 
-/// Spans in which a thread could not run: sorted, and apart from each other.
+/// Spans in which a thread could not run, sorted and disjoint.
 #[derive(Clone, Debug, Default)]
 struct Gaps(Vec<(Nanos, Nanos)>);
 
@@ -84,7 +85,7 @@ impl Gaps {
         Self(apart)
     }
 
-    /// When somebody has run for `span` since `from`.
+    /// The moment at which a thread has run for `span` since `from`.
     fn extend(&self, from: Nanos, span: Nanos) -> Nanos {
         let first = self.0.partition_point(|&(_, end)| end <= from);
         let mut until = from.saturating_add(span);
@@ -98,22 +99,22 @@ impl Gaps {
     }
 }
 
-/// All that was broken in a run.
+/// All faults of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// By their beginnings.
+    /// Sorted by their beginnings.
     pub(crate) all: Vec<Fault>,
     killed: HashMap<i64, Nanos>,
     stopped: HashMap<i64, Gaps>,
-    /// The gaps of a worker that was stopped, and those of everybody.
+    /// The gaps of each worker that was stopped, including those of the whole machine.
     gaps: HashMap<i64, Gaps>,
     everybody: Gaps,
-    /// The same as they were measured, and long enough to cost a lease or an answer.
+    /// The gaps of the whole machine that are long enough to lose a lease or to time out a command.
     long_gaps: Vec<(Nanos, Nanos)>,
 }
 
 impl Faults {
-    /// `late` are the moments when the machine was late, and by how much.
+    /// `late` contains each moment at which the machine was found to be late, and by how much.
     pub(crate) fn new(edges: &[(Nanos, Edge)], late: &[(Nanos, Nanos)], setup: &Setup) -> Self {
         let mut all: Vec<Fault> = Vec::new();
         let mut open: BTreeMap<(Arc<str>, Option<u64>), Vec<usize>> = BTreeMap::new();
@@ -176,18 +177,18 @@ impl Faults {
         self.killed.get(&client).copied()
     }
 
-    /// When a worker that has `span` from `from` on is late, if it is not given the time that it could not run.
+    /// The deadline of a worker that has `span` from `from` on, extended by the time during which it could not run.
     pub(crate) fn extend(&self, client: i64, from: Nanos, span: Nanos) -> Nanos {
         let gaps = self.gaps.get(&client).unwrap_or(&self.everybody);
         gaps.extend(from, span)
     }
 
-    /// When that worker was stopped: sorted.
+    /// The spans in which the worker was stopped, sorted.
     pub(crate) fn stops(&self, client: i64) -> &[(Nanos, Nanos)] {
         self.stopped.get(&client).map_or(&[], |gaps| &gaps.0)
     }
 
-    /// Whether there is a reason for an error or a loss between these moments: something was broken then, or less than
+    /// Whether a fault explains an error or a loss between these moments: a fault was active then, or ended less than
     /// `recovery` before.
     pub(crate) fn explain(
         &self,
@@ -208,12 +209,12 @@ impl Faults {
                 .any(|&(begin, end)| covers(begin, end))
     }
 
-    /// How many faults have begun by then.
+    /// The number of faults that have begun by `moment`.
     pub(crate) fn begun_by(&self, moment: Nanos) -> usize {
         self.all.partition_point(|fault| fault.begin <= moment)
     }
 
-    /// Those that may have divided the holders of a lock.
+    /// The faults that allow two holders of `lock` at the same time.
     pub(crate) fn dividing<'a>(&'a self, lock: &'a str) -> impl Iterator<Item = &'a Fault> {
         let all = self.all.iter();
         all.filter(move |fault| {
@@ -222,7 +223,7 @@ impl Faults {
         })
     }
 
-    /// Whether there were two servers at that moment, and different clients may have asked different ones.
+    /// Whether there were two servers at that moment, so that two clients may have asked different ones.
     pub(crate) fn divide_clients(&self, lock: &str, at: Nanos) -> bool {
         let mut dividing = self.dividing(lock);
         dividing.any(|fault| {

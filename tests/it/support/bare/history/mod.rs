@@ -1,8 +1,9 @@
-//! Checks what threads saw of locks while something was broken: a history, one event a line, and what of that must not be.
+//! Checks a history (one event a line) of what threads saw of locks while faults were injected, and reports what must
+//! not happen.
 //!
-//! Nothing here knows the crate, or does more than read lines. A history is made by several processes on one machine, whose
-//! clock they share. What a thread writes down is true when it writes it: it has what it was granted from the line that says
-//! so to the line that begins the release, and not a moment longer. So the rules only find what is certain.
+//! Nothing here depends on the crate; the input is text. Several processes on one machine, which share its monotonic
+//! clock, write a history. A thread logs a grant after it has it and a release before it begins, so the lock is held at
+//! least between these two lines. The rules rely only on such certain spans, and so never report a false violation.
 
 mod event;
 mod faults;
@@ -21,36 +22,37 @@ pub(crate) use report::Report;
 pub(crate) use setup::Setup;
 pub(crate) use writes::Entry;
 
-/// What histories are checked for.
+/// The rules that every history has to satisfy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Rule {
-    /// One writer, or any number of readers; whoever was first is notified before somebody else has it.
+    /// A lock has one writer or any number of readers; a holder that loses the lock is notified before the next one
+    /// gets it.
     Exclusion,
-    /// No more permits than there are, and every leased one with an id of its own.
+    /// No more permits are out than exist, and every leased permit has its own id.
     Permits,
-    /// What is read under a lock was written under the last one.
+    /// A number that is read under a lock is the one that the previous holder wrote.
     Numbers,
-    /// A fair lock is granted in the order of asking, as far as that is known.
+    /// A fair lock is granted in the order of the requests, as far as that order is certain.
     Order,
-    /// Fencing tokens rise with every grant.
+    /// Each fencing token is greater than those of earlier grants.
     Tokens,
-    /// No guarded write is executed after those of a later hold, although it was refused, or twice.
+    /// No guarded write is executed after those of a later hold, twice, or although it was rejected.
     LateWrite,
-    /// No wait exceeds its limit, no release or guarded write the command timeout.
+    /// No wait exceeds its limit; no release or guarded write exceeds the command timeout.
     Deadline,
-    /// No error and no loss without a fault.
+    /// Every error and every loss has a fault as its cause.
     Cause,
-    /// A holder is notified before its lease can be over.
+    /// A holder is notified before its lease can end.
     Notice,
-    /// No lock is free while it is wanted, for longer than what was broken explains.
+    /// A lock that somebody waits for is not free for longer than a fault explains.
     Idle,
-    /// A latch opens when all have counted down, and not before.
+    /// A latch opens when all have counted down, and not earlier.
     Latch,
-    /// Nothing is left in Redis after the last lease.
+    /// No key remains in Redis after the last lease.
     LeftBehind,
-    /// Nobody panics.
+    /// No thread panics.
     Panic,
-    /// The history can be read, and ends what it begins.
+    /// The history is readable, and every operation that ends has begun.
     Log,
 }
 
@@ -92,17 +94,17 @@ impl Rule {
     }
 }
 
-/// Something that must not be.
+/// A broken rule, and what broke it.
 #[derive(Clone, Debug)]
 pub(crate) struct Violation {
     pub(crate) rule: Rule,
     pub(crate) words: String,
-    /// Those that show it.
+    /// The lines of the log that show it.
     pub(crate) lines: Vec<usize>,
     pub(crate) time: Nanos,
 }
 
-/// All that is wrong with a history, and what happened in it. The order of the events is that of their times.
+/// Checks a history against all rules. `events` are sorted by their times.
 pub(crate) fn check(events: Vec<Event>) -> Report {
     let mut record = turns::Record::of(events);
     let mut violations = std::mem::take(&mut record.wrong);

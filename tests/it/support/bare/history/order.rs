@@ -1,5 +1,5 @@
-//! Who is first: the fair locks' queue, and fencing tokens. The order of asking is known only to within the time of a
-//! request, so only what is certain counts.
+//! The order of grants: the queue of fair locks, and fencing tokens. When a request reached Redis is known only within
+//! the span of the request, so only certain orders are judged.
 
 use std::collections::HashMap;
 
@@ -18,19 +18,19 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Until when that one has certainly been in the queue.
+/// The moment until which the request was certainly in the queue.
 fn queued_until(record: &Record, turn: &Turn) -> Nanos {
     let waited = turn.waited_until();
     if turn.hold.is_some() {
         return waited;
     }
-    // It leaves the queue some time before it says so.
+    // A waiter that gives up leaves the queue some time before it logs that.
     let limit = turn.limit.unwrap_or(Nanos::MAX);
     let gives_up = turn.asked.time.saturating_add(limit);
     waited.min(gives_up).saturating_sub(record.setup.slack)
 }
 
-/// Whether everything worked, so that a queue has kept its order.
+/// Whether no fault disturbed the queue between the request and `until`.
 fn is_quiet(record: &Record, turn: &Turn, until: Nanos) -> bool {
     let faults = &record.faults;
     let recovery = record.recovery() + record.setup.waiter_lease;
@@ -41,9 +41,9 @@ fn is_quiet(record: &Record, turn: &Turn, until: Nanos) -> bool {
     during.next().is_none()
 }
 
-/// Nobody is granted a fair lock while somebody waits who was certainly in the queue before it asked.
+/// No request is granted a fair lock while another waits that was certainly in the queue before it began.
 fn fair_order(record: &Record, name: &str, turns: &[&Turn], wrong: &mut Vec<Violation>) {
-    // When each is certain to be in the queue, and when it is granted.
+    // Grants by their times, to be compared with the requests that are still waiting then.
     let mut grants: Vec<&Turn> = turns
         .iter()
         .filter(|turn| turn.hold.is_some())
@@ -77,7 +77,7 @@ fn fair_order(record: &Record, name: &str, turns: &[&Turn], wrong: &mut Vec<Viol
     }
 }
 
-/// Each token of a name is greater than all that were certainly granted before it.
+/// Each token of a name is greater than every token that was certainly granted before its request.
 fn tokens(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
     let granted: Vec<(u64, &Held<'_>)> = holds
         .iter()
@@ -102,7 +102,7 @@ fn tokens(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viola
             time: other.hold.from,
         });
     };
-    // The counter may be forgotten, and there may be two.
+    // A dividing fault can reset the counter, or leave two counters, so tokens are compared only within one era.
     let dividing: Vec<_> = record.faults.dividing(name).collect();
     let era = |time: Nanos| dividing.partition_point(|fault| fault.begin <= time);
     let is_certain = |time: Nanos| {
@@ -120,7 +120,7 @@ fn tokens(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viola
             say("one token was granted twice", other, held);
         }
     }
-    // By the times at which they asked, with the greatest token granted by then.
+    // In the order of the requests, each compared with the greatest token that was granted before it.
     let mut asked = granted.clone();
     asked.sort_by_key(|(_, held)| held.turn.asked.time);
     let mut before = granted.iter().peekable();
@@ -147,7 +147,7 @@ fn tokens(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viola
             say("a token is less than an earlier one", earlier, held);
         }
     }
-    // Two that were both released as usual had it in the order in which they say so.
+    // Two holds that were both released successfully cannot have overlapped, so the order of their grants is certain.
     let released = |held: &Held<'_>| {
         let answer = held.hold.released.as_ref();
         held.hold.lost.is_none() && answer.is_some_and(|answer| answer.phase == Phase::Ok)

@@ -1,4 +1,4 @@
-//! What was found, in words and numbers.
+//! The result of a check, as text and numbers.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -9,43 +9,43 @@ use super::event::{Nanos, Phase};
 use super::turns::{Record, Turn, seconds};
 use super::{Rule, Violation};
 
-/// What was asked for of one kind, and what came of it.
+/// The requests for one kind of lock, and their outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Operations {
     pub(crate) asked: usize,
     pub(crate) granted: usize,
-    /// Not in time, or somebody else had it.
+    /// Timed out, or somebody else held it.
     pub(crate) refused: usize,
     pub(crate) errors: usize,
     pub(crate) lost: usize,
 }
 
-/// What one kind of fault did.
+/// The effects of one kind of fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faulted {
     pub(crate) count: usize,
-    /// Requests that were under way meanwhile, or while it had consequences.
+    /// Requests that were in progress during the fault or shortly after it.
     pub(crate) operations: usize,
     pub(crate) errors: usize,
     pub(crate) lost: usize,
     pub(crate) violations: usize,
-    /// How long after its end some name was granted first, at most.
+    /// The longest time from the end of a fault to the next grant of a name.
     pub(crate) slowest_recovery: Nanos,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
-    /// By the times at which they happened.
+    /// Sorted by time.
     pub(crate) violations: Vec<Violation>,
     pub(crate) operations: BTreeMap<Arc<str>, Operations>,
     pub(crate) faults: BTreeMap<Arc<str>, Faulted>,
-    /// Guarded writes that servers have kept, and those that were refused.
+    /// Guarded writes that servers executed, and those that were rejected.
     pub(crate) writes: usize,
     pub(crate) refused_writes: usize,
     pub(crate) lasted: Nanos,
 }
 
-/// How many of a kind are shown.
+/// How many violations of each rule are shown.
 const SHOWN: usize = 5;
 
 impl Report {
@@ -104,7 +104,7 @@ impl Report {
         broken
     }
 
-    /// Operations by kind and faults by name, in Markdown.
+    /// Operations by kind and faults by name, as Markdown.
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
         self.write_table(&mut text).unwrap_or_default();
@@ -154,7 +154,7 @@ impl Report {
 
 fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faulted> {
     let by_name = record.by_name();
-    // Per name from when until when it was held, by the times of the grants.
+    // The spans in which each name was held, sorted by grant.
     let mut holds: BTreeMap<&Arc<str>, Vec<(Nanos, Nanos)>> = BTreeMap::new();
     for (name, turns) in &by_name {
         let granted = turns.iter().filter_map(|turn| turn.hold.as_ref());
@@ -162,7 +162,8 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
         times.sort_unstable();
         holds.insert(name, times);
     }
-    // By the times at which they ended: nobody who ended much later was under way.
+    // Sorted by their ends. A request that ended more than `longest` after a fault cannot have been in progress during
+    // it.
     let mut ended: Vec<_> = record
         .turns
         .iter()
@@ -210,13 +211,14 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
             let mut waiting = turns[first..]
                 .iter()
                 .take_while(|turn| turn.asked.time <= fault.end);
-            // Who wants several waits for all of them; permits without a lease may never come back.
+            // A multi-lock waits for several names at once, and permits without a lease may never return; neither
+            // measures a recovery.
             let waits = waiting.any(|turn| {
                 let wanted = &turn.wanted;
                 wanted.names.len() == 1 && wanted.has_lease() && turn.waited_until() >= granted
             });
             if waits {
-                // It is no consequence of the fault that somebody has it.
+                // Time during which somebody holds the lock is not part of the recovery.
                 let held_until = times[..next].iter().map(|&(_, until)| until).max();
                 let since = fault.end.max(held_until.unwrap_or(0));
                 let recovery = granted.saturating_sub(since);

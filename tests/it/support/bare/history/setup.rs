@@ -1,4 +1,4 @@
-//! How a run is set up, as the first line of a history says it.
+//! The settings of a run, which the first line of a history records.
 
 use std::sync::Arc;
 
@@ -6,26 +6,26 @@ use serde_json::{Value, json};
 
 use super::event::{Nanos, millis, number, span_of, to_ms};
 
-/// How the run is set up.
+/// The settings of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
     pub(crate) lease: Nanos,
     pub(crate) command_timeout: Nanos,
     pub(crate) waiter_lease: Nanos,
-    /// By how much limits of time may be exceeded.
+    /// How much every time limit may be exceeded.
     pub(crate) slack: Nanos,
-    /// How long faults have consequences, if not for a lease and a command timeout.
+    /// How long after its end a fault may have consequences, if not for a lease and a command timeout.
     pub(crate) recovery: Option<Nanos>,
-    /// How many permits each semaphore has.
+    /// The number of permits of each semaphore.
     pub(crate) permits: Vec<(Arc<str>, u64)>,
     pub(crate) deployment: String,
-    /// Whether a server that is killed forgets nothing.
+    /// Whether a server that is killed keeps all its data.
     pub(crate) is_durable: bool,
 }
 
 impl Default for Setup {
-    /// The crate's settings, and one server that forgets nothing.
+    /// The crate's default settings, and one server that keeps its data.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -63,7 +63,7 @@ impl Setup {
         value
     }
 
-    /// What is missing is as by default.
+    /// Fields that are missing keep their defaults.
     pub(super) fn of_json(value: &Value) -> Self {
         let default = Self::default();
         let permits = value["permits"].as_object().into_iter().flatten();

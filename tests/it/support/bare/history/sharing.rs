@@ -1,4 +1,4 @@
-//! Who may have the same thing at the same time: exclusion, permits, and numbers that a lock protects.
+//! Simultaneous holders: exclusion, permits, and the numbers that a lock protects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use super::event::{Divides, Mode, Nanos};
 use super::turns::{Held, Record, seconds};
 use super::{Rule, Violation};
 
-/// How soon a thread that was stopped between its last look at the hold and the release goes on to the release.
+/// A worker may be stopped between its last check of the hold and its release; the release then follows this soon after
+/// the worker continues.
 const AT_ONCE: Nanos = 5_000_000;
 
 pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
@@ -23,12 +24,13 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Whether that hold does not count against one that was granted `at`: its holder was notified in time, or could not run.
+/// Whether `held` no longer counts at `at`, when another was granted: its holder was notified in time, or could not
+/// run.
 ///
-/// One that is known to be valid until then needs no notification earlier, and has no excuse.
+/// A hold that was known to be valid beyond `at` gets no such excuse.
 ///
-/// A server may have forgotten it. Then nobody can know before the lease is over, and of permits without a lease nobody
-/// ever hears.
+/// If the server forgot the hold, its holder cannot know before the lease ends. A holder of permits without a lease is
+/// never notified.
 fn may_be_over(record: &Record, name: &str, held: &Held<'_>, at: Nanos) -> bool {
     let (turn, hold) = (held.turn, held.hold);
     let in_time = |from: Nanos| hold.until <= record.notices(turn.client(), from);
@@ -50,7 +52,7 @@ fn may_be_over(record: &Record, name: &str, held: &Held<'_>, at: Nanos) -> bool 
         })
 }
 
-/// Of two that have a lock at the same time, unless both only read, whichever was first has to be notified first.
+/// If two hold a lock at the same time and at least one of them writes, the earlier one must have been notified.
 fn exclusion(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
     let mut active: Vec<Held<'_>> = Vec::new();
     for later in holds {
@@ -58,14 +60,14 @@ fn exclusion(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Vi
         active.retain(|held| held.hold.until > from);
         for earlier in &active {
             let modes = [earlier, later].map(|held| held.turn.wanted.mode);
-            // A lock may be taken again by the thread that has it.
+            // The lock is reentrant, so its own thread may acquire it again.
             if earlier.turn.process == later.turn.process
                 || !modes.iter().any(|mode| mode.is_exclusive())
                 || later.hold.until <= from
             {
                 continue;
             }
-            // A thread that had to wait for a processor may note a grant late.
+            // A thread that waits for a processor logs its grant late, so the later line may be the earlier grant.
             let may_be_first = later.turn.asked.time < earlier.hold.from;
             let is_excused = may_be_over(record, name, earlier, from)
                 || may_be_first && may_be_over(record, name, later, from)
@@ -90,7 +92,7 @@ fn exclusion(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Vi
     }
 }
 
-/// No more permits than there are, but for those that somebody was notified of having lost.
+/// No more permits are out than exist, not counting those whose holders were notified of a loss.
 fn permits(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
     let known = record.setup.permits.iter();
     let Some((_, capacity)) = known.clone().find(|(known, _)| &**known == name) else {
@@ -103,7 +105,7 @@ fn permits(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
         return;
     };
     let first = holds.iter().map(|held| held.turn.asked.time).min();
-    // Where a server has forgotten that a permit without a lease is out, there is one too many for ever once it is back.
+    // A server that forgot a permit without a lease counts one too many from then on, once the permit is returned.
     let is_miscounted = |at: Nanos| {
         record.faults.dividing(name).any(|fault| {
             let settled = fault.end.saturating_add(record.setup.slack);
@@ -143,7 +145,7 @@ fn permits(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
     }
 }
 
-/// Every leased permit has an id of its own.
+/// Every leased permit has its own id.
 fn ids(name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
     let mut known: HashMap<&Arc<str>, &Held<'_>> = HashMap::new();
     for held in holds {
@@ -172,10 +174,10 @@ fn ids(name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Whoever reads a number under the lock reads what the one before wrote.
+/// A holder reads the number that the previous holder wrote.
 fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Violation>) {
-    // Those who were notified, killed or forgotten may have written at any time from their grant to their last line, or
-    // may have written without a line.
+    // A holder that was notified, killed or forgotten may have written at any time between its request and its last
+    // line, and may have written without logging it.
     let mut disturbed: Vec<(Nanos, Nanos)> = Vec::new();
     for turn in record.turns.iter().filter(|turn| {
         turn.wanted.mode.is_exclusive() && turn.wanted.names.iter().any(|its| &**its == name)
@@ -193,7 +195,7 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
             disturbed.push((fault.begin, lease_ends.saturating_add(record.setup.slack)));
         }
     }
-    // Those who had it together since they asked different servers.
+    // Holders that overlapped because their clients asked different servers.
     let mut latest = 0;
     for held in holds {
         let (from, until) = (held.hold.from, held.hold.until);
@@ -203,7 +205,7 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
         latest = until.max(latest);
     }
     disturbed.sort_unstable();
-    // The latest end of those that begin no later.
+    // For each beginning, the latest end of all spans that begin no later.
     let mut latest = 0;
     let ends: Vec<Nanos> = disturbed
         .iter()
@@ -263,7 +265,7 @@ fn odd_number(
     }
 }
 
-/// The permits of each semaphore, for those who look one up often.
+/// The permits of each semaphore, for callers that look them up often.
 pub(crate) fn capacities(record: &Record) -> BTreeMap<Arc<str>, u64> {
     record.setup.permits.iter().cloned().collect()
 }

@@ -1,5 +1,4 @@
-//! What may take how long, and what needs a reason: limits of waits, errors, losses, and locks that nobody has although
-//! somebody waits.
+//! Limits of waits, errors and losses that need a cause, and locks that stay free although somebody waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Whether somebody who began at `asked` and had `limit` is answered in time, or was killed.
+/// Whether a request that began at `asked` with the limit `limit` was answered in time, or its worker was killed.
 fn in_time(
     record: &Record,
     client: i64,
@@ -46,7 +45,7 @@ fn in_time(
     }
 }
 
-/// No wait exceeds its limit, and no release or guarded write the command timeout.
+/// No wait exceeds its limit, and no release or guarded write exceeds the command timeout.
 fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let mut say = |what: &str, how: &str, time| {
         wrong.push(Violation {
@@ -58,7 +57,7 @@ fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     };
     let (client, timeout) = (turn.client(), record.setup.command_timeout);
     let limit = match turn.limit {
-        // A single attempt.
+        // Zero is a single attempt, which has the command timeout.
         Some(0) => timeout,
         limit => limit.unwrap_or(Nanos::MAX),
     };
@@ -83,7 +82,7 @@ fn is_answered(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Without a fault there are no errors and no losses.
+/// Errors and losses occur only because of a fault.
 fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let explains = |from: Nanos, until: Nanos| {
         let mut names = turn.wanted.names.iter();
@@ -110,7 +109,7 @@ fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
         say("an error", answer.at.time);
     }
     let Some(hold) = &turn.hold else { return };
-    // A lease that is not renewed ends, which needs no fault.
+    // A lease that is not renewed ends without any fault.
     let is_over = |at: Nanos| {
         let lease = turn.wanted.lease;
         lease.is_some_and(|lease| at + record.setup.slack + lease / 50 >= hold.from + lease)
@@ -137,12 +136,12 @@ fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// The part of a lease that does not count as certain: a hundredth, for clocks that run at different speeds.
+/// The part of a lease that is certain: one hundredth is deducted for clocks that run at different speeds.
 fn certain(lease: Nanos) -> Nanos {
     lease - lease / 100
 }
 
-/// A holder is notified before its lease is over, and no later than it was promised.
+/// A holder is notified before its lease ends, and no later than the hold claimed to be valid.
 fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     let Some(hold) = turn.hold.as_ref().filter(|_| turn.wanted.has_lease()) else {
         return;
@@ -165,7 +164,8 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
                 ended,
             );
         }
-        // A lease is counted from before its request, and that is before the grant, or before it was used.
+        // The lease is counted from before the request, so it ends at most one lease after the grant or, if renewed,
+        // after the last use.
         let since = if turn.wanted.lease.is_some() {
             hold.from
         } else {
@@ -181,7 +181,7 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
             );
         }
     }
-    // Nobody can renew what is over in Redis.
+    // A hold that is gone from Redis cannot be renewed.
     if let Some(valid_until) = hold.valid_until {
         let names = turn.wanted.names.iter();
         let forgotten = names.flat_map(|name| record.faults.dividing(name));
@@ -196,7 +196,7 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
             );
         }
     }
-    // While the server is away nothing is renewed.
+    // A server that is unreachable renews nothing.
     let ended = ended.or(turn.killed).unwrap_or(record.end);
     let faults = &record.faults;
     let during = faults.all[..faults.begun_by(ended)].iter();
@@ -216,16 +216,16 @@ fn is_notified(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// What there is of a name, and what is wanted of it.
+/// How much of a name is held, and how much is wanted.
 #[derive(Default)]
 struct Use {
     held: u64,
-    /// How many want so much.
+    /// The number of waiters for each amount.
     wanted: BTreeMap<u64, u64>,
 }
 
 impl Use {
-    /// Whether even the one that wants most could have it.
+    /// Whether there is enough for even the largest request.
     fn is_idle(&self, capacity: u64) -> bool {
         let most = self.wanted.keys().next_back();
         most.is_some_and(|most| self.held + most <= capacity)
@@ -241,9 +241,9 @@ enum Change {
     Leaves(u64),
 }
 
-/// No lock is free while somebody waits for it, for longer than a message takes, or than what was broken explains.
+/// No lock is free while somebody waits for it, for longer than a message takes or a fault explains.
 fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Violation>) {
-    // A multi-lock waits for its names one after the other, and keeps some meanwhile.
+    // A multi-lock acquires its names one after another and keeps some while it waits for others.
     if turns.iter().any(|turn| turn.wanted.names.len() > 1) {
         return;
     }
@@ -256,7 +256,7 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
     };
     let mut changes: Vec<(Nanos, Change)> = Vec::new();
     let has_lease = turns.iter().all(|turn| turn.wanted.has_lease());
-    // Permits without a lease that nobody returns are gone until they are set again.
+    // Permits without a lease that nobody returns are missing until the count is set again.
     let sets = record.sets.get(name).map_or(&[][..], |sets| sets);
     let set_after = |time: Nanos| {
         let next = sets.partition_point(|&set| set <= time);
@@ -265,7 +265,7 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
     for turn in turns {
         let many = if is_shared { turn.wanted.permits } else { 1 };
         let waited = turn.waited_until().min(record.end);
-        // Stopped threads want nothing.
+        // A stopped thread does not count as waiting.
         let mut from = turn.asked.time;
         for &(begin, end) in record.faults.stops(turn.client()) {
             if begin < waited && end > from {
@@ -284,7 +284,7 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
             (Some(hold), None) => (hold.from, turn.ended()),
             (Some(hold), Some(killed)) if has_lease => (hold.from, killed.max(hold.from)),
             (Some(hold), Some(_)) => (hold.from, set_after(hold.from)),
-            // It may have been granted, and nobody knows.
+            // A killed worker may have been granted its permits without logging it.
             (None, Some(_)) if !has_lease => (turn.asked.time, set_after(turn.asked.time)),
             (None, _) => continue,
         };
@@ -349,11 +349,10 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
     }
 }
 
-/// Until when a lock may be free although wanted, if it is free from then on.
+/// How long a lock that is free from `from` on may stay free although it is wanted.
 ///
-/// Without a fault a message wakes the next one at once. With one the lock may be held until a lease is over by somebody
-/// who does not know, or who was killed, if that can follow from the fault; and in the queue of a fair lock each one that has
-/// died may be waited for.
+/// Without a fault, a message wakes the next waiter at once. With a fault, a holder that was killed or does not know of
+/// its hold may keep the lock until its lease ends, and in a fair lock's queue each dead waiter costs one waiter lease.
 fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Nanos {
     let slack = record.setup.slack;
     let mut until = record.faults.extend(NEMESIS, from, slack);
@@ -379,7 +378,7 @@ fn allowed(record: &Record, name: &Arc<str>, turns: &[&Turn], from: Nanos) -> Na
     until
 }
 
-/// How many were in the queue of a fair lock while that was broken, who did not leave it as usual.
+/// The number of waiters in a fair lock's queue that left it abnormally between `begin` and `end`.
 fn dead_in_queue(record: &Record, turns: &[&Turn], begin: Nanos, end: Nanos) -> u64 {
     let dead = turns.iter().filter(|turn| {
         turn.wanted.is_fair()
@@ -399,7 +398,7 @@ fn dead_in_queue(record: &Record, turns: &[&Turn], begin: Nanos, end: Nanos) -> 
     dead.count() as u64
 }
 
-/// A latch opens when all have counted down, and not before.
+/// A latch opens when all have counted down, and not earlier.
 fn latches(record: &Record, wrong: &mut Vec<Violation>) {
     for (name, latch) in &record.latches {
         let forgotten = || record.faults.dividing(name).next().is_some();

@@ -1,4 +1,4 @@
-//! The requests of a history, each with all that came of it.
+//! The requests of a history, each with everything that followed from it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use super::setup::Setup;
 use super::writes::{Write, Written};
 use super::{Rule, Violation};
 
-/// A release by somebody else, as a fault.
+/// A forced release by somebody else counts as a fault.
 pub(crate) const FORCED: &str = "force-unlock";
 
-/// A moment, and the line that says so.
+/// A moment, and the line of the log that records it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub(crate) time: Nanos,
     pub(crate) line: usize,
 }
 
-/// How something ended.
+/// The outcome of an operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) at: At,
@@ -27,7 +27,7 @@ pub(crate) struct Answer {
     pub(crate) error: Option<String>,
 }
 
-/// One request for a lock or for permits, as the thread that made it saw it.
+/// A request for a lock or for permits, as its thread saw it.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pub(crate) process: i64,
@@ -36,33 +36,33 @@ pub(crate) struct Turn {
     pub(crate) limit: Option<Nanos>,
     pub(crate) answer: Option<Answer>,
     pub(crate) hold: Option<Hold>,
-    /// When its worker was killed.
+    /// When the worker was killed.
     pub(crate) killed: Option<Nanos>,
 }
 
-/// What a thread had from the answer on.
+/// A hold, from the answer to the request on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hold {
     pub(crate) from: Nanos,
     pub(crate) token: Option<u64>,
     pub(crate) id: Option<Arc<str>>,
-    /// It was notified that it may not be alone any more.
+    /// When the holder was notified that its hold may be over.
     pub(crate) lost: Option<At>,
-    /// The release began: it does not count on the hold any more.
+    /// When the release began; the thread no longer relies on the hold from then on.
     pub(crate) releases: Option<At>,
     pub(crate) released: Option<Answer>,
-    /// Until when the hold was valid, as its holder knew at last.
+    /// The end of the hold's validity, as the holder last knew it.
     pub(crate) valid_until: Option<Nanos>,
-    /// What it read and wrote under the lock.
+    /// The numbers that were read and written under the lock.
     pub(crate) work: Vec<(u64, u64)>,
-    /// What it wrote on the server, guarded.
+    /// Guarded writes during the hold.
     pub(crate) writes: Vec<Write>,
-    /// Until when it counted on the hold, for certain.
+    /// The moment until which the holder certainly relied on the hold.
     pub(crate) until: Nanos,
 }
 
 impl Hold {
-    /// It knows, from the release at the latest, that it may not have been alone.
+    /// Whether the holder knows, at least from the result of its release, that its hold may have been over.
     pub(crate) fn was_notified(&self) -> bool {
         let not_released = |released: &Answer| released.phase != Phase::Ok;
         self.lost.is_some() || self.released.as_ref().is_some_and(not_released)
@@ -74,13 +74,13 @@ impl Turn {
         client(self.process)
     }
 
-    /// When it stopped waiting.
+    /// When the wait ended.
     pub(crate) fn waited_until(&self) -> Nanos {
         let answer = self.answer.as_ref().map(|answer| answer.at.time);
         answer.or(self.killed).unwrap_or(Nanos::MAX)
     }
 
-    /// The last thing that is known of it.
+    /// The last known moment of the turn.
     pub(crate) fn ended(&self) -> Nanos {
         match &self.hold {
             Some(hold) => hold
@@ -104,7 +104,7 @@ impl Turn {
     }
 }
 
-/// A moment as a reader of the log looks for it.
+/// A moment in the unit in which a reader searches the log.
 pub(crate) fn seconds(time: Nanos) -> String {
     if time == Nanos::MAX {
         return "the end".to_owned();
@@ -116,7 +116,7 @@ pub(crate) fn client(process: i64) -> i64 {
     process.div_euclid(1000)
 }
 
-/// One call about a latch.
+/// A call of a latch.
 #[derive(Clone, Debug)]
 pub(crate) struct LatchCall {
     pub(crate) process: i64,
@@ -127,34 +127,34 @@ pub(crate) struct LatchCall {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Latch {
-    /// How many were to count down, and when that was certain.
+    /// The count that the latch was set to, and when that was confirmed.
     pub(crate) set: Option<(At, u64)>,
     pub(crate) counts: Vec<LatchCall>,
     pub(crate) waits: Vec<LatchCall>,
 }
 
-/// A history, in the form that the rules are about.
+/// A history in the form that the rules read.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) setup: Setup,
-    /// By the times at which they asked.
+    /// Sorted by the times of the requests.
     pub(crate) turns: Vec<Turn>,
     pub(crate) faults: Faults,
     pub(crate) latches: BTreeMap<Arc<str>, Latch>,
-    /// When a semaphore was given its permits.
+    /// The times at which each semaphore was given its permits.
     pub(crate) sets: BTreeMap<Arc<str>, Vec<Nanos>>,
     pub(crate) left_behind: Vec<(At, String)>,
     pub(crate) written: Vec<Written>,
     pub(crate) end: Nanos,
-    /// What is wrong with the log itself.
+    /// Violations of the log's own form.
     pub(crate) wrong: Vec<Violation>,
 }
 
-/// What a process has begun and not ended.
+/// Operations of one process that have begun and not ended.
 #[derive(Default)]
 struct Open {
     asks: Option<usize>,
-    /// The latest last.
+    /// The most recent hold is last.
     holds: Vec<usize>,
     releases: Vec<usize>,
     forces: Option<(Nanos, Arc<str>)>,
@@ -291,7 +291,7 @@ impl Record {
                         true
                     })
                 }
-                // It may hear of it when it has released what it had.
+                // A loss may be reported after the hold was released.
                 None => true,
             },
             What::Release {
@@ -407,7 +407,7 @@ impl Record {
         }
     }
 
-    /// Which of these turns that is about: the one with that id, or else the latest.
+    /// The position in `turns` of the turn that this event is about: the one with that id, or else the most recent.
     fn find(&self, turns: &[usize], wanted: &Wanted, id: Option<&Arc<str>>) -> Option<usize> {
         turns.iter().rposition(|&turn| {
             let turn = &self.turns[turn];
@@ -418,7 +418,7 @@ impl Record {
         })
     }
 
-    /// Until when each hold was counted on, now that it is known who was killed.
+    /// Sets the end of each hold, now that it is known which workers were killed.
     fn count_holds(&mut self) {
         let slack = self.setup.slack;
         for turn in &mut self.turns {
@@ -433,7 +433,8 @@ impl Record {
             turn.killed = killed.filter(|_| hold.released.is_none());
             hold.until = match (ended, killed) {
                 (None, Some(killed)) => {
-                    // It may have been about to notice that the lease is over.
+                    // The worker may have been about to notice the end of its lease, so only the time up to its last
+                    // check counts.
                     let mut stops = self.faults.stops(client).iter();
                     let stopped = stops.find(|&&(begin, end)| begin <= killed && killed <= end);
                     let ran = stopped.map_or(killed, |&(begin, _)| begin);
@@ -451,7 +452,7 @@ impl Record {
         }
     }
 
-    /// The turns that had something, per name, by the times at which they had it.
+    /// The turns that held each name, sorted by their grants.
     pub(crate) fn holds(&self) -> BTreeMap<Arc<str>, Vec<Held<'_>>> {
         let mut by_name: BTreeMap<_, Vec<Held<'_>>> = BTreeMap::new();
         for (number, turn) in self.turns.iter().enumerate() {
@@ -467,7 +468,7 @@ impl Record {
         by_name
     }
 
-    /// All turns, per name.
+    /// All turns for each name.
     pub(crate) fn by_name(&self) -> BTreeMap<Arc<str>, Vec<&Turn>> {
         let mut by_name: BTreeMap<_, Vec<&Turn>> = BTreeMap::new();
         for turn in &self.turns {
@@ -478,19 +479,20 @@ impl Record {
         by_name
     }
 
-    /// How long such a hold lives that nobody renews.
+    /// How long a hold lives that is not renewed.
     pub(crate) fn lease(&self, wanted: &Wanted) -> Nanos {
         wanted.lease.unwrap_or(self.setup.lease)
     }
 
-    /// How long a fault has consequences after its end: what nobody releases any more lives for a lease, and whoever asks
-    /// anew waits for a command timeout.
+    /// How long after its end a fault may have consequences: an abandoned hold lives for a lease, and a retry takes up
+    /// to a command timeout.
     pub(crate) fn recovery(&self) -> Nanos {
         let usual = self.setup.lease + self.setup.command_timeout + self.setup.slack;
         self.setup.recovery.unwrap_or(usual)
     }
 
-    /// The same for a lock that nobody has: where everybody lives, nobody waits for the end of a lease.
+    /// How long after `fault` a lock may stay free. If all workers and servers survive the fault, no lease has to end
+    /// first.
     pub(crate) fn recovery_of(&self, fault: &Fault) -> Nanos {
         if fault.lets_everybody_live() {
             let usual = self.setup.command_timeout + 2 * self.setup.slack;
@@ -500,12 +502,12 @@ impl Record {
         }
     }
 
-    /// By when a thread of that worker has to have noticed what happened at `from`.
+    /// When a thread of `client` must have noticed what happened at `from`.
     pub(crate) fn notices(&self, client: i64, from: Nanos) -> Nanos {
         self.faults.extend(client, from, self.setup.slack)
     }
 
-    /// The faults that may have made a server forget a hold that was granted by `from` and counted on at `until`.
+    /// The faults that may have made a server forget a hold that was granted by `from` and relied on until `until`.
     pub(crate) fn may_have_forgotten<'a>(
         &'a self,
         lock: &'a str,
@@ -521,7 +523,7 @@ impl Record {
     }
 }
 
-/// A turn that has had what it wanted.
+/// A turn that was granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held<'a> {
     pub(crate) number: usize,

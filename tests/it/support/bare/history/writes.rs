@@ -1,5 +1,5 @@
-//! Writes that were guarded by a hold, against the log of them that the server keeps in the order in which it executed
-//! them. Nothing excuses a late one: whatever a server has forgotten, it has forgotten of the lock and of the log.
+//! Guarded writes, compared with the log of them that the server keeps in the order of execution. No fault excuses a
+//! late write: a server that loses data loses the lock and the log together.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,7 +10,7 @@ use super::event::{Nanos, Phase};
 use super::turns::{Answer, At, Hold, Record, Turn};
 use super::{Rule, Violation};
 
-/// One write, as its thread and the server's log have it: `1001-17` is the 17th of process 1001.
+/// The name of one write in both logs: `1001-17` is the 17th write of process 1001.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Entry {
     pub(crate) process: i64,
@@ -37,7 +37,7 @@ impl FromStr for Entry {
     }
 }
 
-/// A write that a thread has begun during its hold.
+/// A write that a thread began during its hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
     pub(crate) entry: Entry,
@@ -51,7 +51,7 @@ impl Write {
     }
 }
 
-/// What a server has kept of the writes of one name, in its order.
+/// The writes of one name that a server executed, in its order.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
     pub(crate) at: At,
@@ -60,7 +60,8 @@ pub(crate) struct Written {
 }
 
 impl Hold {
-    /// When its thread, which waits for the answer to a write at that moment, can look at the hold again.
+    /// When the holder can check its hold again: at `at`, or when the write that it waits for at that moment is
+    /// answered.
     pub(crate) fn looks_again(&self, at: Nanos) -> Nanos {
         let answered = |write: &Write| {
             let answer = write.answer.as_ref();
@@ -73,7 +74,7 @@ impl Hold {
 }
 
 impl Record {
-    /// A write begins or ends during one of `holds`.
+    /// Records that a write during one of `holds` begins or ends. False if there is no such hold.
     pub(super) fn of_write(
         &mut self,
         holds: &[usize],
@@ -124,13 +125,13 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
     }
 }
 
-/// Goes through one log.
+/// The state while one server log is read.
 struct Reader<'a> {
     log: &'a Written,
     seen: HashSet<Entry>,
-    /// In which order the turns wrote their first entries; nothing once one was found to be late.
+    /// For each turn its place in the order of first entries; `None` once one of its writes was reported as late.
     begun: HashMap<usize, Option<usize>>,
-    /// The last turn that wrote its first entry, and the last of those that had it alone.
+    /// The turn with the most recent first entry, and the most recent one among exclusive holds.
     latest: Option<(usize, &'a Turn)>,
     latest_exclusive: Option<(usize, &'a Turn)>,
     wrong: &'a mut Vec<Violation>,
@@ -153,10 +154,10 @@ impl<'a> Reader<'a> {
             false => self.latest_exclusive,
         };
         let late_after = match self.begun.get(&number) {
-            // Once is enough.
+            // Each turn is reported once.
             Some(None) => return,
             Some(Some(mine)) => other.filter(|(its, _)| its > mine),
-            // Whoever asked when this one had it has had it later.
+            // A turn that asked after this one was granted was granted later.
             None => other.filter(|(_, other)| {
                 let hold = turn.hold.as_ref();
                 hold.is_some_and(|hold| hold.from < other.asked.time)
