@@ -1,8 +1,8 @@
 //! How long this process has kept a lock or permits to itself, and when it yields to others.
 //!
-//! A *cohort* is the threads of this process that hold one after the other. It starts with a grant by Redis, survives
-//! short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait endlessly:
-//! the next request of the process that released reaches Redis before the others have woken.
+//! A *cohort* is the threads of this process that hold one after the other. A cohort starts with a grant by Redis,
+//! survives short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait
+//! endlessly: the next request of the process that released reaches Redis before the others have woken.
 //!
 //! ```text
 //!   granted ─► started ──the tenure is over──► the next contender has to yield ──others were notified──► a debt
@@ -19,25 +19,26 @@ pub(super) const GAP: Duration = Duration::from_millis(5);
 /// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
 pub(super) struct Cohort<R> {
-    /// In nanoseconds: a held lock takes few bytes.
+    /// In nanoseconds, which take fewer bytes than a `Duration`: every held lock has a cohort.
     tenure: u64,
     since: Option<Instant>,
     last_release: Option<(Instant, R)>,
     others: Others,
 }
 
-/// The other processes that want the lock, as far as is known.
+/// What is known of other processes that want the lock.
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,
-    /// Since `known_at` the reply to a release of this cohort is known: it has notified nobody.
+    /// By `known_at` the reply to a release of this cohort had arrived: the release has notified nobody.
     Absent {
         known_at: Instant,
     },
-    /// The release at the end of the last tenure has notified several, and each of them may have a tenure first.
+    /// The release at the end of the last tenure has notified several processes, and each of them may have a tenure
+    /// first.
     ///
-    /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of one.
-    /// All calls of this process share the debt, since a call with a short time limit ends before the debt does.
+    /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of
+    /// one. All calls of this process share the debt, since a call with a short time limit ends before the debt does.
     First {
         until: Instant,
     },
@@ -57,28 +58,31 @@ impl<R> Cohort<R> {
         Duration::from_nanos(self.tenure)
     }
 
-    /// Redis granted something: the cohort starts, unless it has before. Nothing is owed to others that have not come.
+    /// Redis granted something: the cohort starts unless it is running. A debt ends, since the processes to which it
+    /// was owed have not taken the lock.
     pub(super) fn granted(&mut self, now: Instant) {
         self.since.get_or_insert(now);
         self.others = Others::Unknown;
     }
 
-    /// The reply to the last release has come by `now`, and the release has notified nobody.
+    /// By `now` the reply to the last release has arrived, and the release has notified nobody.
     pub(super) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }
 
-    /// The release at the end of the tenure has notified so many other processes. Of two processes the other one is next in
-    /// any case, so there is no debt; nor is there one if another thread was granted the lock before the reply came.
+    /// The release at the end of the tenure has notified `others` other processes.
     pub(super) fn owe(&mut self, others: u32, now: Instant) {
+        // A single other process is next in any case, so it needs no debt. If the cohort has started again, Redis has
+        // granted the lock to another thread of this process while the reply was on its way: the notified processes had
+        // their chance.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
         }
     }
 
-    /// For how long a contender lets others ask first, if anything is owed: for what is left of the debt, but for no longer
-    /// than a tenure. If the lock was not released once in a tenure, the others hold it for long or do not want it.
+    /// For how long a contender lets others ask first, if there is a debt: for the rest of the debt, but for no longer
+    /// than a tenure. If nobody releases the lock within a tenure, the others hold it for long or do not want it.
     pub(super) fn owes(&self, now: Instant) -> Option<Duration> {
         let Others::First { until } = self.others else {
             return None;
@@ -104,7 +108,7 @@ impl<R> Cohort<R> {
             .is_some_and(|since| self.is_within_tenure(since, now))
     }
 
-    /// A release was sent to Redis, of which other processes may be notified.
+    /// A release was queued for Redis, which may notify other processes.
     pub(super) fn released(&mut self, release: R, now: Instant) {
         self.last_release = Some((now, release));
     }
@@ -123,14 +127,10 @@ impl<R> Cohort<R> {
         }
     }
 
-    /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once, since
-    /// the cohort is over then. A gap that was too long ends the cohort as well.
-    ///
-    /// `None` if it became known within the last tenure that a release has notified nobody: waiting for the reply to the
-    /// last one would cost a round trip, and a process that has begun to wait since is notified of one in the next tenure.
-    /// The moment counts at which it became known, since a reply may take longer than the tenure (bench: distance, one name
-    /// again and again).
+    /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once,
+    /// since the cohort is over then. A gap that was too long ends the cohort as well.
     pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
+        // Without a release nobody was notified, so no other process can be next.
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {
             self.end();
@@ -139,15 +139,20 @@ impl<R> Cohort<R> {
         if self.is_young(now) {
             return None;
         }
+        // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
+        // Within the last tenure a release was found to have notified nobody, so the thread does not yield: waiting for
+        // the reply to the last release would cost a round trip, and a process that has begun to wait since is notified
+        // by a release of the next tenure. The tenure counts from when the reply arrived, since a reply may take longer
+        // than a tenure (bench: distance, one name again and again).
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),
         }
     }
 
-    /// Whether the last release is too long ago to matter, and nothing is owed.
+    /// Whether the last release is too long ago to matter, and there is no debt.
     pub(super) fn is_forgettable(&self, now: Instant) -> bool {
         let is_old = |(released_at, _): &(Instant, R)| self.is_too_long_ago(*released_at, now);
         self.last_release.as_ref().is_none_or(is_old) && self.owes(now).is_none()
@@ -229,7 +234,7 @@ mod tests {
             Some(1),
             "nothing is known"
         );
-        // The reply has come a whole tenure after it was sent.
+        // The reply arrives a whole tenure after its release was sent.
         cohort.granted(now + TENURE + TICK);
         cohort.record_alone(now + TENURE + TICK);
         let ends = ends + TENURE;
@@ -244,7 +249,7 @@ mod tests {
         assert_eq!(notified.yield_after(ends), Some(2));
         let mut alone = cohort.clone();
         assert_eq!(alone.yield_after(ends), None);
-        // The next tenure begins with the next grant, and what is known of this one says nothing about it.
+        // The next tenure begins with the next grant; replies to releases of this one do not count for it.
         assert!(!alone.has_started());
         alone.granted(ends);
         alone.released(3, ends + TENURE);
@@ -271,7 +276,7 @@ mod tests {
             let ends = u64::from(others) * 8;
             cohort.owe(others, now);
             for ms in 0..ends - 8 {
-                // Another process has it, or the call is over.
+                // The lock is held by another process, or the call is over.
                 cohort.end();
                 assert_eq!(cohort.owes(at(ms)), Some(TENURE), "{others} {ms}");
             }

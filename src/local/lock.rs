@@ -1,7 +1,7 @@
-//! One lock inside this process: who asks Redis, who holds, who waits.
+//! The local lock: which threads of this process hold a lock, which wait, and which one asks Redis for it.
 //!
-//! A state machine without I/O and without a clock of its own: every method takes `now` and returns what to do next. At
-//! most one thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing.
+//! The state machine does no I/O and has no clock: every method takes `now` and returns what to do next. At most one
+//! thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing.
 //!
 //! ```text
 //!              enter (nobody here)            granted
@@ -17,17 +17,17 @@
 //! ```
 //!
 //! A *tenure* is the time for which this process hands the lock over among its threads. Short gaps without a holder do
-//! not end it. After it, the next contender first checks whether other processes were notified of the release
+//! not end a tenure. After it, the next contender first checks whether other processes were notified of the release
 //! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
 //!
-//! **Shared holds.** The readers of a process share one hold. A reader that comes within a tenure of its grant and while
-//! nobody waits joins it, and with the grant to a reader all readers in front of the first queued writer join. A thread
+//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant, while
+//! nobody waits, joins that hold; so do, at the grant itself, all readers in front of the first queued writer. A thread
 //! that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one. A reader that
-//! cannot join, because its lease differs or it comes later, asks for a hold of its own: so Redis decides whether writers
-//! of other processes go first.
+//! cannot join, because its lease differs or because it arrives later, asks for a hold of its own, so that Redis
+//! decides whether writers of other processes go first.
 //!
-//! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and the lock
-//! is handed over by nobody else.
+//! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and only
+//! Redis hands the lock over.
 
 use std::time::{Duration, Instant};
 
@@ -39,19 +39,19 @@ use crate::local::queue::WaitQueue;
 pub(crate) enum LeasePolicy {
     /// Renewed by the watchdog until released, at most until `max_hold` after it was granted.
     Renewed { max_hold: Option<Duration> },
-    /// Not renewed.
+    /// The hold ends after this time and is not renewed.
     Fixed(Duration),
 }
 
 impl LeasePolicy {
-    /// Whether a hold with this lease may be handed over to a thread that wants the same. Not with a `max_hold`, which
-    /// would have to begin again for the new thread.
+    /// Whether a hold with this lease may be handed over to a thread that wants the same. A hold with a `max_hold` may
+    /// not: the limit would have to begin again for the new thread.
     fn passable(self) -> bool {
         !matches!(self, Self::Renewed { max_hold: Some(_) })
     }
 
-    /// Whether it may be shared with a thread that wants the same. Not a fixed lease: locking again changes it, which must
-    /// not affect other threads.
+    /// Whether a hold with this lease may be shared with a thread that wants the same. A fixed lease may not: locking
+    /// again changes that lease, which must not affect other threads.
     fn shareable(self) -> bool {
         self == Self::Renewed { max_hold: None }
     }
@@ -64,7 +64,7 @@ pub(crate) enum Mode {
     Shared,
 }
 
-/// Who keeps the queue of waiting threads.
+/// Where the queue of waiting threads is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Local,
@@ -76,8 +76,8 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether there is a token for the next thread, if the lock has tokens, nobody wants it kept after its release, and
-    /// nothing that it guards may still run.
+    /// Whether nothing but time stands against another thread: there is a token for it if the lock has tokens, the name
+    /// is not kept after its release, and no guarded command may still run.
     pub(crate) complete: bool,
 }
 
@@ -97,7 +97,7 @@ impl Validity {
     }
 }
 
-/// What the local lock has to know of a hold.
+/// A hold, as far as the local lock has to know it. Two are equal if they have the same number.
 pub(crate) trait Holding: Clone + PartialEq {
     fn validity(&self) -> Validity;
 }
@@ -140,8 +140,8 @@ struct Waiting<W> {
 /// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// The thread is a contender now, and lets others go first if the release `yields_after` has notified any: the tenure is
-    /// over. `under` is its exclusive hold, if it takes a shared one as well.
+    /// The thread is a contender now. With `yields_after` the tenure is over, and the thread lets others go first if
+    /// that release has notified any. `under` is the thread's exclusive hold, if it takes a shared one as well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
@@ -156,9 +156,9 @@ pub(crate) enum Entered<H, R> {
         count: u32,
         lease: LeasePolicy,
     },
-    /// Others are ahead, and the thread does not want to wait.
+    /// The thread is not next, and does not want to wait.
     Busy,
-    /// The thread would wait for itself: it shares this hold and wants an exclusive one.
+    /// The thread shares this hold and wants an exclusive one, so it would wait for itself.
     Deadlock(H),
 }
 
@@ -191,11 +191,23 @@ pub(crate) enum Left<W, H> {
     Passed { waiter: W },
     /// The hold has to be released in Redis, and the threads whose turn it is have to be woken.
     Release { next: Wakeups<W, H> },
-    /// The thread no longer had it.
+    /// The thread no longer had the hold.
     Gone,
 }
 
-/// One lock inside this process. `W` reaches a waiting thread, `H` is a hold, `R` a release under way.
+/// A lock inside this process. `W` reaches a waiting thread, `H` is a hold, `R` a release under way.
+///
+/// Rules on which the callers rely; the tests walk through all short schedules and check them:
+///
+/// 1. With [`Order::Local`], a thread that asks for an exclusive hold is the only one of the process that asks, and no
+///    thread of the process holds.
+/// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter, for which the
+///    caller stores a wakeup before it releases the mutex of the entry. So a thread whose `withdraw` finds nothing has
+///    a wakeup.
+/// 3. While the queue is not empty, the lock has a holder or a contender. Every call that removes one returns the
+///    waiters whose turn it is, so no queued thread is forgotten.
+/// 4. `leave`, `lost` and `reenter` change nothing unless the lock has exactly that hold, so a late call about an
+///    earlier hold does no harm.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalLock<W, H, R> {
     order: Order,
@@ -205,7 +217,7 @@ pub(crate) struct LocalLock<W, H, R> {
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: u32,
     asking_shared: u32,
-    /// Redis has said last that another process has it.
+    /// By the last reply from Redis, another process has the lock.
     is_refused: bool,
     cohort: Cohort<R>,
 }
@@ -228,8 +240,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.tenure()
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if it is willing to wait. A reader asks beside one that asks
-    /// already if it is not, or if it passes writers: that one may be behind a writer of another process.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A reader asks Redis beside a
+    /// reader that asks already if it does not wait, or if it passes writers: the other reader may be behind a writer
+    /// of another process.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -243,6 +256,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             return has;
         }
         if self.order == Order::Server {
+            // Redis keeps the queue, so a local one would only decide differently.
             *self.asking(mode) += 1;
             return Entered::Contend {
                 yields_after: None,
@@ -251,7 +265,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         let asks_beside = mode == Mode::Shared && (queue.is_none() || passes_writers);
         let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
-        // A reader that asks beside others need not wait for readers in the queue, which wait for one of those.
+        // The readers in the queue wait for the reader that asks; a reader that asks beside it passes them. Queued
+        // writers keep every new reader out, or they could starve.
         let is_next = match asks_beside {
             true => !self.queue.iter().any(writes),
             false => self.queue.is_empty(),
@@ -276,8 +291,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// The turn of a thread that holds nothing and has nobody queued before it; `None` if it has to wait. `asks_beside`: a
-    /// reader that asks at the same time as others do.
+    /// The turn of a thread that holds nothing and has nobody queued before it; `None` if the thread has to wait.
+    /// `asks_beside`: the thread is a reader that may ask while others do.
     fn admit(
         &mut self,
         thread: u64,
@@ -286,6 +301,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
         asks_beside: bool,
     ) -> Option<Admitted<H>> {
+        // Rule 1. The thread is woken when the writer leaves, loses the lock or gives up: each of these calls
+        // `take_next`.
         if self.exclusive.is_some() || self.asking_exclusive > 0 {
             return None;
         }
@@ -295,6 +312,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             group.threads.push((thread, 1));
             return Some(Admitted::Shares(group.hold.clone()));
         }
+        // A single reader asks for all that are in the queue: with its grant those with the same lease join.
         let may_ask = match mode {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => self.asking_shared == 0 || asks_beside,
@@ -305,7 +323,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// The result for a thread that holds the lock already.
+    /// The result for a thread that holds the lock already; `None` if it does not.
     fn has_already(&mut self, thread: u64, mode: Mode) -> Option<Entered<H, R>> {
         let alone = self
             .exclusive
@@ -329,6 +347,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                 count: group.threads[index].1,
                 lease: group.lease,
             }),
+            // The thread's own exclusive hold keeps writers out, so this request need not respect the queue.
             (Mode::Shared, Some(holder), None) => {
                 let under = Some(holder.hold.clone());
                 self.asking_shared += 1;
@@ -348,7 +367,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A shared hold that one more thread may have.
+    /// A shared hold that one more thread may join. After a tenure new readers ask Redis instead, so that writers of
+    /// other processes get their turn.
     fn joinable(&mut self, lease: LeasePolicy, now: Instant) -> Option<&mut SharedHolders<H>> {
         let tenure = self.tenure();
         self.shared.iter_mut().find(|group| {
@@ -359,7 +379,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// The release after which the thread that becomes a contender now has to yield.
+    /// The release after which the thread that becomes a contender now has to yield; see [`Cohort::yield_after`].
     pub(crate) fn yields_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
     }
@@ -390,12 +410,12 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.end();
     }
 
-    /// Redis has granted something since, or does not answer.
+    /// Redis has granted something since, or does not answer, so the last refusal says nothing any more.
     pub(crate) fn forget_refusal(&mut self) {
         self.is_refused = false;
     }
 
-    /// Whether anybody has it, as far as this process knows.
+    /// Whether anybody has the lock, as far as this process knows.
     pub(crate) fn is_taken(&self) -> bool {
         self.is_refused || self.holds().next().is_some()
     }
@@ -414,6 +434,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);
+                // By rule 1 there is no holder to overwrite. With `Order::Server` there may be one whose lease Redis
+                // has found over; the caller reports its loss.
                 self.exclusive = Some(Holder {
                     hold,
                     thread,
@@ -439,8 +461,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         *asking = asking.saturating_sub(1);
     }
 
-    /// The holding thread takes one more hold, possibly with another lease; `false` if it does not hold any more.
+    /// The holding thread takes one more hold, possibly with another lease; `false` if the thread no longer has `hold`.
     pub(crate) fn reenter(&mut self, thread: u64, hold: &H, lease: LeasePolicy) -> bool {
+        // To renew a fixed lease the caller has released the mutex since `enter`, so the hold may be lost: rule 4.
         if let Some(holder) = &mut self.exclusive
             && holder.thread == thread
             && holder.hold == *hold
@@ -461,7 +484,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         false
     }
 
-    /// The hold of this thread, and how many times it has it.
+    /// The hold of this thread, and how often the thread has it.
     pub(crate) fn count(&self, thread: u64, mode: Mode) -> Option<(&H, u32)> {
         match mode {
             Mode::Exclusive => self
@@ -487,22 +510,26 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         holder.filter(|holder| holder.thread == thread && holder.hold == *hold)
     }
 
-    /// Hands a hold over that is released for the last time: to the next in the queue, if that wants the same, the tenure is
-    /// young and the hold has validity to spare.
+    /// Hands a hold over that is released for the last time: to the next in the queue, if that thread wants the same
+    /// lease, the tenure is not over and the hold has validity to spare.
     fn pass(&mut self, hold: &H, now: Instant) -> Option<W> {
         let holder = self.exclusive.as_mut()?;
         let lease = holder.lease;
+        // A shared hold of the leaving thread stays, and the next thread would not be alone.
         let may = self.shared.is_empty() && self.cohort.is_young(now) && lease.passable();
         if !may || self.queue.is_empty() || !hold.validity().may_pass(lease, now) {
             return None;
         }
+        // Only the first in the queue: a later one that wants the same lease must not overtake it.
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
         let next = self.queue.pop_if(same)?;
+        // The hold has the next thread from here on, although that thread still sleeps. If the hold is lost before it
+        // runs, it finds that when it takes its wakeup.
         holder.thread = next.thread;
         Some(next.waiter)
     }
 
-    /// A thread releases the lock once. `release` is called if that results in [`Left::Release`], before anybody is woken.
+    /// A thread releases the lock once. `release` is called if that results in [`Left::Release`].
     pub(crate) fn leave(
         &mut self,
         thread: u64,
@@ -523,6 +550,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             return Left::Passed { waiter };
         }
         self.exclusive = None;
+        // `release` queues the command before `take_next` lets another thread ask, so on the connection the release
+        // precedes that thread's request.
         self.cohort.released(release(), now);
         Left::Release {
             next: self.take_next(now),
@@ -551,13 +580,15 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             *count -= 1;
             return Left::Nested { count: *count };
         }
+        // Threads of one hold are equal, so their order does not matter.
         group.threads.swap_remove(index);
         if !group.threads.is_empty() {
             return Left::Shared;
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A tenure that a writer has started goes on while threads of this process read.
+        // A writer has started a tenure, which goes on while threads of this process read. The last reader's release
+        // then notifies other processes. While the writer still holds, its own release will do that.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }
@@ -566,7 +597,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// The hold is lost, even if its threads do not know yet.
+    /// The hold is lost, even if its threads do not know that yet.
     pub(crate) fn lost(&mut self, hold: &H, now: Instant) -> Wakeups<W, H> {
         if self
             .exclusive
@@ -578,6 +609,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         } else if let Some(at) = self.shared.iter().position(|group| group.hold == *hold) {
             self.shared.swap_remove(at);
         } else {
+            // Rule 4: the hold was released, or its loss was reported before.
             let (joined, contend) = (Vec::new(), None);
             return Wakeups { joined, contend };
         }
@@ -590,14 +622,15 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.take_next(now)
     }
 
-    /// A queued thread gives up; `None` if its turn had come before.
+    /// A queued thread gives up; `None` if another call has taken the thread off the queue: rule 2.
     pub(crate) fn withdraw(&mut self, ticket: u64, now: Instant) -> Option<Wakeups<W, H>> {
         self.queue.remove(ticket)?;
-        // If it was a writer, readers behind it may join now.
+        // If the thread was a writer, readers behind it may join now.
         Some(self.take_next(now))
     }
 
-    /// Takes the threads off the queue whose turn it is: readers that can join, and one contender if nobody is ahead of it.
+    /// Takes the threads off the queue whose turn it is: readers that can join, and one contender if nobody is ahead of
+    /// it. Every call that may free the lock ends with this, for rule 3.
     fn take_next(&mut self, now: Instant) -> Wakeups<W, H> {
         let mut wakeups = Wakeups {
             joined: Vec::new(),
@@ -605,6 +638,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         };
         while let Some(first) = self.queue.front() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
+            // Never past the first that has to wait: the queue is first come, first served. A contender counts as
+            // asking once it is admitted, so the loop admits no second one.
             let Some(admitted) = self.admit(thread, mode, lease, now, false) else {
                 break;
             };
@@ -617,7 +652,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         wakeups
     }
 
-    /// Empties the queue, to notify everybody in it.
+    /// Empties the queue; the caller wakes every thread that was in it.
     pub(crate) fn dismiss(&mut self) -> Vec<W> {
         self.queue.drain().map(|waiting| waiting.waiter).collect()
     }
@@ -627,7 +662,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.queue.iter().map(|waiting| &waiting.waiter)
     }
 
-    /// Whether no thread holds it or asks for it, and so none waits.
+    /// Whether no thread holds the lock or asks for it. By rule 3 none waits then.
     pub(crate) fn is_free(&self) -> bool {
         self.exclusive.is_none()
             && self.shared.is_empty()
@@ -635,7 +670,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             && self.asking_shared == 0
     }
 
-    /// Whether it can be dropped without forgetting anything.
+    /// Whether the lock can be dropped without forgetting anything.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         self.is_free() && self.cohort.is_forgettable(now)
     }

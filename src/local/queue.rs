@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// The waiting threads, each under a ticket that is never reused. Allocates nothing until the first one comes.
+/// The waiting threads, each under a ticket that is never reused. Allocates nothing until the first thread waits.
 #[derive(Debug, Clone)]
 pub(super) struct WaitQueue<W> {
     /// By ticket, ascending.
@@ -18,7 +18,7 @@ impl<W> WaitQueue<W> {
         }
     }
 
-    /// Adds one at the end; returns its ticket.
+    /// Adds a thread at the end; returns its ticket.
     pub(super) fn push(&mut self, waiting: W) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -26,8 +26,9 @@ impl<W> WaitQueue<W> {
         ticket
     }
 
-    /// `None` if it is no longer queued.
+    /// Removes the thread with this ticket; `None` if it is no longer queued.
     pub(super) fn remove(&mut self, ticket: u64) -> Option<W> {
+        // Tickets only grow and threads join at the end, so the queue is sorted by ticket.
         let index = self
             .waiting
             .binary_search_by_key(&ticket, |(other, _)| *other)
@@ -53,7 +54,7 @@ impl<W> WaitQueue<W> {
         self.waiting.pop_front().map(|(_, waiting)| waiting)
     }
 
-    /// Removes the first if it matches.
+    /// Removes the first thread if it matches.
     pub(super) fn pop_if(&mut self, matches: impl FnOnce(&W) -> bool) -> Option<W> {
         if self.front().is_some_and(matches) {
             self.pop()
@@ -87,7 +88,7 @@ mod tests {
     fn a_ticket_finds_its_own_wherever_it_waits() {
         for leaves in 0..5 {
             let mut queue = WaitQueue::new();
-            // Tickets do not start at zero once others have gone.
+            // After a thread has left the queue, tickets no longer start at zero.
             queue.push(7);
             assert_eq!(queue.pop(), Some(7));
             let tickets: Vec<_> = (0..5).map(|n| queue.push(n)).collect();

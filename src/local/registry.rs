@@ -1,7 +1,7 @@
-//! What a client keeps for each name: made when a thread needs it, dropped when idle.
+//! The entries of a client, one for each name: made when a thread needs one, dropped when idle.
 //!
-//! The thread that leaves an entry free adds it to a list, and a sweep checks those that were added first. So nobody has to
-//! search for idle entries among those in use.
+//! The thread that leaves an entry free adds it to a list, and a sweep checks the entries that were added first. So no
+//! search among the entries in use is needed.
 
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
@@ -22,17 +22,17 @@ const SWEEP: usize = 1024;
 
 /// The mutable part of an entry.
 pub(crate) trait State {
-    /// What all entries of a registry refer to.
+    /// Data that all entries of a registry share.
     type Common;
 
     /// Whether no thread holds, waits or asks.
     fn is_free(&self) -> bool;
 
-    /// Whether it can be dropped without forgetting anything.
+    /// Whether the entry can be dropped without forgetting anything.
     fn is_idle(&self, now: Instant) -> bool;
 }
 
-/// What is kept for one key: a part that never changes, and the state, under a mutex.
+/// The entry of one key: a part that never changes, and the state, under a mutex.
 pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: State> {
     key: K,
     fixed: T,
@@ -42,13 +42,13 @@ pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: State> {
 
 struct Listed<S> {
     state: S,
-    /// It need not be put on the list of free ones: it is there, or outside the registry.
+    /// The entry is on the list of free ones, or outside the registry: rule 3 at [`Registry`].
     is_listed: bool,
 }
 
-/// What the entries of one registry share.
+/// The shared part of all entries of one registry.
 struct Common<K, C> {
-    /// Free entries, each once, and when they became free. Its mutex is taken last.
+    /// Free entries, each once, and when they became free.
     free: Mutex<VecDeque<(Instant, K)>>,
     more: C,
 }
@@ -102,6 +102,8 @@ impl<K: Clone + Eq + Hash, S: State> DerefMut for EntryGuard<'_, K, S> {
 
 impl<K: Clone + Eq + Hash, S: State> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
+        // The entry's mutex is still held, so no other thread lists the entry as well, and none makes it busy before it
+        // is listed.
         if !self.state.is_listed && self.state.state.is_free() {
             self.state.is_listed = true;
             let key = self.key.clone();
@@ -111,6 +113,13 @@ impl<K: Clone + Eq + Hash, S: State> Drop for EntryGuard<'_, K, S> {
 }
 
 /// All entries, by their keys.
+///
+/// 1. Mutexes are taken in this order: a shard, an entry, the list of free entries.
+/// 2. An entry is dropped only while its shard is locked and only the shard refers to it. So two threads that use one
+///    key at the same time have the same entry.
+/// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it.
+///    `is_listed` says so, and is cleared by a sweep that finds the entry in use: then the thread that leaves it free
+///    lists it again.
 pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: State> {
     shards: Vec<Mutex<Shard<K, T, S>>>,
     hashes: RandomState,
@@ -174,7 +183,7 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         })
     }
 
-    /// The entry with this key, made if need be, and kept from now on until it is idle.
+    /// The entry with this key, made if there is none, and kept from now on until it is idle.
     pub(crate) fn get<E>(
         &self,
         key: &K,
@@ -184,13 +193,15 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         if let Some(known) = shard.get(key) {
             return Ok(known.entry());
         }
+        // The shard stays locked, so that of two threads that come for a new key only one makes its entry.
         let (fixed, state) = make()?;
         let now = Instant::now();
+        // Listed at once: if the thread never enters the entry, nobody would leave it free later.
         self.all.free.lock().push_back((now, key.clone()));
         let entry = self.unregistered(key.clone(), fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
-        // So that names that are used once do not pile up between two sweeps.
+        // The new name pays for itself, so that names that are used once do not pile up between two sweeps.
         self.sweep_up_to(4, now);
         Ok(entry)
     }
@@ -202,13 +213,13 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
-        // Other bits than those by which a set places its keys: those of one shard would be alike.
+        // A set places its keys by other bits of the hash. With the same bits, the keys of one shard would collide.
         let bits = self.hashes.hash_one(key).to_le_bytes()[5];
         &self.shards[usize::from(bits) % SHARDS]
     }
 
-    /// Drops entries that have been idle for a while; `true` if there may be more to drop. The work is bounded, and
-    /// independent of how many are in use.
+    /// Drops entries that have been idle for a while; `true` if there may be more to drop. The work is bounded, however
+    /// many entries are in use.
     pub(crate) fn sweep(&self, now: Instant) -> bool {
         self.sweep_up_to(SWEEP, now);
         let mut free = self.all.free.lock();
@@ -218,14 +229,15 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         !free.is_empty()
     }
 
-    /// Checks up to `most` entries, those that became free first.
+    /// Checks up to `most` entries, starting with those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        // Longer than any gap that does not end a tenure.
+        // By then the gap has ended a tenure of the default length; with a longer one `is_idle` keeps the entry.
         let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);
         let due = due.take_while(|(since, _)| is_due(*since)).count();
         let due: Vec<_> = free.drain(..due).collect();
+        // Rule 1: a shard must not be locked while the list is. The sweep alone has these keys now.
         drop(free);
         for (_, key) in due {
             if self.drop_if_idle(&key, now) {
@@ -234,16 +246,18 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         }
     }
 
-    /// Drops a free entry if it is idle; `true` if it has to be checked again.
+    /// Drops a free entry if it is idle; `true` if the entry has to be checked again.
     fn drop_if_idle(&self, key: &K, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
         let Some(ByKey(entry)) = shard.get(key) else {
             return false;
         };
-        // Only the set refers to it, and nobody else can get it while the shard is locked.
+        // If only the set refers to the entry, no other thread can get it while the shard is locked: rule 2. A thread that
+        // has the entry may be about to enter it, so the entry is checked again later.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
+            // A thread uses the entry since it was listed, and lists it again when it leaves it free: rule 3.
             state.is_listed = false;
             return false;
         }
@@ -255,6 +269,7 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         if shard.is_empty() && shard.capacity() > 64 {
             *shard = HashSet::with_hasher(self.hashes.clone());
         }
+        // Freed once the shard is unlocked, so that other names of the shard need not wait for that.
         drop(shard);
         drop(entry);
         false
@@ -328,9 +343,9 @@ mod tests {
         let mut known = names(&registry, 1_000);
         known.iter().for_each(|entry| enter(entry));
         let now = Instant::now();
-        // Once, since nobody was there when they were made.
+        // Every entry is checked once, since it was listed when it was made.
         assert!(!registry.sweep(now + LATER));
-        // One of them becomes free, and that is the one.
+        // Of the thousand entries one becomes free, and only that one is listed.
         leave(&known.pop().expect("a thousand"));
         assert_eq!(registry.all.free.lock().len(), 1);
         assert!(!registry.sweep(now + 3 * LATER));

@@ -1,9 +1,9 @@
 //! The permits of one semaphore inside this process: who waits, who asks Redis, which permits are handed over.
 //!
-//! A state machine without I/O and without a clock of its own. The queue is first come, first served, and only its *first*
-//! thread asks Redis. Permits released while others wait go to the first in the queue if they are enough for it, then to
-//! the next, and what is left goes back to Redis. They are never kept until there are enough: if two processes did that,
-//! both would wait for ever.
+//! The state machine does no I/O and has no clock. The queue is first come, first served, and only its *first* thread
+//! asks Redis. Permits released while others wait go to the first in the queue if they are enough for it, then to the
+//! next, and the rest goes back to Redis. Permits are never collected until there are enough: if two processes did
+//! that, both could wait without end.
 //!
 //! ```text
 //!   enter ─► queued ─► first ──granted by Redis────► has them ──give──► the first in the queue, within the tenure
@@ -11,10 +11,10 @@
 //!               └────────┴──────────────────────────────┘
 //! ```
 //!
-//! A permit's *tenure* begins when Redis grants it. After the tenure it goes back to Redis, even if threads wait here, so
-//! that other processes get their turn. That alone is not enough, since the next request of this process reaches Redis
-//! before the others have woken. So after a whole tenure of grants, without a gap of more than a few milliseconds, the
-//! next thread to ask lets others go first.
+//! A permit's *tenure* begins when Redis grants it. After the tenure the permit goes back to Redis, even if threads
+//! wait here, so that other processes get their turn. Giving it back is not enough, since the next request of this
+//! process reaches Redis before the others have woken. So after a whole tenure of grants, without a gap of more than a
+//! few milliseconds, the next thread to ask lets others go first.
 
 use std::time::{Duration, Instant};
 
@@ -26,44 +26,51 @@ use crate::local::queue::WaitQueue;
 struct Waiting<W> {
     need: u32,
     waiter: W,
-    /// Redis had too few for it.
+    /// Redis had too few permits for the thread.
     refused: bool,
 }
 
 /// The queue of one semaphore. `R` is a release on its way.
+///
+/// 1. Of the threads that wait, only the first asks Redis, so requests for few permits do not starve one for many. Each
+///    call after which another thread may be first returns that thread's waiter, and the caller wakes it.
+/// 2. A queued thread leaves the queue once: with `withdraw`, with its own grant from Redis, or because `give` or
+///    `dismiss` returns its waiter, for which the caller stores a wakeup before it releases the mutex of the entry.
+/// 3. `out` counts the permits that threads of this process have, or have been handed. A plain permit is counted when
+///    Redis grants it, until it goes back to Redis, also while it changes threads.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
     queue: WaitQueue<Waiting<W>>,
-    /// Permits that threads of this process have.
+    /// Permits that threads of this process have: rule 3.
     out: u64,
     cohort: Cohort<R>,
-    /// It was reported that Redis has no such semaphore.
+    /// The log says already that Redis has no such semaphore.
     reported_unset: bool,
     /// The client is closed: all permits were returned, and nobody gets any.
     closed: bool,
 }
 
-/// What becomes of permits that a thread releases.
+/// Where the permits go that a thread releases.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "whoever is given permits has to be woken"]
 pub(crate) struct Given<W> {
-    /// Those who were handed theirs.
+    /// Queued threads that were handed their permits.
     pub(crate) to: Vec<W>,
-    /// Who is first in the queue now, if that may have changed.
+    /// The first in the queue now, if that may have changed or may ask with success again.
     pub(crate) first: Option<W>,
     /// How many go back to Redis: too few for the first in the queue, if there is one.
     pub(crate) back: u32,
 }
 
-/// What becomes of permits that Redis has granted.
+/// Where the permits go that Redis has granted.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the next in the queue has to be woken"]
 pub(crate) enum Granted<W> {
     /// The asking thread keeps them; `first` is first in the queue now.
     Kept { first: Option<W> },
-    /// The asking thread has been handed others meanwhile; these have to be given to the next.
+    /// The asking thread was handed other permits while its request was on its way; these have to be given to the next.
     Surplus,
-    /// The client is closed: they have to go back to Redis.
+    /// The client is closed, so the permits have to go back to Redis.
     Closed,
 }
 
@@ -83,7 +90,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.queue.is_empty() && self.out == 0
     }
 
-    /// Whether a thread waits: anybody behind the first in the queue, and the first itself once Redis had too few for it.
+    /// Whether a thread waits: any thread behind the first in the queue, and the first itself once Redis had too few
+    /// for it.
     pub(crate) fn has_waiters(&self) -> bool {
         self.queue.len() > 1 || self.queue.front().is_some_and(|first| first.refused)
     }
@@ -98,7 +106,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.queue.len() == 1)
     }
 
-    /// Redis had too few for the first in the queue. That ends the tenure where permits are handed over: others have them.
+    /// Redis had too few for the first in the queue. Where permits are handed over that ends the tenure, since other
+    /// processes have them.
     pub(crate) fn refused(&mut self, are_handed_over: bool) {
         if let Some(first) = self.queue.front_mut() {
             first.refused = true;
@@ -108,7 +117,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Redis has no such semaphore. Returns whether that has to be reported: once until it grants some.
+    /// Redis has no such semaphore. Returns whether that has to be reported: once, until Redis grants some.
     pub(crate) fn is_unset(&mut self) -> bool {
         !std::mem::replace(&mut self.reported_unset, true)
     }
@@ -118,14 +127,15 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.cohort.yield_after(now)
     }
 
-    /// A release to Redis is on its way.
+    /// A release was queued for Redis.
     pub(crate) fn released(&mut self, release: R, now: Instant) {
         self.cohort.released(release, now);
     }
 
-    /// Redis has granted `need` to the thread with this ticket, or to one that was not in the queue.
+    /// Redis has granted `need` to the thread with this ticket, or to a thread that was not in the queue.
     pub(crate) fn granted(&mut self, ticket: Option<u64>, need: u32, now: Instant) -> Granted<W> {
         if self.closed {
+            // `close` has taken `out`, so these permits are counted nowhere and the caller undoes the request.
             return Granted::Closed;
         }
         self.cohort.granted(now);
@@ -139,27 +149,32 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
                     first: self.first(),
                 }
             }
+            // While the request was on its way, another thread released permits and `give` took this thread off the
+            // queue.
             Some(_) => Granted::Surplus,
         }
     }
 
-    /// A thread releases what Redis granted to this process at `since`.
+    /// A thread releases permits that Redis granted to this process at `since`.
     pub(crate) fn give(&mut self, permits: u32, since: Instant, now: Instant) -> Given<W> {
         let mut given = Given {
             to: Vec::new(),
             first: None,
             back: 0,
         };
+        // Closing has given all permits back to Redis; giving them once more would create permits.
         if self.closed {
             return given;
         }
         let mut left = permits;
         if self.cohort.is_within_tenure(since, now) {
+            // The first that needs more than is left ends the loop: a later thread must not overtake it.
             while let Some(first) = self.queue.pop_if(|first| first.need <= left) {
                 left -= first.need;
                 given.to.push(first.waiter);
             }
         }
+        // Permits that were handed over stay counted: rule 3.
         self.out -= u64::from(left);
         given.back = left;
         if left > 0 || !given.to.is_empty() {
@@ -168,7 +183,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         given
     }
 
-    /// A thread leaves the queue; returns whoever is first now if that has changed, `None` if it was no longer queued.
+    /// A thread leaves the queue. Returns the thread that is first now if that has changed; `None` if the thread was no
+    /// longer queued: rule 2.
     pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Option<W>> {
         let was_first = self.queue.is_first(ticket);
         self.queue.remove(ticket)?;
@@ -187,7 +203,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.queue.drain().map(|it| it.waiter).collect()
     }
 
-    /// Closes it, and returns how many permits threads of this process have.
+    /// Closes the semaphore, and returns how many permits threads of this process have.
     pub(crate) fn close(&mut self) -> u64 {
         self.closed = true;
         std::mem::take(&mut self.out)

@@ -13,7 +13,7 @@ const LEASE: Duration = Duration::from_millis(6);
 
 /// Half a lease, so that two or three of them meet every limit exactly or just miss it.
 const HALF: Duration = Duration::from_millis(3);
-/// What a fixed lease may have lost of its time, exactly.
+/// Exactly the part of a fixed lease that may have passed at a hand-over.
 const TENTH: Duration = Duration::from_micros(600);
 /// Past every limit.
 const LONG: Duration = Duration::from_millis(9);
@@ -24,7 +24,7 @@ const LIMITED: LeasePolicy = LeasePolicy::Renewed {
     max_hold: Some(LEASE),
 };
 
-/// What the entry sees of a hold.
+/// A hold, as the local lock sees it.
 #[derive(Debug, Clone, Copy)]
 struct Grant {
     number: u64,
@@ -51,20 +51,20 @@ impl Holding for Grant {
 /// A waiter is the number of its thread, a release that of its making.
 type TestLock = LocalLock<usize, Grant, u64>;
 
-/// What the schedules are made of; `t` is a thread, other numbers are holds.
+/// The steps of a schedule; `t` is a thread, other numbers are holds.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// Wants the lock, willing to wait or not; a holder wants one more hold, or a shared one below.
     Enter(usize, Mode, LeasePolicy, bool),
-    /// Redis grants the lock to one who asks, with or without a token to spare.
+    /// Redis grants the lock to a thread that asks, with or without a token to spare.
     Granted(usize, bool),
-    /// Redis says that somebody else has it.
+    /// Redis replies that another process has the lock.
     Refused,
-    /// One who asks gives up.
+    /// A thread that asks gives up.
     GiveUp(usize),
     /// A queued thread gives up, or one that was woken and does not know it yet.
     Withdraw(usize),
-    /// A guard goes: of a present hold, or of one that was lost.
+    /// A guard is dropped: of a present hold, or of one that was lost.
     Leave(usize, Mode),
     LeaveStale(usize),
     /// A hold is found lost.
@@ -129,13 +129,14 @@ impl Hold {
     }
 }
 
-/// What must happen to a thread that enters, or is first in the queue.
+/// The expected turn of a thread that enters, or is first in the queue.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Join,
     Ask,
     Wait,
-    /// It has such a hold, has one above it, or has one that keeps it out for ever.
+    /// The thread has such a hold already, has an exclusive one above it, or shares one that would block it without
+    /// end.
     Again,
     Below,
     Never,
@@ -190,8 +191,8 @@ impl Model {
         }
     }
 
-    /// What distinguishes this state from others, as far as the future goes: moments by how long ago they were,
-    /// and no numbers that are only names.
+    /// A hash of everything that decides about the future: moments by how long ago they were, and no numbers that are
+    /// only names.
     fn fingerprint(&self) -> u64 {
         let ago = |at: Instant| self.now.saturating_duration_since(at).min(LONG);
         let kind = |lease| match lease {
@@ -262,14 +263,14 @@ impl Model {
         }
     }
 
-    /// What a thread may do that holds nothing, when nobody is queued before it.
+    /// The turn of a thread that holds nothing, when nobody is queued before it.
     fn turn(&self, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
         if !self.is_local() {
             return Turn::Ask;
         }
         let writers = self.writer().is_some() || self.asking(Mode::Exclusive) > 0;
         let readers_ask = self.asking(Mode::Shared) > 0;
-        // A fixed lease is changed by whoever takes one more hold of it, so it is nobody else's.
+        // Locking again changes a fixed lease, so a hold with one is not shared.
         let shares = lease == RENEWED;
         let fits = |hold: &Hold| shares && hold.is_open(self.now) && hold.suits(lease, self.now);
         match mode {
@@ -336,8 +337,8 @@ impl Model {
         self.threads[t].doing = Doing::Nothing;
     }
 
-    /// These were woken: they must have been first in the queue, in this order, and have to do what they may do.
-    /// Whoever is left there must have somebody to wait for.
+    /// These threads were woken: they must have been first in the queue, in this order, and each does what it may do. A
+    /// thread that is left in the queue must have somebody to wait for.
     fn woken(&mut self, wakeups: Wakeups<usize, Grant>) {
         let mut joined = wakeups.joined.into_iter().peekable();
         let mut contend = wakeups.contend;
@@ -502,7 +503,7 @@ impl Model {
             return;
         };
         let has = (own.grant, own.guards_of(t).unwrap_or(0), own.lease);
-        // What is renewed stays so; a fixed lease becomes what is wanted now.
+        // A renewed hold stays renewed; a fixed lease becomes the lease that is wanted now.
         if matches!(own.lease, LeasePolicy::Fixed(_)) {
             own.lease = wanted;
         }
@@ -536,7 +537,7 @@ impl Model {
         self.threads[t].ticket = None;
         if mode == Mode::Exclusive {
             if let Some(number) = self.writer().map(|hold| hold.grant.number) {
-                // Redis knows better: its time was over.
+                // The earlier hold's lease was over in Redis, although this process did not know.
                 self.check(!self.is_local(), "two writers");
                 self.seen.replaced += 1;
                 self.forget(number);
@@ -553,7 +554,7 @@ impl Model {
         self.woken(wakeups);
     }
 
-    /// The hold is gone, its guards do not know yet.
+    /// The hold is gone, and its guards do not know that yet.
     fn forget(&mut self, number: u64) -> Option<Hold> {
         let place = self
             .holds
@@ -578,7 +579,7 @@ impl Model {
         }
     }
 
-    /// What becomes of the hold, and which release was made.
+    /// Releases the hold; returns the outcome and the release that was made.
     fn leave_hold(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
         let number = self.number();
         let made = Cell::new(None);
@@ -597,7 +598,7 @@ impl Model {
         };
         let hold = self.holds[place].clone();
         let guards = hold.guards_of(t).unwrap_or(0);
-        // What must be true for the hold to change threads.
+        // The conditions under which the hold may change threads.
         let first = self.queue.front().copied();
         let same = first.is_some_and(|first| {
             let first = &self.threads[first];
@@ -647,7 +648,7 @@ impl Model {
         }
     }
 
-    /// What is true at any time.
+    /// Checks the rules that hold after every step.
     fn check_all(&self) {
         let lock = &self.lock;
         let (writing, reading) = (self.asking(Mode::Exclusive), self.asking(Mode::Shared));
@@ -681,7 +682,7 @@ impl Model {
                 "a writer that asks is alone",
             );
             if let Some(writer) = self.writer() {
-                // Apart from its own shared hold.
+                // The writer may have a shared hold of its own.
                 let others = |t: usize| writer.guards_of(t).is_none();
                 let asks = |t: usize| matches!(self.threads[t].doing, Doing::Asking(_));
                 let shares = |t: usize| self.own(t, Mode::Shared).is_some();
@@ -760,7 +761,7 @@ impl Model {
         steps.extend(times.iter().map(|&time| Step::Pass(time)));
     }
 
-    /// Lets everybody finish, with the lock or without: no thread is left behind, and the lock can be forgotten.
+    /// Lets all threads finish, with the lock or without: no thread is left behind, and the lock can be forgotten.
     fn finish(&mut self, with: bool) {
         for _ in 0..200 {
             let asks = |thread: &Thread| matches!(thread.doing, Doing::Asking(_));
@@ -788,7 +789,7 @@ impl Model {
     }
 }
 
-/// Everything that threads who come for such things can do in so many steps; how many states that makes.
+/// Walks through everything that threads with these wishes can do in `depth` steps; returns the number of states.
 fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], depth: usize) -> usize {
     let mut seen = HashSet::new();
     let mut frontier = vec![Model::new(order, wants.len(), Instant::now())];
@@ -807,7 +808,7 @@ fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], dept
         }
         frontier = next;
     }
-    // From anywhere everybody comes home.
+    // From every state all threads can finish.
     for (i, mut model) in frontier.into_iter().step_by(7).enumerate() {
         model.finish(i % 2 == 0);
     }
@@ -937,7 +938,7 @@ fn grant(number: u64, now: Instant) -> Grant {
     }
 }
 
-/// Who joined, and who contends.
+/// The threads that joined, and the thread that contends.
 fn woken(wakeups: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
     let joined = wakeups.joined.iter().map(|(t, _)| *t).collect();
     (joined, wakeups.contend)
@@ -966,15 +967,15 @@ fn readers_come_in_together_up_to_the_first_writer() {
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Queued");
     let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![2, 3], None));
-    // Nobody overtakes the writer but those who hold the lock already.
+    // The writer is overtaken only by threads that hold the lock already.
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Busy");
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Mine 1 x 1");
     assert_eq!(try_to(&mut lock, 2, Mode::Exclusive, now), "Deadlock");
-    // It kept one reader from joining, and does no more.
+    // The writer kept one reader from joining. After it has left, the reader joins.
     let wakeups = lock.withdraw(ticket, now).map(|wakeups| woken(&wakeups));
     assert_eq!(wakeups, Some((vec![5], None)));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 1");
-    // A writer comes in when the last of them has gone.
+    // The writer's turn comes when the last reader has left.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     for t in [1, 2, 3, 5] {
         let left = lock.leave(t, &grant(1, now), now, &|| 1);
@@ -991,7 +992,7 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
     assert_eq!(come(&mut lock, 1, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(come(&mut lock, 2, Mode::Shared, FIXED, now), "Queued");
     assert_eq!(come(&mut lock, 3, Mode::Shared, RENEWED, now), "Queued");
-    // One of them asks, and nobody has to wait for its answer.
+    // Reader 2 asks, and reader 3 joins without waiting for that answer.
     let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![3], Some(2)));
     assert_eq!(come(&mut lock, 4, Mode::Shared, FIXED, now), "Queued");
@@ -999,14 +1000,14 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
     assert_eq!(woken(&wakeups), (vec![], Some(4)));
     let wakeups = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    // After a tenure a hold takes nobody more, apart from those who have it.
+    // When a tenure is over, a hold takes no new thread; a thread that has the hold may take it once more.
     let now = now + TENURE + Duration::from_nanos(1);
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Mine 1 x 1");
     let wakeups = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 3");
-    // Nor does one that has little time left.
+    // A hold with little validity left takes no new reader either.
     let late = now + HALF + Duration::from_nanos(1);
     assert_eq!(try_to(&mut lock, 7, Mode::Shared, late), "Ask");
 }
@@ -1022,10 +1023,10 @@ fn readers_that_pass_writers_ask_beside_one_that_does_not() {
     assert_eq!(come(&mut lock, 1, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(come(&mut lock, 2, Mode::Shared, RENEWED, now), "Queued");
     assert_eq!(pass(&mut lock, 3), "Ask");
-    // Those in the queue come in with it, whatever the first one waits for.
+    // Queued readers join its hold, whatever the first reader waits for.
     let wakeups = lock.granted(3, Mode::Shared, grant(1, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![2], None));
-    // Writers of this process are in its way like in anybody's.
+    // Writers of this process go first as they do for every reader.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     assert_eq!(pass(&mut lock, 5), "Queued");
 }
@@ -1042,7 +1043,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
-    // Not passed on, since the next one would not be alone.
+    // The hold is not passed on, since the next writer would not be alone.
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], None)));
     let left = lock.leave(1, &grant(2, now), now, &|| 2);
@@ -1053,7 +1054,7 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Ask under 3");
     let wakeups = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    // Those that come after a queued reader join with it.
+    // Readers behind a queued reader join with it.
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
@@ -1072,7 +1073,7 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
         let wakeups = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
     }
-    // The first has lost it, if it knows or not.
+    // Thread 1 has lost its hold, whether it knows that or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
     assert!(matches!(left, Left::Gone), "{left:?}");
@@ -1081,7 +1082,7 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     assert_eq!(released(&left), Some((vec![], None)));
     let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    // Nobody yields, though the tenure is over.
+    // The thread does not yield, although the tenure is over.
     let late = now + TENURE;
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, late), "Ask");
 }
@@ -1110,7 +1111,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
 fn a_tenure_that_is_over_ends_with_yielding() {
     let mut now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
-    // One thread alone, again and again: its own gaps do not end the tenure.
+    // A single thread takes the lock again and again: its own gaps do not end the tenure.
     for number in 1..=6 {
         assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
         let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
@@ -1121,7 +1122,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
         now += Duration::from_micros(100);
     }
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
-    // It yields once; what follows is a new tenure.
+    // The thread yields once; then a new tenure begins.
     let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     let left = lock.leave(1, &grant(7, now), now, &|| 7);
@@ -1164,7 +1165,7 @@ fn without_a_tenure_nothing_is_passed_on() {
         let left = lock.leave(1, &grant(1, now), now, &|| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
         assert_eq!(lock.yields_after(now + gap), start);
-        // The lock is kept for as long as that may be of use.
+        // The lock is kept for as long as its last release may matter.
         let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         let left = lock.leave(2, &grant(2, now), now, &|| 2);

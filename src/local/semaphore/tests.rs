@@ -3,7 +3,7 @@ use super::*;
 const TENURE: Duration = Duration::from_millis(5);
 const STEP: Duration = Duration::from_millis(2);
 
-/// What a thread is doing.
+/// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Nothing,
@@ -32,7 +32,7 @@ enum Step {
     Leave(usize),
     Give(usize),
     Forget(usize),
-    /// Another process takes or gives one.
+    /// A permit is taken by another process, or given back.
     Elsewhere(i64),
     Tick,
     Close,
@@ -91,7 +91,7 @@ impl World {
             );
             return;
         }
-        // First come first, while they are enough, and within the tenure only.
+        // Within the tenure, and while the permits are enough, the first in the queue comes first.
         let mut left = permits;
         let mut expected = Vec::new();
         for &t in queue.iter().take_while(|_| young) {
@@ -255,7 +255,7 @@ impl World {
             Step::Forget(t) => {
                 self.doing[t] = Doing::Nothing;
                 self.local_semaphore.forget(self.needs[t]);
-                // Those that were given back by the close are not kept.
+                // Permits that closing has given back are not kept.
                 if !self.closed {
                     self.forgotten += i64::from(self.needs[t]);
                 }
@@ -271,7 +271,7 @@ impl World {
         }
     }
 
-    /// None is lost, none is invented.
+    /// No permit is lost, and none is invented.
     fn check(&self) {
         let of = |t: usize| i64::from(self.needs[t]);
         let mut out = 0;
@@ -414,7 +414,7 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     let (second, _) = local_semaphore.enter(2, "b");
     assert_eq!(local_semaphore.withdraw(first), Some(Some("b")));
     assert!(!local_semaphore.has_waiters());
-    // Whoever is behind it waits at once.
+    // A thread behind the first counts as waiting at once.
     let (third, _) = local_semaphore.enter(1, "c");
     assert!(local_semaphore.has_waiters());
     assert_eq!(local_semaphore.withdraw(third), Some(None));
