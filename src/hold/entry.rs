@@ -1,4 +1,5 @@
-//! What a client keeps for a name while threads use it: the local lock, and what only some kinds need.
+//! The entry of a name, which a client keeps while threads use that name: the local lock, and state that only some
+//! kinds need.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,25 +14,33 @@ use crate::net::request::Request;
 use crate::protocol::kind::{Keyspace, Kind, Protocol};
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
-/// What a client keeps for one name. A thread that holds its mutex may take the mutex of a waiter, of the watchdog or of
-/// the connection, but does no I/O.
+/// The entry of one name. `H` is a [`Hold`](crate::hold::Hold), a type parameter since a hold refers to its entry.
 ///
-/// `H` is what holds the local lock: a [`Hold`](crate::hold::Hold). A type parameter, since a hold refers to its entry.
+/// Rules on which all users of an entry rely:
+///
+/// 1. With the entry's mutex held no I/O is done and no code of the user runs. The mutexes of a quorum's hold, a
+///    waiter, the watchdog and a connection may be taken with it held, never before it.
+/// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first.
+///    So a thread that finds itself off the queue has a wakeup.
+/// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
+/// 4. The release of a guard is queued on the connection with the mutex held, before any other thread can become the
+///    contender. So on the connection it precedes the next request of this process.
 pub(crate) type Entry<H> = registry::Entry<EntryKey, Named, EntryState<H>>;
 
 /// A thread in the queue of the local lock.
 pub(crate) type Waiter<H> = waiter::Waiter<Wakeup<H>>;
 
-/// Why a thread in the queue is woken.
+/// The reason for which a queued thread is woken.
 #[derive(Clone)]
 pub(crate) enum Wakeup<H> {
-    /// The lock is yours.
+    /// The thread has the lock.
     Granted(H),
-    /// The permits are yours, which Redis granted to this process at that time.
+    /// The thread has its permits, which Redis granted to this process at that time.
     Given(Instant),
-    /// You are the contender: ask Redis, and let others go first if this release has notified any.
+    /// The thread is the contender: it asks Redis, and lets others go first if this release has notified any.
     Contend(Option<Arc<Call>>),
-    /// The same, but other threads have all permits that there were, and may hand them on by then.
+    /// The thread is the contender, but waits until then before it asks: the threads that were just handed permits may
+    /// hand them on by that time.
     ContendAt(Instant),
     /// Redis is unreachable.
     Failed(MakeError),
@@ -55,13 +64,13 @@ pub(crate) struct EntryState<H> {
     extras: Option<Box<Extras<H>>>,
 }
 
-/// What an uncontended lock does without; made when it is first needed.
+/// The state without which an uncontended lock does; made when it is first needed.
 pub(crate) struct Extras<H> {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
     places: Vec<(Arc<Waiter<H>>, OwnerNumber)>,
-    /// The watchdog shows signs of life for these places.
+    /// The watchdog has an entry on its schedule that shows signs of life for these places.
     keeps_places: bool,
-    /// What only semaphores need.
+    /// The queue of permits, for semaphores.
     semaphore: Option<Box<EntrySemaphore<H>>>,
 }
 
@@ -100,7 +109,7 @@ impl<H: Holding> Entry<H> {
         self.deferred(request, owner, useful_until, undo)
     }
 
-    /// A request for `owner` that nobody has to wait for. It is sent again until `useful_until`.
+    /// A request for `owner` for whose reply nobody has to wait. The connection sends it again until `useful_until`.
     pub(crate) fn deferred(
         &self,
         request: Request,
@@ -128,6 +137,7 @@ impl<H: Holding> Entry<H> {
         if let Some(semaphore) = state.known_semaphore() {
             waiters.extend(semaphore.dismiss());
         }
+        // A thread that gives up at the same time finds itself off the queue and takes this wakeup: rule 2.
         for waiter in &waiters {
             waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
@@ -154,7 +164,7 @@ impl<H: Holding> EntryState<H> {
         semaphore.get_or_insert_with(|| Box::new(LocalSemaphore::new(tenure)))
     }
 
-    /// Has the first in the queue of a semaphore ask Redis, if there is one. [`notify`] has to follow.
+    /// Makes the first in the queue of a semaphore ask Redis, if there is one. [`notify`] has to follow.
     pub(crate) fn call_first(
         &mut self,
         first: Option<Arc<Waiter<H>>>,
@@ -170,13 +180,12 @@ impl<H: Holding> EntryState<H> {
     }
 
     /// Stores a wakeup for each thread whose turn it is. [`wake`] has to follow once the mutex is released.
-    ///
-    /// Also called after every grant, when no thread need be woken.
     pub(crate) fn store_wakeups(&mut self, wakeups: &EntryWakeups<H>) {
         for (waiter, hold) in &wakeups.joined {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
+            // Asked for here, since `yields_after` ends the tenure: one thread yields, and no other may ask in between.
             next.store(Wakeup::Contend(self.lock.yields_after(Instant::now())));
         }
     }
@@ -186,7 +195,8 @@ impl<H: Holding> EntryState<H> {
         self.lock.waiters().next().is_some()
     }
 
-    /// A contender has a place, or another one than before. Returns whether places have to be kept from now on.
+    /// A contender has a place, or another place than before. Returns whether the watchdog has to keep places from now
+    /// on.
     pub(crate) fn add_place(&mut self, waiter: &Arc<Waiter<H>>, place: OwnerNumber) -> bool {
         self.forget_place(Some(waiter));
         let extras = self.extras();
@@ -194,14 +204,15 @@ impl<H: Holding> EntryState<H> {
         !std::mem::replace(&mut extras.keeps_places, true)
     }
 
-    /// Whether there still are places to be kept.
+    /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog
+    /// again: the mutex makes these one step, so no place is left without signs of life.
     pub(crate) fn keeps_places(&mut self) -> bool {
         let are_some = self.places().next().is_some();
         self.extras().keeps_places = are_some;
         are_some
     }
 
-    /// The places of this process in the queue that Redis keeps, and who has them.
+    /// The places of this process in the queue that Redis keeps, with the waiter of each.
     pub(crate) fn places(&self) -> impl Iterator<Item = &(Arc<Waiter<H>>, OwnerNumber)> {
         self.extras.iter().flat_map(|extras| &extras.places)
     }
@@ -216,7 +227,7 @@ impl<H: Holding> EntryState<H> {
 }
 
 impl<H: Holding> State for EntryState<H> {
-    /// What makes an owner's id of the number of a hold.
+    /// Makes the id of an owner from the number of a hold.
     type Common = Arc<Owners>;
 
     fn is_free(&self) -> bool {
@@ -230,13 +241,13 @@ impl<H: Holding> State for EntryState<H> {
     }
 }
 
-/// Wakes the threads for which a wakeup was stored. Call it with no mutex held.
+/// Wakes the threads for which wakeups were stored. Call it with no mutex held: rule 3.
 pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
     let joined = wakeups.joined.into_iter().map(|(waiter, _)| waiter);
     notify(joined.chain(wakeups.contend));
 }
 
-/// Wakes threads for which a wakeup was stored. Call it with no mutex held.
+/// Wakes these threads, for each of which a wakeup was stored. Call it with no mutex held: rule 3.
 pub(crate) fn notify<H>(waiters: impl IntoIterator<Item = Arc<Waiter<H>>>) {
     for waiter in waiters {
         waiter.notify();
@@ -269,7 +280,7 @@ impl<H: Holding> Registry<H> {
         }
     }
 
-    /// What is put before every name to make its key.
+    /// The prefix of every key.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -278,7 +289,7 @@ impl<H: Holding> Registry<H> {
     ///
     /// # Errors
     ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
+    /// The errors of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn get(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
         self.entries.get(key, || self.make(key))
     }
@@ -287,7 +298,7 @@ impl<H: Holding> Registry<H> {
     ///
     /// # Errors
     ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
+    /// The errors of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn look(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
         self.known(key).map_or_else(|| self.unregistered(key), Ok)
     }
@@ -296,7 +307,7 @@ impl<H: Holding> Registry<H> {
     ///
     /// # Errors
     ///
-    /// Those of the kind's [`protocol`](Kind::protocol).
+    /// The errors of the kind's [`protocol`](Kind::protocol).
     pub(crate) fn unregistered(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
         let (named, state) = self.make(key)?;
         Ok(self.entries.unregistered(key.clone(), named, state))
@@ -347,7 +358,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_small() {
-        // There is one for each lock that is held.
+        // Each lock that is held has an entry.
         assert!(size_of::<Entry>() <= 288, "{}", size_of::<Entry>());
     }
 }

@@ -1,4 +1,4 @@
-//! Who is notified that a hold is lost: its guards, by a channel each, and the client's listener.
+//! The notification that a hold is lost: to its guards, by a channel each, and to the client's listener.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,9 +15,10 @@ use crate::report::report;
 pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
 
 impl LossChannel {
-    /// The channel. `listen` has each of the holds notify a listener, the first time.
+    /// The channel. The first call makes it and runs `listen`, which adds a listener to each of the guard's holds.
     pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &Receiver<Loss> {
         let (receiver, _) = self.0.get_or_init(|| {
+            // Room for one loss is enough, since `notified` lets only the first pass.
             let (sender, receiver) = bounded(1);
             let notified = Arc::new(AtomicBool::new(false));
             listen(&|| LossListener {
@@ -38,9 +39,10 @@ pub(crate) struct LossListener {
 }
 
 impl LossListener {
-    /// Notifies the guard, unless it was notified of the loss of another of its holds.
+    /// Notifies the guard, unless another of its holds was lost before.
     pub(crate) fn notify(&self, loss: &Loss) {
         if let Some(notified) = self.notified.upgrade()
+            // The holds of one guard may be lost on several threads at the same time; the swap lets one of them report.
             && !notified.swap(true, Ordering::Relaxed)
         {
             self.sender.try_send(loss.clone()).unwrap_or_default();

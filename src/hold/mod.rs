@@ -1,4 +1,4 @@
-//! What is held: a hold on a lock, how long it is certainly ours, and the server or servers that keep it.
+//! A hold on a lock: how long it certainly lasts, when it is renewed, and the server or servers that keep it.
 
 pub(crate) mod entry;
 pub(crate) mod loss;
@@ -32,7 +32,8 @@ use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::protocol::script::{Released, Renewed, Unexpected};
 use crate::time;
 
-/// For how long an acquire of unknown outcome is undone: until then the server may still execute it.
+/// For how long the undo of an acquire of unknown outcome is sent again: until then the server may still execute the
+/// acquire.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
 /// The types of [`entry`], for local locks that are held by a [`Hold`].
@@ -45,12 +46,13 @@ std::thread_local! {
     static GUARDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the compiler names when a bound guard would go to another thread.
+/// The type that the compiler names when a bound guard would go to another thread.
 pub(crate) enum GuardStaysOnItsThreadUnlessTakenByLockOwned {}
 
 type NotSend = std::sync::MutexGuard<'static, GuardStaysOnItsThreadUnlessTakenByLockOwned>;
 
-/// That of a [`Guard`](crate::Guard) that stays on its thread: `Sync`, but not `Send`. Each thread counts its own.
+/// The marker of a [`Guard`](crate::Guard) that stays on its thread: `Sync`, but not `Send`. Each thread counts its
+/// bound guards.
 #[derive(Debug)]
 pub struct Bound(PhantomData<NotSend>);
 
@@ -76,7 +78,17 @@ const HELD: u8 = 0;
 const RELEASED: u8 = 1;
 const LOST: u8 = 2; // plus the reason's index in ALL
 
-/// One acquisition from Redis.
+/// An acquisition from Redis.
+///
+/// Rules on which several files rely:
+///
+/// 1. `number` belongs to one acquisition and is never used for another, so a late or repeated command affects only the
+///    hold for which it was meant.
+/// 2. `state` leaves `HELD` once: by [`end`](Self::end), or by [`lose`](Self::lose), whose caller reports the loss.
+/// 3. Validity counts from before the first byte of a confirmed request was sent, so it never outlasts the lease in
+///    Redis.
+/// 4. A hold is on the watchdog's schedule before its guard exists, and leaves `HELD` before it is taken off. Since the
+///    watchdog checks `state` under the mutex of the schedule, a hold that is over never gets back onto it.
 pub(crate) struct Hold {
     entry: Arc<Entry>,
     pub(crate) mode: Mode,
@@ -84,43 +96,43 @@ pub(crate) struct Hold {
     state: AtomicU8,
     /// When the acquire that was granted was sent, of `time::nanos`.
     asked_at: AtomicU64,
-    /// The same as in `lease`, to be read without its mutex.
+    /// The validity in `lease`, to be read without its mutex. Stored only with that mutex held.
     valid_until: AtomicU64,
     lease: Mutex<Lease>,
-    /// How many times its holder has it, which renewals write to Redis for others to see. One for a shared hold.
+    /// How often the holder has the hold, which renewals write to Redis for others to see. Always 1 for a shared hold.
     pub(crate) count: AtomicU32,
     times: Times,
     extras: OnceLock<Box<Extras>>,
 }
 
-/// What only few holds need; made when it is first needed.
+/// Fields that few holds need; made when the first of them is.
 #[derive(Default)]
 struct Extras {
-    /// The owner id, if it is not made of the number, or if somebody has asked for it.
+    /// The owner id, if it is not made of the number, or once it was asked for.
     owner: OnceLock<OwnerId>,
-    /// What several servers keep of it; `None` if its client's server does.
+    /// The parts that several servers keep; `None` if the client's own server keeps the hold.
     several: Option<Arc<dyn Several>>,
-    /// The hold of which it is one server's part, and which one's.
+    /// For a part: the hold to which it belongs, and the number of its server.
     whole: Option<(Weak<Hold>, usize)>,
-    /// The token of the thread that has it now, and the last one drawn for it; zero without tokens.
+    /// The token of the thread that has the hold now, and the last one drawn for the hold; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
-    /// When a permit ends, in milliseconds of the server's clock, as Redis said last. If somebody has changed that, a
-    /// renewal does nothing.
+    /// When a permit ends, in milliseconds of the server's clock, by the last reply. If somebody else has changed the
+    /// end since, a renewal does nothing.
     ends_at: AtomicI64,
-    /// Until when it lasts although it is released, of `time::nanos`; zero if it ends then.
+    /// Until when the name is kept after the release, of `time::nanos`; zero if the release ends the hold.
     kept_until: AtomicU64,
     /// A guarded command has no answer, and may still run for as long as Redis keeps the hold.
     unanswered: AtomicBool,
-    /// Its contender has left a subscription behind.
+    /// The contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
-    /// The threads whose hold an observer was told of. The thread that removes an entry tells its end, so each end is told
-    /// once. Once the hold is lost, only [`Hold::take_observed`] removes entries.
+    /// The threads whose hold was reported to an observer. The thread that removes an element reports its end, so each
+    /// end is reported once. Once the hold is lost, only [`Hold::take_observed`] removes elements.
     observed: Mutex<Vec<Watched>>,
 }
 
-/// One thread's share of a hold, of which an observer hears.
+/// A thread's share of a hold, whose end is reported to an observer.
 pub(crate) struct Watched {
     thread: u64,
     /// How many guards the thread has.
@@ -128,18 +140,18 @@ pub(crate) struct Watched {
     pub(crate) observed: Box<Observed>,
 }
 
-/// What a thread asks for that locks again with a fixed lease.
+/// The request of a thread that locks again with a fixed lease.
 pub(crate) struct Again<'a> {
-    /// From now on, for as long as `ttl` at first.
+    /// The lease from now on, and how long it lasts at first.
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
-    /// How often it has the lock then.
+    /// How often the thread has the lock then.
     pub(crate) count: u32,
     pub(crate) until: Instant,
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
-/// Why a renewal that the holder waits for has no answer.
+/// Why a renewal for which the holder waits has no answer.
 pub(crate) enum NotRenewed {
     /// The holder had to stop.
     Stopped,
@@ -148,7 +160,7 @@ pub(crate) enum NotRenewed {
     Failed(Error),
 }
 
-/// What several servers keep of one hold: a part each, which is a hold of its own.
+/// The parts of a hold that several servers keep. Each part is a hold of its own.
 pub(crate) trait Several: Send + Sync {
     /// How many of the servers certainly keep their parts.
     fn held(&self) -> usize;
@@ -156,7 +168,7 @@ pub(crate) trait Several: Send + Sync {
     /// A part was renewed.
     fn part_is_kept(&self, node: usize);
 
-    /// The server no longer keeps its part, or it is unknown whether it does; or its client is being closed.
+    /// The server no longer keeps its part, or it is unknown whether it does, or its client is being closed.
     fn part_is_lost(&self, node: usize, why: LossReason);
 
     /// Ends all parts and queues their releases; returns one of them.
@@ -172,8 +184,8 @@ pub(crate) trait Several: Send + Sync {
     fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
 }
 
-/// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: it was
-/// sent twice, and the first time may have released it. `in_time`: it was certainly ours when it was released.
+/// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: the
+/// release was sent twice. `in_time`: the hold was valid when it was released.
 pub(crate) fn lost_before(
     released: &Released,
     replayed: bool,
@@ -181,6 +193,7 @@ pub(crate) fn lost_before(
 ) -> Option<LossReason> {
     match released {
         Released::Yes { .. } => None,
+        // The release of the first sending may have been executed, and somebody else have taken the lock since.
         Released::Gone | Released::Taken if replayed && in_time => None,
         _ if !in_time => Some(LossReason::Expired),
         Released::Gone => Some(LossReason::Forced),
@@ -189,7 +202,7 @@ pub(crate) fn lost_before(
 }
 
 impl Hold {
-    /// A hold that is about to be requested. It becomes valid with [`Hold::grant`].
+    /// A hold that is about to be requested. [`Hold::grant`] makes it valid.
     pub(crate) fn new(
         entry: Arc<Entry>,
         mode: Mode,
@@ -211,21 +224,21 @@ impl Hold {
         }
     }
 
-    /// The same, kept by several servers. What each of them keeps is renewed separately; the watchdog only has to notice
-    /// when it has been held for too long.
+    /// Makes `several` servers keep the hold. The watchdogs renew the parts separately; for the whole, only `max_hold`
+    /// is checked.
     pub(crate) fn kept_by(mut self, several: Arc<dyn Several>) -> Self {
         self.lease.get_mut().set_has_parts();
         self.extras_mut().several = Some(several);
         self
     }
 
-    /// The same, but Redis knows it under another id than that of its number.
+    /// Makes `owner` the id by which Redis knows the hold, instead of that of its number.
     pub(crate) fn known_as(mut self, owner: OwnerId) -> Self {
         self.extras_mut().owner = OnceLock::from(owner);
         self
     }
 
-    /// The same, as the part that a server keeps of another hold.
+    /// Makes the hold the part of `whole` that a server keeps.
     pub(crate) fn part_of(mut self, whole: Weak<Self>, node: usize) -> Self {
         self.extras_mut().whole = Some((whole, node));
         self
@@ -241,19 +254,19 @@ impl Hold {
         extras.is_some_and(|extras| extras.whole.is_some())
     }
 
-    /// The hold of which it is a part, if that still exists, and which one.
+    /// For a part: the hold to which it belongs, if that still exists, and the number of the part's server.
     pub(crate) fn whole(&self) -> Option<(Option<Arc<Self>>, usize)> {
         let (whole, node) = self.extras.get()?.whole.as_ref()?;
         Some((whole.upgrade(), *node))
     }
 
-    /// Its owner as Redis knows it. Made anew, since many holds are kept and few are asked.
+    /// The owner as Redis knows it. Made on each call, since many holds are kept and few are asked.
     pub(crate) fn owner(&self) -> OwnerId {
         let known = self.extras.get().and_then(|extras| extras.owner.get());
         known.cloned().unwrap_or_else(|| self.owner_by_number())
     }
 
-    /// The same, kept from now on.
+    /// The owner as Redis knows it, stored from now on.
     pub(crate) fn owner_ref(&self) -> &str {
         let owner = &self.extras().owner;
         owner.get_or_init(|| self.owner_by_number())
@@ -263,12 +276,12 @@ impl Hold {
         self.entry().common().id(self.number)
     }
 
-    /// What its client keeps for the lock's name.
+    /// The client's entry for the lock's name.
     pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
     }
 
-    /// What several servers keep of it, if they do.
+    /// The parts of the hold, if several servers keep it.
     pub(crate) fn several(&self) -> Option<&dyn Several> {
         self.extras.get()?.several.as_deref()
     }
@@ -277,8 +290,8 @@ impl Hold {
         self.extras.get_or_init(Box::default)
     }
 
-    /// A guarded command of its holder has no answer. Nobody else may have the hold after that, since the command might run
-    /// under the next holder: Redis knows both by the same number.
+    /// A guarded command of the holder has no answer. The hold is not handed over after that, since the command might
+    /// run under the next holder: Redis knows both by the same number.
     pub(crate) fn stays_unanswered(&self) {
         self.extras().unanswered.store(true, Ordering::Relaxed);
     }
@@ -288,28 +301,30 @@ impl Hold {
         extras.is_some_and(|extras| extras.unanswered.load(Ordering::Relaxed))
     }
 
-    /// Its contender leaves a subscription behind.
+    /// The contender leaves a subscription behind.
     pub(crate) fn leaves_listening(&self) {
         self.extras().listened.store(true, Ordering::Relaxed);
     }
 
-    /// The channel on which that may linger.
+    /// The channel on which such a subscription may still be open.
     pub(crate) fn listened_to(&self) -> Option<Arc<str>> {
         let listened = self.extras.get()?.listened.load(Ordering::Relaxed);
         listened.then(|| self.entry().protocol.channel())
     }
 
-    /// Changes the lease, and stores until when the hold is certain.
+    /// Changes the lease, and stores until when the hold is valid.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Lease)) {
         let mut lease = self.lease.lock();
         change(&mut lease);
+        // Stored with the mutex held, so that of two changes the later one is the one that is read.
         self.valid_until.store(lease.until(), Ordering::Release);
     }
 
-    /// Redis has granted it. The acquire was sent no earlier than `sent_at`.
+    /// Redis has granted the hold. The acquire was sent no earlier than `sent_at`.
     pub(crate) fn grant(&self, sent_at: Instant) {
         self.asked_at.store(time::nanos(sent_at), Ordering::Relaxed);
         self.change(|lease| {
+            // `max_hold` counts from when the grant is noticed; other holds need not read the clock.
             let now = match lease.is_limited() {
                 true => Instant::now(),
                 false => sent_at,
@@ -323,7 +338,8 @@ impl Hold {
         time::instant(self.asked_at.load(Ordering::Relaxed))
     }
 
-    /// Whether it was granted after `other`: Redis executes requests in the order in which they are sent.
+    /// Whether the hold was granted after `other`: Redis executes the requests of a connection in the order in which
+    /// they are sent.
     pub(crate) fn is_later_than(&self, other: &Self) -> bool {
         self.asked_at.load(Ordering::Relaxed) > other.asked_at.load(Ordering::Relaxed)
     }
@@ -345,7 +361,7 @@ impl Hold {
         extras.map_or(0, |extras| extras.token.load(Ordering::Relaxed))
     }
 
-    /// Whether there is a token for the next thread, if each needs one.
+    /// Whether there is a token for the next thread, if each thread needs one.
     fn has_next_token(&self) -> bool {
         self.extras.get().is_none_or(|extras| {
             let token = extras.token.load(Ordering::Relaxed);
@@ -353,7 +369,8 @@ impl Hold {
         })
     }
 
-    /// The hold changes threads. The listeners and the count of the thread that had it do not.
+    /// The hold changes threads, with the entry's mutex held. The listeners and the count of the leaving thread end
+    /// here.
     pub(crate) fn change_threads(&self) {
         self.count.store(1, Ordering::Relaxed);
         if let Some(extras) = self.extras.get() {
@@ -364,7 +381,7 @@ impl Hold {
         }
     }
 
-    /// Whether it is certainly still ours by the clock.
+    /// Whether the hold has not ended, and certainly still lasts by the clock.
     pub(crate) fn is_valid(&self, now: Instant) -> bool {
         self.is_held() && time::nanos(now) < self.valid_until.load(Ordering::Acquire)
     }
@@ -373,7 +390,7 @@ impl Hold {
         self.state.load(Ordering::Acquire) == HELD
     }
 
-    /// Why it was lost, if it was.
+    /// Why the hold was lost, if it was.
     pub(crate) fn loss(&self) -> Option<LossReason> {
         let state = self.state.load(Ordering::Acquire);
         state
@@ -381,7 +398,7 @@ impl Hold {
             .and_then(|index| LossReason::ALL.get(usize::from(index)).copied())
     }
 
-    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    /// When the hold is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
     pub(crate) fn due_after(&self, sent_at: Instant) -> u64 {
         self.lease.lock().due_after(sent_at, self.mode)
     }
@@ -398,18 +415,18 @@ impl Hold {
         self.lease.lock().begin_renewal()
     }
 
-    /// Redis has said when this permit ends, in milliseconds of its own clock.
+    /// By a reply, this permit ends at `ends_at`, in milliseconds of the server's clock.
     pub(crate) fn ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
     }
 
-    /// Zero for holds that are no permits.
+    /// When the permit ends by the last reply; zero for holds that are no permits.
     fn permit_ends_at(&self) -> i64 {
         let extras = self.extras.get();
         extras.map_or(0, |extras| extras.ends_at.load(Ordering::Relaxed))
     }
 
-    /// The request that renews it for so long, and says how often its holder has it.
+    /// The request that renews the hold for `lease`, and writes how often the holder has it.
     pub(crate) fn renew_for(&self, lease: Duration, count: u32) -> Request {
         self.entry().protocol.renew(&protocol::kind::Renewal {
             mode: self.mode,
@@ -420,8 +437,8 @@ impl Hold {
         })
     }
 
-    /// What the reply to [`renew_request`](Self::renew_request) means. `None`: somebody has changed the lease of a permit, so
-    /// it was not renewed and has to be requested again.
+    /// The meaning of the reply to [`renew_request`](Self::renew_request). `None`: somebody has changed the lease of a
+    /// permit, so the permit was not renewed and the renewal has to be sent again.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;
@@ -436,24 +453,24 @@ impl Hold {
         self.lease.lock().ttl()
     }
 
-    /// How it was taken, or taken last.
+    /// The lease with which the hold was taken, or locked again last.
     pub(crate) fn lease_policy(&self) -> LeasePolicy {
         self.lease.lock().policy()
     }
 
-    /// Whoever releases it, it lasts until then.
+    /// Keeps the name until then, even if the hold is released before.
     pub(crate) fn keep_until(&self, until: Instant) {
         let until = time::nanos(until);
         self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
     }
 
-    /// Has a release end the hold, and returns until when it would have lasted.
+    /// Makes a release end the hold after all; returns until when the name would have been kept.
     pub(crate) fn take_kept_until(&self) -> Option<Instant> {
         let until = self.extras.get()?.kept_until.swap(0, Ordering::Relaxed);
         (until > 0).then(|| time::instant(until))
     }
 
-    /// How long it lasts although it is released `now`. The clock is read only for a hold that may.
+    /// How long the name is kept if the hold is released `now`. The clock is read only for a hold whose name may be kept.
     pub(crate) fn kept_for(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
         let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
         let left = |until| time::instant(until).saturating_duration_since(now());
@@ -462,7 +479,7 @@ impl Hold {
             .filter(|left| !left.is_zero())
     }
 
-    /// The request that releases it.
+    /// The request that releases the hold.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         if let Some(left) = self.kept_for(|| now) {
             let owner = self.owner();
@@ -480,25 +497,27 @@ impl Hold {
             .release(self.mode, &self.owner(), useful_until, undo)
     }
 
-    /// The holder releases it; `false` if it was lost before.
+    /// The holder releases the hold; `false` if it was lost before: rule 2.
     pub(crate) fn end(&self) -> bool {
         self.state
             .compare_exchange(HELD, RELEASED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Whether to send a release although the hold was lost: Redis may keep it, or other servers may if it has several.
+    /// Whether to send a release although the hold was lost: its server may still keep it, or some of several servers
+    /// may.
     pub(crate) fn may_still_be_held(&self) -> bool {
         let many = self.several().is_some();
         self.loss()
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
 
-    /// Marks it lost and notifies its own listeners; `None` if it was over already.
+    /// Marks the hold lost and notifies its own listeners; `None` if it had ended, was lost, or is valid after all.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
         let index = LossReason::ALL.iter().position(|other| *other == reason)?;
         let lost = LOST + u8::try_from(index).ok()?;
-        // A renewal may have been confirmed since the caller found that its time was over.
+        // A renewal may have been confirmed since the caller found that the time was over. With the mutex held, none
+        // can be confirmed between this check and the change of `state`.
         let lease = self.lease.lock();
         let timed = matches!(reason, LossReason::Expired | LossReason::Unreachable);
         if timed && Instant::now() < self.valid_until() {
@@ -509,7 +528,8 @@ impl Hold {
             .ok()?;
         drop(lease);
         let loss = self.loss_for(reason);
-        // Even if there were no extras: under their mutex, a thread that listens later sees the loss.
+        // The extras are made even if there were none. `listen` and `observe` check `state` under a mutex of the
+        // extras: either they see the loss, or what they add is taken out by the thread that found it.
         for listener in std::mem::take(&mut *self.extras().listeners.lock()) {
             listener.notify(&loss);
         }
@@ -524,8 +544,10 @@ impl Hold {
         }
     }
 
-    /// An observer was told that `thread` has it, and is to hear the end of that: at once, if it was lost in between.
+    /// The hold of `thread` was reported to an observer, and its end will be: at once, if the hold was lost in between.
     pub(crate) fn observe(&self, thread: u64, observed: Box<Observed>) {
+        // `lose` changes `state` before its caller takes the elements, so this either sees the loss, or adds an element
+        // that is taken.
         let mut all = self.extras().observed.lock();
         let Some(reason) = self.loss() else {
             all.push(Watched {
@@ -535,6 +557,7 @@ impl Hold {
             });
             return;
         };
+        // The observer is user code, and runs without a mutex.
         drop(all);
         observed.lost(&self.loss_for(reason));
     }
@@ -547,9 +570,10 @@ impl Hold {
         }
     }
 
-    /// The thread has one guard less; returns what an observer has to be told the end of, if that was the last.
+    /// The thread has one guard less; returns the report to the observer whose end is due, if that was the last guard.
     pub(crate) fn unobserve(&self, thread: u64) -> Option<Box<Observed>> {
         let mut all = self.extras.get()?.observed.lock();
+        // The thread that found the loss reports the end.
         if self.loss().is_some() {
             return None;
         }
@@ -558,7 +582,7 @@ impl Hold {
         (all[at].guards == 0).then(|| all.swap_remove(at).observed)
     }
 
-    /// Takes out everything of which an observer has to hear that it is lost. The hold is lost already.
+    /// Takes out all reports to the observer that have to end as lost. The hold is lost already.
     pub(crate) fn take_observed(&self) -> Vec<Watched> {
         let extras = self.extras.get();
         extras.map_or_else(Vec::new, |extras| {
@@ -574,14 +598,14 @@ impl Hold {
         }
     }
 
-    /// Has `listener` notified of the loss; at once if the hold is lost already.
+    /// Notifies `listener` of the loss: at once if the hold is lost already, else when it is.
     pub(crate) fn listen(&self, listener: LossListener) {
         let mut listeners = self.extras().listeners.lock();
         match self.loss() {
             Some(reason) => listener.notify(&self.loss_for(reason)),
             None => {
                 if listeners.len() == listeners.capacity() {
-                    // A shared hold outlives many of its guards.
+                    // A shared hold outlives many of its guards, whose listeners would pile up.
                     listeners.retain(LossListener::is_alive);
                 }
                 listeners.push(listener);
@@ -593,7 +617,8 @@ impl Hold {
 impl Holding for Arc<Hold> {
     fn validity(&self) -> Validity {
         Validity {
-            // A lost hold is not handed over, even if the local lock has not been notified yet.
+            // The watchdog marks a hold lost before it removes it from the local lock. In between the hold must not be
+            // handed over.
             until: match self.is_held() {
                 true => self.valid_until(),
                 false => time::instant(0),

@@ -1,4 +1,4 @@
-//! The permits with ids that a client holds.
+//! The permits with ids that the guards of a client hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;

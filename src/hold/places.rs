@@ -11,12 +11,12 @@
 //!    └───────────── its place is lost ───┘  └─ gives up: one release undoes the place, and a hold that came too late
 //! ```
 //!
-//! One number is owner and place. The first request with it is sent once, because it always makes a place: without an
-//! answer it is undone, and the next one has another number. Later ones may come at any time, or twice: without a place
-//! they neither join the queue nor take the lock.
+//! A single number is owner and place. The first request with a number is sent once, because it always makes a place:
+//! without an answer the request is undone, and the next one has another number. Later requests may arrive late, or
+//! twice: without a place they neither join the queue nor take the lock.
 //!
-//! The watchdog shows a sign of life for all places of a name together, every third of the `waiter_lease`, for as long as
-//! there are any. What it sends also has Redis remove the dead and notify the next, if the lock is free.
+//! The watchdog shows a sign of life for all places of a name together, every third of the `waiter_lease`, for as long
+//! as there are any. If the lock is free, that command also removes dead waiters and notifies the next living one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,34 +50,40 @@ impl Places {
         })
     }
 
-    /// When the next sign of life is due after one that was shown at `shown_at`; of `time::nanos`.
+    /// When the next sign of life is due after that of `shown_at`; of `time::nanos`.
     pub(crate) fn due_after(&self, shown_at: Instant) -> u64 {
         time::nanos(shown_at + self.waiter_lease / 3)
     }
 
     pub(super) fn attend(&self) -> Duty {
+        // The question also clears the entry's flag under its mutex, so a place that is added later arms another
+        // `Places`.
         match self.entry.lock().keeps_places() {
             true => Duty::Renew,
             false => Duty::Nothing,
         }
     }
 
-    /// The sign of life.
+    /// The request that shows the sign of life.
     pub(super) fn request(&self) -> Request {
         let (state, owners) = (self.entry.lock(), self.entry.common());
         let tickets = state.places().map(|(_, place)| owners.id(*place));
         let tickets: Vec<_> = tickets.collect();
+        // A place that is given up from here on may still get this sign of life: the script never makes a place.
         drop(state);
         let request = self.entry.protocol.refresh(&tickets);
         request.expect("Redis keeps the queue")
     }
 
-    /// One was shown; returns when the next is due. Those whose places are lost ask for another.
+    /// The reply to a sign of life; returns when the next is due. A thread whose place is lost is woken to ask for
+    /// another.
     pub(super) fn shown(&self, reply: Value, sent_at: Instant) -> u64 {
         match redis::from_redis_value::<Vec<String>>(reply) {
             Ok(lost) if lost.is_empty() => {}
             Ok(lost) => {
                 let (state, owners) = (self.entry.lock(), self.entry.common());
+                // A place that was given up or replaced while the request was on its way is not found here, and its
+                // loss does not matter.
                 for (waiter, place) in state.places() {
                     if lost.iter().any(|lost| **lost == *owners.id(*place)) {
                         waiter.message();

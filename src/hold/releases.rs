@@ -1,4 +1,4 @@
-//! Counts and logs the outcomes of releases that nobody waits for.
+//! Counts and logs the outcomes of releases for which no thread waits.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ impl OnReply for Releases {
         let (name, owner) = (&release.name, &release.owner);
         match script::released(reply) {
             Ok(Released::Yes { .. }) => {}
-            // Normal for an undone acquire, and for a release that was sent twice.
+            // An undone acquire may never have been executed, and a release that was sent twice may have been executed
+            // the first time.
             Ok(Released::Gone | Released::Taken) if release.undo || replayed => {}
             Ok(gone) => {
                 self.counters.releases_of_lost.add(1);
@@ -44,6 +45,7 @@ impl OnReply for Releases {
             report!(Debug, "undoing an acquire of `{name}`: {why}");
             return;
         }
+        // A lease ends what was not released; permits without one stay taken, which the log must say.
         self.counters.releases_failed.add(1);
         let (doing, then) = match release.for_good {
             true => (

@@ -1,4 +1,4 @@
-//! What the watchdog renews, and whose end it reports: a hold, or the places of a client in a queue.
+//! A renewal by the watchdog: of a hold, or of the places of a client in a queue.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,15 +34,15 @@ impl From<&Arc<Places>> for Renewal {
     }
 }
 
-/// What follows from the answer to a renewal. Moments are `time::nanos`.
+/// The consequence of the answer to a renewal. Moments are `time::nanos`.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// It was renewed, and is due again then.
+    /// The hold was renewed, and is due again then.
     Renewed(u64),
-    /// It is due again then.
+    /// Nothing was confirmed; the renewal is due again then.
     Look(u64),
     Lost(LossReason),
-    /// It was refused for now.
+    /// The server has rejected the renewal for now.
     Refused(RedisError),
 }
 
@@ -61,7 +61,7 @@ impl Scheduled for Renewal {
         }
     }
 
-    /// A hold that several nodes keep counts once.
+    /// Parts do not count, so that a hold that several nodes keep counts once.
     fn counts(&self) -> bool {
         matches!(self, Self::Hold(hold) if !hold.is_part())
     }
@@ -76,7 +76,7 @@ impl Renewal {
         }
     }
 
-    /// Whether it still needs the watchdog.
+    /// Whether this still needs the watchdog.
     pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::Hold(hold) => hold.is_held(),
@@ -84,7 +84,7 @@ impl Renewal {
         }
     }
 
-    /// What the watchdog has to do about it at `now`.
+    /// The duty of the watchdog at `now`.
     pub(crate) fn attend(&self, now: Instant) -> Duty {
         match self {
             Self::Hold(hold) => hold.attend(now),
@@ -92,12 +92,12 @@ impl Renewal {
         }
     }
 
-    /// Whether its renewal may be sent early, together with those that are due at `now`.
+    /// Whether the renewal may be sent early, together with those that are due at `now`.
     pub(crate) fn may_be_early(&self, now: Instant) -> bool {
         matches!(self, Self::Hold(hold) if hold.duty(now) == Duty::Renew)
     }
 
-    /// When it ends unless it is renewed, of `time::nanos`. What ends first is renewed first.
+    /// When this ends unless it is renewed, of `time::nanos`. The renewal that ends first is sent first.
     pub(crate) fn ends(&self, now: Instant) -> u64 {
         match self {
             Self::Hold(hold) => hold.look_again(u64::MAX),
@@ -105,7 +105,7 @@ impl Renewal {
         }
     }
 
-    /// When it is due again, if no reply has come by `at`; of `time::nanos`.
+    /// When this is due again, if no reply has arrived by `at`; of `time::nanos`.
     pub(crate) fn look_again(&self, at: Instant) -> u64 {
         let at = time::nanos(at);
         match self {
@@ -114,7 +114,7 @@ impl Renewal {
         }
     }
 
-    /// The request that renews it.
+    /// The request that renews the hold, or the places.
     pub(crate) fn request(&self) -> Request {
         match self {
             Self::Hold(hold) => hold.renew_request(),
@@ -122,13 +122,15 @@ impl Renewal {
         }
     }
 
-    /// What the `answer` to a request sent at `sent_at` means.
+    /// The meaning of the `answer` to a request sent at `sent_at`.
     pub(crate) fn answered(&self, answer: Result<Value, RedisError>, sent_at: Instant) -> Next {
         match (self, answer) {
             (Self::Hold(hold), Ok(reply)) => hold.renewal_answered(reply, sent_at),
+            // The lock's key was replaced by something else, so no lock of this name is held.
             (Self::Hold(_), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::Lost(LossReason::TakenOver)
             }
+            // The waiting threads find that out themselves when they ask.
             (Self::Places(places), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::Look(places.due_after(sent_at))
             }
@@ -144,23 +146,25 @@ impl Hold {
             .whole()
             .is_some_and(|(whole, _)| !whole.is_some_and(|whole| whole.is_held()))
         {
+            // The whole hold is over, so its parts are not renewed any more. Its guard releases them.
             return Duty::Nothing;
         }
         let duty = self.duty(now);
         if duty == Duty::Renew {
-            // If it is not confirmed in time, the hold is lost as unreachable.
+            // If the renewal is not confirmed in time, the hold is lost as unreachable.
             self.lease.lock().record_renewal_due();
         }
         duty
     }
 
-    /// When it is due again, if no reply has come by `at`.
+    /// When the hold is due again, if no reply has arrived by `at`.
     fn look_again(&self, at: u64) -> u64 {
         self.lease.lock().look_again(at)
     }
 
-    /// The request that renews it.
+    /// The request that renews the hold.
     fn renew_request(&self) -> Request {
+        // The thread holds the whole, so the count is kept there.
         let whole = self.whole().and_then(|(whole, _)| whole);
         let count = whole
             .as_deref()
@@ -172,6 +176,7 @@ impl Hold {
 
     fn renewal_answered(&self, reply: Value, sent_at: Instant) -> Next {
         let shortened_to = script::shortened_to(&reply);
+        // Each reply is about the hold's own number (rule 1 at `Hold`), so a late one says nothing about another hold.
         let renewed = match self.renewal(reply) {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return Next::Look(time::nanos(Instant::now())),
@@ -180,9 +185,12 @@ impl Hold {
                 return Next::Lost(LossReason::TakenOver);
             }
         };
+        // A hold that Redis has lost within its validity was forced open or taken over; after that it has expired.
         let in_time = Instant::now() < self.valid_until();
         match renewed.loss_if(in_time) {
             None => {
+                // The holder may have locked again with another lease since this renewal was built; the lease ignores
+                // it then.
                 self.change(|lease| {
                     lease.confirm_renewal(sent_at);
                     lease.adapt_keep_lock(shortened_to);

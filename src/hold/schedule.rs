@@ -1,8 +1,9 @@
-//! When the watchdog has to handle each entry, and in which order to renew them. No I/O and no clock of its own.
+//! When the watchdog has to handle each entry, and in which order to renew them. The schedule does no I/O and has no
+//! clock.
 //!
-//! An *armed* entry is handled when it is due. If its renewal is due then, it is also *queued*: it stays armed for the
-//! moment at which its loss has to be reported, and what ends first is renewed first. So nobody has to search the renewals
-//! under way for holds that are over.
+//! An *armed* entry is handled when it is due. If its renewal is due then, the entry is also *queued*: it stays armed
+//! for the moment at which its loss has to be reported, and the entry that ends first is renewed first. So the renewals
+//! under way need not be searched for holds that are over.
 //!
 //! ```text
 //!   armed ──due──► take_due ──queue──► armed and queued ──take_renewal──► armed, its renewal under way
@@ -16,9 +17,9 @@ use std::cmp::Ordering as Order;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What can be on a schedule: a pointer to it.
+/// An entry of a schedule: a pointer to the thing that is scheduled.
 pub(crate) trait Scheduled: Clone {
-    /// Unique among the entries; of two that are due at the same moment the lower number is first.
+    /// Unique among the entries. Of two that are due at the same moment, the one with the lower number is first.
     fn number(&self) -> u64;
 
     fn times(&self) -> &Times;
@@ -27,10 +28,11 @@ pub(crate) trait Scheduled: Clone {
     fn counts(&self) -> bool;
 }
 
-/// By what the schedule finds an entry. Only the schedule changes it, under the mutex of the schedule.
+/// The key by which the schedule finds an entry. Only the schedule changes it, with the mutex of the schedule held, so
+/// relaxed atomics are enough.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
-    /// When it is due; zero while it is not armed.
+    /// When the entry is due; zero while it is not armed.
     due: AtomicU64,
 }
 
@@ -77,8 +79,10 @@ impl<T: Scheduled> Schedule<T> {
         }
     }
 
-    /// Schedules `entry` for `due`; it is no longer queued.
+    /// Schedules `entry` for `due`, and for no other moment; the entry is no longer queued.
     pub(crate) fn arm(&mut self, entry: T, due: u64) {
+        // An entry may be armed already, by the thread that locks again while the watchdog renews. Each entry has one
+        // moment.
         self.disarm(&entry);
         let at = due.max(1);
         entry.times().due.store(at, Ordering::Relaxed);
@@ -86,7 +90,7 @@ impl<T: Scheduled> Schedule<T> {
         self.due.insert(Item { at, entry });
     }
 
-    /// Queues `entry` for renewal, and schedules it for its end.
+    /// Queues `entry` for renewal, and schedules the entry for its end.
     pub(crate) fn queue(&mut self, entry: &T, ends: u64) {
         self.arm(entry.clone(), ends);
         let (at, entry) = (ends.max(1), entry.clone());
@@ -103,6 +107,7 @@ impl<T: Scheduled> Schedule<T> {
         self.counted -= usize::from(entry.counts());
         let item = Item { at, entry };
         self.due.remove(&item);
+        // A queued entry has the same moment in both sets; one whose renewal was taken is in `due` only.
         if !self.renewals.is_empty() {
             self.renewals.remove(&item);
         }
@@ -126,7 +131,7 @@ impl<T: Scheduled> Schedule<T> {
         self.renewals.len()
     }
 
-    /// Takes the queued entry that ends first, to renew it now; it stays armed.
+    /// Takes the queued entry that ends first, to renew it now. The entry stays armed for its end.
     pub(crate) fn take_renewal(&mut self) -> Option<T> {
         Some(self.renewals.pop_first()?.entry)
     }
@@ -184,7 +189,7 @@ mod tests {
     #[test]
     fn what_ends_first_is_renewed_first() {
         let mut schedule = Schedule::new();
-        // Due together after an outage, and queued in any order.
+        // After an outage all are due together, and are queued in any order.
         for (number, ends) in [(1, 50), (2, 20), (3, 70), (4, 20), (5, 10)] {
             let entry = Entry::new(number, &Arc::default());
             schedule.arm(Arc::clone(&entry), 1);
@@ -203,7 +208,7 @@ mod tests {
         schedule.queue(&entry, 30);
         assert!(schedule.take_renewal().is_some() && schedule.queued() == 0);
         assert_eq!(schedule.first_due().map(|(due, _)| due), Some(30));
-        // Confirmed.
+        // The renewal is confirmed.
         schedule.arm(Arc::clone(&entry), 40);
         assert_eq!(schedule.first_due().map(|(due, _)| due), Some(40));
         assert_eq!(schedule.len(), 1);
@@ -222,7 +227,7 @@ mod tests {
                 .collect();
             let before = looks.load(Ordering::Relaxed);
             for entry in sent {
-                // Is anything over meanwhile?
+                // Between two replies the watchdog checks whether anything is over.
                 assert!(schedule.first_due().is_some_and(|(due, _)| due > 10));
                 schedule.arm(Arc::clone(&entry), 2_000_000);
             }
@@ -254,7 +259,8 @@ mod tests {
         prop::collection::vec(step, 1..60)
     }
 
-    /// What a schedule has to agree with: when each entry is due, and ends if it queues; zero if not. All are searched.
+    /// The reference for a schedule: when each entry is due, and when it ends if it is queued; zero if not. Every
+    /// question searches all entries.
     #[derive(Default)]
     struct Searched([(u64, u64); 5]);
 
@@ -308,7 +314,7 @@ mod tests {
                 let first = schedule.first_due();
                 let first = first.and_then(|(due, entry)| Some((due, place(entry)?)));
                 prop_assert_eq!(first, searched.first(due));
-                // The first does not count.
+                // The first entry does not count.
                 prop_assert_eq!(schedule.len(), searched.count(1, due));
                 prop_assert_eq!(schedule.queued(), searched.count(0, ends));
             }

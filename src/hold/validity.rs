@@ -1,4 +1,4 @@
-//! How long a hold is certainly ours, and when the watchdog has to do what about it. No I/O and no clock of its own.
+//! How long a hold is certain, and what the watchdog has to do when. Pure: no I/O, no clock.
 //!
 //! A hold is certain for its lease, less a margin, counted from before the last confirmed request was sent:
 //!
@@ -15,24 +15,25 @@ use crate::local::lock::{LeasePolicy, Mode};
 use crate::time;
 
 /// The longest time between two renewals of a read hold, which also extend the lock's key. A Redisson client that reads
-/// shortens the time to live of that key to 30 s every 10 s, and may die. A client with other settings may shorten it further;
-/// once that is seen, the key is extended more often.
+/// shortens the time to live of that key to 30 s every 10 s, and may die. A client with other settings may shorten it
+/// further; once a renewal finds that, the key is extended more often.
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
-/// No such moment, and no such limit.
+/// The value for "no such moment" and "no such limit".
 const NEVER: u64 = u64::MAX;
 
 /// The watchdog's duty towards a hold.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     Nothing,
-    /// Until then, of `time::nanos`.
+    /// The watchdog waits until then, of `time::nanos`.
     Wait(u64),
     Renew,
     Lose(LossReason),
 }
 
-/// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep it small: every hold has one.
+/// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep the struct small: every hold has
+/// one.
 ///
 /// | what has happened | until when the hold is certain |
 /// | --- | --- |
@@ -46,23 +47,25 @@ pub(crate) struct Lease {
     until: u64,
     /// The lease that a renewal asks for.
     ttl: u64,
-    /// The longest lease ever requested: the one now may not have arrived.
+    /// The longest lease ever requested. Redis may not have executed the latest request, and so may still keep a longer
+    /// lease.
     longest: u64,
     max_hold: u64,
     max_until: u64,
     /// How soon the renewal of a read hold is due again, in microseconds: see [`KEEP_LOCK`].
     keep_lock_us: u32,
     is_renewed: bool,
-    /// The watchdogs of several servers renew what their servers keep, and report when that ends.
+    /// The hold has a part at each of several servers. The watchdogs of these servers' clients renew the parts, and
+    /// report when one ends.
     has_parts: bool,
     /// A renewal was due, or failed, and none has been confirmed since.
     renewal_failed: bool,
-    /// The lease was changed after the last renewal was built, so that one carries another lease.
+    /// The lease was changed after the last renewal was built, which therefore carries another lease.
     renewal_is_outdated: bool,
 }
 
-/// The end of a lease of so many nanoseconds that was requested at `sent_at`, as far as it is certain. A hundredth of it does not count, for
-/// clocks that run at different speeds, nor do 2 ms.
+/// The certain end of a lease of so many nanoseconds that was requested at `sent_at`. A hundredth of the lease does not
+/// count, since clocks run at different speeds, nor do 2 ms.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
 fn end_of(sent_at: Instant, lease: u64) -> u64 {
@@ -100,7 +103,7 @@ impl Lease {
         }
     }
 
-    /// The watchdogs of several servers renew what their servers keep, and report when that ends.
+    /// The hold is kept in parts, which are renewed and lost separately.
     pub(crate) fn set_has_parts(&mut self) {
         self.has_parts = true;
     }
@@ -118,14 +121,14 @@ impl Lease {
         Duration::from_nanos(self.longest)
     }
 
-    /// Changes what a renewal asks for. A longer lease is not forgotten.
+    /// Changes the lease that a renewal asks for; [`longest`](Self::longest) remembers a longer one.
     fn set_ttl(&mut self, ttl: Duration) {
         self.ttl = span(ttl);
         self.renewal_is_outdated = true;
         self.record_request(ttl);
     }
 
-    /// How it was taken, or taken last.
+    /// The lease with which the hold was taken, or locked again last.
     pub(crate) fn policy(&self) -> LeasePolicy {
         if self.is_renewed {
             LeasePolicy::Renewed {
@@ -138,8 +141,8 @@ impl Lease {
         }
     }
 
-    /// Begins a renewal, and returns the lease that it has to request. A fixed read hold does not become longer: only the
-    /// lock's key does.
+    /// Begins a renewal, and returns the lease to request. For a read hold with a fixed lease that is the shortest: the
+    /// hold does not become longer, only the time to live of the lock's key does.
     pub(crate) fn begin_renewal(&mut self) -> Duration {
         self.renewal_is_outdated = false;
         if self.is_renewed {
@@ -155,7 +158,7 @@ impl Lease {
         self.confirm(sent_at, self.ttl);
     }
 
-    /// Whether it matters when a grant is noticed, and not only when the request was sent.
+    /// Whether the hold has a `max_hold`, which counts from when the grant is noticed.
     pub(crate) fn is_limited(&self) -> bool {
         self.max_hold != NEVER
     }
@@ -168,7 +171,7 @@ impl Lease {
         };
     }
 
-    /// Redis has confirmed the hold for `ttl` from `sent_at` on. Never shortens.
+    /// Redis has confirmed the hold for `ttl` from `sent_at` on. The validity never becomes shorter.
     pub(crate) fn prolong(&mut self, sent_at: Instant, ttl: Duration) {
         self.confirm(sent_at, span(ttl));
     }
@@ -177,8 +180,8 @@ impl Lease {
         self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
-    /// Redis has confirmed the last renewal, sent at `sent_at`. Ignored if the lease was changed after the renewal was built:
-    /// the renewal carries the lease of before, and may be sent after the change was confirmed.
+    /// Redis has confirmed the last renewal, sent at `sent_at`. A renewal that was built before the lease was changed
+    /// is ignored: it carries the earlier lease, and may have been sent after the change was confirmed.
     pub(crate) fn confirm_renewal(&mut self, sent_at: Instant) {
         if self.is_renewed && !self.renewal_is_outdated {
             self.confirm(sent_at, self.ttl);
@@ -192,12 +195,12 @@ impl Lease {
         self.until = until;
     }
 
-    /// A majority of servers keeps the hold until then and no longer, which can be less than before.
+    /// A majority of servers keeps the hold until then and no longer, which may be earlier than before.
     pub(crate) fn set_certain_until(&mut self, until: Instant) {
         self.set_until(time::nanos(until));
     }
 
-    /// From now on the hold is renewed, or ends by itself, with another lease.
+    /// From now on the hold has another lease, and is renewed with it or ends with it.
     pub(crate) fn set_policy(&mut self, policy: LeasePolicy, ttl: Duration, now: Instant) {
         self.set_ttl(ttl);
         self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
@@ -212,8 +215,8 @@ impl Lease {
         self.longest = self.longest.max(span(ttl));
     }
 
-    /// A fixed lease is about to be requested instead of the present one. From now on the hold is not renewed, and certain for no longer than
-    /// both the old lease and one that begins at `asked_at`.
+    /// A fixed lease is about to be requested instead of the present one. From now on the hold is not renewed. Redis
+    /// may execute the request or not, so the hold is certain until the earlier of both ends.
     pub(crate) fn announce_fixed(&mut self, asked_at: Instant, ttl: Duration) {
         self.set_ttl(ttl);
         self.is_renewed = false;
@@ -231,7 +234,7 @@ impl Lease {
         self.renewal_failed = true;
     }
 
-    /// A renewal found that somebody had shortened the time to live of the read lock's key to this; `None` if nobody had.
+    /// A renewal found the time to live of the read lock's key shortened to `found`; `None` if it was not.
     pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -240,7 +243,7 @@ impl Lease {
         Duration::from_micros(self.keep_lock_us.into())
     }
 
-    /// When it is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    /// When the hold is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
     pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> u64 {
         if self.has_parts {
             return self.max_until;
@@ -252,11 +255,12 @@ impl Lease {
         if mode == Mode::Shared {
             soon = soon.min(u64::from(self.keep_lock_us) * 1000);
         }
+        // Never later than the end, whose loss has to be reported even if a renewal is on its way.
         let due = time::nanos(sent_at).saturating_add(soon);
         due.min(self.until).min(self.max_until)
     }
 
-    /// When it is due again, if no reply has come by `at`; both of `time::nanos`.
+    /// When the hold is due again, if no reply has arrived by `at`; both of `time::nanos`.
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         at.min(self.until).min(self.max_until)
     }
@@ -272,9 +276,12 @@ impl Lease {
             });
         }
         if at >= self.max_until {
+            // Reported, but not released: until the lease ends in Redis, a holder that has not noticed yet keeps others
+            // out.
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {
+            // The parts end by themselves, and the quorum reports the loss when too few are left.
             Duty::Wait(self.max_until)
         } else if self.is_renewed || mode == Mode::Shared {
             Duty::Renew
@@ -288,11 +295,11 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to renew a read hold again. `last`: the time since the renewal before; `found`: to what somebody had shortened
-/// the key's time to live, if so.
+/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: the time to live to which
+/// somebody had shortened the key, if so.
 ///
-/// A third of what was found, as with a lease. If it was not shortened, the client that does that may only be slower, so the
-/// time doubles until it is back to normal.
+/// After a shortened key the pause is a third of the time that was found, as with a lease. If the key was not
+/// shortened, the client that does so may only be slower, so the pause doubles until it is back to normal.
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)
@@ -364,14 +371,14 @@ mod tests {
         let mut lease = Lease::new(RENEWED, ms(10_000));
         lease.grant(begin, begin);
         let before = lease.until();
-        // A longer one may not arrive, a shorter one may.
+        // The request for a longer lease may not arrive, and that for a shorter one may.
         lease.announce_fixed(begin + ms(100), ms(20_000));
         assert_eq!(lease.until(), before);
         lease.announce_fixed(begin + ms(100), ms(1_000));
         assert_eq!(lease.until(), time::nanos(begin + ms(100 + 1_000 - 12)));
         assert_eq!(lease.longest(), ms(20_000));
         assert_eq!(lease.policy(), LeasePolicy::Fixed(ms(1_000)));
-        // A renewal of the time before counts for nothing.
+        // A renewal that was built before does not count.
         lease.confirm_renewal(begin + ms(90));
         assert_eq!(lease.until(), time::nanos(begin + ms(1_088)));
         lease.replace(begin + ms(100), ms(20_000));
@@ -380,11 +387,11 @@ mod tests {
 
     #[test]
     fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() {
-        // They shorten it to `to_live` every third of that, as Redisson's watchdog does; all in milliseconds.
+        // A Redisson client shortens the key to `to_live` every third of that; all in milliseconds.
         for to_live in [90_u64, 900, 4_000, 9_999, 30_000] {
             for phase in (0..100).map(|part| to_live / 3 * part / 100) {
                 let shortened = |n: u64| n * to_live / 3;
-                // We come in `phase` after one of their rounds.
+                // This client's renewal comes `phase` after one of these rounds.
                 let (mut now, mut pause) = (shortened(1) + phase, KEEP_LOCK);
                 let mut found = Some(Duration::from_millis(to_live - phase));
                 for _ in 0..50 {
@@ -404,7 +411,7 @@ mod tests {
                 }
             }
         }
-        // Nobody does any more.
+        // The Redisson client has stopped shortening the key.
         let mut pause = keep_lock_again(KEEP_LOCK, Some(Duration::ZERO));
         assert!(pause > Duration::ZERO);
         for _ in 0..20 {
@@ -417,7 +424,7 @@ mod tests {
     enum Step {
         /// The watchdog builds a renewal.
         Begin,
-        /// The last one is sent, and confirmed.
+        /// The last renewal is sent and confirmed.
         Renewed {
             sent: u64,
         },
@@ -446,8 +453,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was confirmed, the hold is never certain for longer than the requests allow that Redis has executed, each
-        /// counted from when it was sent; and every lease that may have arrived is within `longest`.
+        /// The hold is never certain for longer than the requests allow that Redis has executed, each counted from when
+        /// it was sent. Every lease that may have arrived is within `longest`.
         #[test]
         fn a_hold_is_never_certain_for_longer_than_what_was_sent(steps in steps()) {
             let begin = Instant::now();
@@ -473,7 +480,7 @@ mod tests {
                     Step::AskFor { ttl } => {
                         longest = longest.max(ttl);
                         lease.announce_fixed(now, ms(ttl));
-                        // It may be executed or not.
+                        // Redis may execute the request or not.
                         ends = ends.min(now + ms(ttl));
                         prop_assert!(lease.until() <= before);
                         prop_assert!(lease.until() <= end_of(now, span(ms(ttl))));

@@ -1,10 +1,10 @@
-//! The watchdog: one thread that renews all holds of a client, over connections of its own, or those for commands while its
-//! own cannot be made.
+//! The watchdog: one thread that renews all holds of a client, over connections of its own, or over those for commands
+//! while its own cannot be made.
 //!
-//! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends, or
-//! its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that are
-//! due, in the order in which the holds would end. Whatever the server does, the thread never blocks for longer than
-//! [`SLICE`] before it checks what is due, so a loss is reported in time even while Redis is frozen.
+//! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends,
+//! or its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that
+//! are due, in the order in which the holds would end. The thread, whatever the server does, never blocks for longer
+//! than [`SLICE`] before it checks what is due, so a loss is reported in time even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -13,10 +13,10 @@
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```
 //!
-//! Each [`Renewal`] says what to send to renew it and what the reply means. [`Housekeeping`] is what the thread also does
-//! for its client.
+//! Each [`Renewal`] makes its request and reads the reply. [`Housekeeping`] is the other work of the thread for its
+//! client.
 //!
-//! A hold is armed before its guard exists, and disarmed before its release is sent.
+//! When a hold is armed and disarmed: rule 4 at [`Hold`].
 
 mod renewing;
 
@@ -48,40 +48,40 @@ const PORTION: usize = 4096;
 /// dropping idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
-/// The part of the lease that is not much beside it, and the most of it. So much sooner renewals are sent together with
-/// others, so long the holds of other masters wait for the answers of one, and so long a renewal that failed waits until it
-/// is sent again.
+/// A span that is short beside the lease: this part of it, and at most this long. A renewal may be sent earlier by that
+/// span, together with others; the holds of other masters wait so long for the answers of one; a renewal that failed
+/// waits so long until it is sent again.
 const LITTLE: (u32, Duration) = (60, Duration::from_millis(500));
 
 /// The work besides renewals that the thread does for its client.
 pub(crate) trait Housekeeping: Send + Sync {
-    /// `hold` is lost for this reason, unless it was over before: its listener, the counters and the local lock are
-    /// notified.
+    /// `hold` is lost for this reason, unless it was over before. Notifies its listeners, the counters and the local
+    /// lock.
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
 
-    /// Called when something is renewed: checks the connection over which its release will have to go.
+    /// Called when something is renewed: checks the connection over which the release will have to be sent.
     fn look_after_connection(&self);
 
     /// Does one step of the housekeeping, a few milliseconds long.
     fn housekeep(&self) -> Left;
 }
 
-/// When each hold has to be looked at.
+/// The schedule of the watchdog's thread, shared with the threads that acquire and release.
 pub(crate) struct Watchdog {
     state: Mutex<WatchdogState>,
     changed: Condvar,
-    /// Whether [`Watchdog::housekeep_soon`] was called since the last housekeeping. Read without the mutex, since it is
-    /// called after every release.
+    /// Whether [`Watchdog::housekeep_soon`] was called since the last housekeeping. Not under the mutex, since every
+    /// release calls that method.
     housekeeping_asked: AtomicBool,
 }
 
 struct WatchdogState {
     schedule: Schedule<Renewal>,
     housekeep_at: Option<u64>,
-    /// Whether the connection for renewals was asked for. Until then each hold has housekeeping run soon, which does that if
-    /// anything is held then: most holds of a short-lived process need none.
+    /// Whether the connection for renewals was asked for. Until then each hold has housekeeping run soon, which asks
+    /// for the connection if anything is still held: most holds of a short-lived process need none.
     is_prepared: bool,
-    /// Housekeeping runs this often even if nobody asks for it.
+    /// Housekeeping runs this often even if no thread asks for it.
     housekeep_every: Option<Duration>,
     /// Until when the thread sleeps; zero while it is awake.
     wakes_at: u64,
@@ -89,7 +89,7 @@ struct WatchdogState {
 }
 
 impl Watchdog {
-    /// Housekeeping runs when it is asked for, and `every` so often, if that is given.
+    /// Housekeeping runs when it is asked for and, if `every` is given, that often.
     pub(crate) fn new(every: Option<Duration>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(WatchdogState {
@@ -105,10 +105,12 @@ impl Watchdog {
         })
     }
 
-    /// Schedules a hold, or places, for `due`, of `time::nanos`, unless it is over.
+    /// Schedules a hold, or places, for `due`, of `time::nanos`, unless the hold is over.
     pub(crate) fn arm(&self, its: impl Into<Renewal>, due: u64) {
         let its = its.into();
         let mut state = self.state.lock();
+        // With the mutex held: a thread that ends the hold changes its state first and then takes this mutex to disarm
+        // it. So either the end is seen here, or that thread removes what is added here.
         if !its.is_held() {
             return state.schedule.disarm(&its);
         }
@@ -120,7 +122,7 @@ impl Watchdog {
         }
     }
 
-    /// Queues it for renewal, unless it is over, and schedules it for its end.
+    /// Queues `its` for renewal, unless it is over, and schedules it for its end.
     fn queue(&self, its: &Renewal, now: Instant) {
         let ends = its.ends(now);
         let mut state = self.state.lock();
@@ -130,19 +132,22 @@ impl Watchdog {
         }
     }
 
-    /// Takes it off the schedule. It must be over, or the thread may put it back.
+    /// Takes a hold, or places, off the schedule. The hold must be over, or the watchdog's thread may put it back: rule
+    /// 4 at [`Hold`].
     pub(crate) fn disarm(&self, its: impl Into<Renewal>) {
         self.state.lock().schedule.disarm(&its.into());
     }
 
-    /// Has the thread run the housekeeping shortly.
+    /// Makes the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
+        // Of many releases only the first takes the mutex. A thread that finds the flag set relies on the run that
+        // clears it: `next` does that before the run, so the run finds the work that preceded this call.
         if !self.housekeeping_asked.swap(true, Ordering::AcqRel) {
             self.housekeep_by(Instant::now() + HOUSEKEEP_AFTER);
         }
     }
 
-    /// Has the thread run the housekeeping by then.
+    /// Makes the thread run the housekeeping by `at`.
     pub(crate) fn housekeep_by(&self, at: Instant) {
         let at = time::nanos(at);
         let mut state = self.state.lock();
@@ -150,8 +155,10 @@ impl Watchdog {
         self.wake_at(state, at);
     }
 
-    /// The thread must not sleep for longer than that.
+    /// Wakes the thread if it would sleep for longer than until `at`.
     fn wake_at(&self, mut state: parking_lot::MutexGuard<'_, WatchdogState>, at: u64) {
+        // Zero while the thread is awake, so it is not notified then: it looks at the schedule with the mutex held
+        // before it sleeps.
         if at < state.wakes_at {
             state.wakes_at = at;
             drop(state);
@@ -164,13 +171,13 @@ impl Watchdog {
         self.state.lock().schedule.len()
     }
 
-    /// Has the thread end.
+    /// Makes the thread end.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Takes everything off, and returns the holds.
+    /// Takes everything off the schedule, and returns the holds.
     pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
         let all = self.state.lock().schedule.take_all();
         let holds = all.into_iter().filter_map(|its| match its {
@@ -194,6 +201,7 @@ impl Watchdog {
                     if housekeep {
                         let every = state.housekeep_every;
                         state.housekeep_at = every.map(|every| time::nanos(Instant::now() + every));
+                        // Cleared before the run, not after it: work that is queued during the run asks for another.
                         self.housekeeping_asked.store(false, Ordering::Release);
                     }
                     state.wakes_at = 0;
@@ -211,19 +219,21 @@ impl Watchdog {
         }
     }
 
-    /// Takes off what is due first, with the moment at which it is due. Renewals due within `early` count as due,
+    /// Takes the entry that is due first, with the moment at which it is due. Renewals due within `early` count as due,
     /// so that holds acquired shortly after one another are renewed together.
     fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Renewal)> {
         let mut state = self.state.lock();
         let (due, first) = state.schedule.first_due()?;
         let soon = || due <= time::nanos(now + early) && first.may_be_early(now);
+        // Only renewals may be early: a loss reported early would be false.
         if due > time::nanos(now) && !soon() {
             return None;
         }
         Some((time::instant(due), state.schedule.take_due()?))
     }
 
-    /// Whether anything is held, and needs the connection for renewals.
+    /// Whether anything is held, so that the connection for renewals is needed. From then on housekeeping is not asked
+    /// for this.
     fn prepares(&self) -> bool {
         let mut state = self.state.lock();
         let holds = state.schedule.first_due().is_some();
@@ -248,7 +258,7 @@ impl Housekeeper for Watchdog {
 }
 
 impl WatchdogState {
-    /// When the thread has to look next what there is to do, if ever.
+    /// When the thread has work next, if ever. Queued renewals are due at once.
     fn next_at(&self) -> Option<u64> {
         let due = self.schedule.first_due().map(|(due, _)| due);
         let queued = (self.schedule.queued() > 0).then_some(0);
@@ -257,7 +267,7 @@ impl WatchdogState {
     }
 }
 
-/// What the thread is started with.
+/// The environment with which the thread is started.
 pub(crate) struct Task {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) client: Arc<dyn Housekeeping>,
@@ -272,12 +282,12 @@ pub(crate) struct Task {
 /// The state of the thread.
 struct WatchdogThread {
     task: Arc<Task>,
-    /// What was taken off the schedule and is being handled: after a panic it is put back.
+    /// The entry that was taken off the schedule and is being handled; after a panic it is put back.
     in_hand: Option<Renewal>,
-    /// Renewals that were sent.
+    /// Renewals that were sent and not answered yet.
     under_way: renewing::UnderWay,
-    /// The masters to which there is no connection for renewals now: the others do not wait for it again. `None` is that of
-    /// slots that nobody has.
+    /// The masters to which no connection for renewals could be made in this round, so that the renewals for others do
+    /// not wait for one again. `None` stands for slots that no master serves.
     away: Vec<Option<usize>>,
 }
 
@@ -291,11 +301,13 @@ pub(crate) fn run(task: Task) {
         away: Vec::new(),
     };
     loop {
-        // Nothing here should panic; if something does, the holds must still be renewed.
+        // A panic here would be a bug, but the holds must be renewed all the same.
         match std::panic::catch_unwind(AssertUnwindSafe(|| thread.round())) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => {
+                // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed
+                // again.
                 if let Some(its) = thread.in_hand.take() {
                     let again = its.look_again(Instant::now() + SLICE);
                     task.watchdog.arm(its, again);
@@ -309,7 +321,7 @@ pub(crate) fn run(task: Task) {
 }
 
 impl WatchdogThread {
-    /// Sleeps, and does what is due then; `false` once stopped.
+    /// Sleeps until something is due, and does it; `false` once stopped.
     fn round(&mut self) -> bool {
         let task = Arc::clone(&self.task);
         let Some(housekeep) = task.watchdog.next() else {
@@ -322,12 +334,14 @@ impl WatchdogThread {
             task.client.look_after_connection();
         }
         if housekeep {
+            // A hold that has lasted until now may need a renewal; its connection is made before that is due.
             if task.watchdog.prepares() {
                 task.nodes.keep_up_with(&task.commands);
             }
             let ends = Instant::now() + HOUSEKEEP_AFTER;
             let left = loop {
                 let left = task.client.housekeep().max(task.nodes.housekeep());
+                // A backlog of housekeeping must delay neither a renewal nor the report of a loss.
                 if left != Left::More || !self.dispatch(Duration::ZERO) || Instant::now() >= ends {
                     break left;
                 }
@@ -343,8 +357,8 @@ impl WatchdogThread {
         true
     }
 
-    /// Handles what is due, and renewals that are due within `early`; `false` once the thread has to stop. Also called
-    /// while the thread waits for something else, so that no loss is reported late.
+    /// Handles the entries that are due, and renewals that are due within `early`; `false` once the thread has to stop.
+    /// Also called while the thread waits for something else, so that no loss is reported late.
     fn dispatch(&mut self, early: Duration) -> bool {
         let Task { watchdog, .. } = &*self.task;
         let now = Instant::now();
@@ -354,9 +368,11 @@ impl WatchdogThread {
             };
             let its = self.in_hand.insert(its);
             match its.attend(now) {
+                // The hold was released or lost since it became due, so it stays off the schedule.
                 Duty::Nothing => {}
                 Duty::Wait(until) => watchdog.arm(its.clone(), until),
                 Duty::Renew => {
+                    // From when the renewal was due, so that this also measures a thread that the system did not run.
                     let late = now.saturating_duration_since(due).as_micros();
                     let late = u64::try_from(late).unwrap_or(u64::MAX);
                     self.task.counters.renewal_lateness_max_us.max(late);
@@ -377,10 +393,12 @@ impl Task {
         (self.lease / LITTLE.0).min(LITTLE.1)
     }
 
-    /// It is lost, unless a renewal was confirmed just before.
+    /// Reports the loss of a hold, unless a renewal was confirmed just before.
     fn lose(&self, its: &Renewal, reason: LossReason) {
         if let Renewal::Hold(hold) = its {
             self.client.lose(hold, reason);
+            // The holder, or a thread that reads the answer of a part, has confirmed a renewal in between. The entry
+            // was taken off the schedule, so it is put back.
             if hold.is_held() {
                 self.watchdog.arm(hold, hold.due_after(Instant::now()));
             }

@@ -1,11 +1,11 @@
-//! Sending renewals: over a connection to each master, those of several locks as one request where that is possible, and
-//! all masters at the same time.
+//! Sending renewals: over a connection to each master, to all masters at the same time, and those of several locks as
+//! one request where that is possible.
 //!
-//! A master that is away, or slow, delays the renewals of its own holds, not those of others. They are sent to the new
-//! master once there is one.
+//! A master that is unreachable, or slow, delays the renewals of its own holds, not those of others. These renewals go
+//! to the new master once there is one.
 //!
-//! A client that can acquire one lock can renew the others: if the connection for renewals cannot be made (too many clients, a
-//! new password, no file descriptor), they go over the connection for commands.
+//! A client that can acquire one lock can renew the others: if the connection for renewals cannot be made (too many
+//! clients, a new password, no file descriptor), renewals use the connection for commands.
 //!
 //! ```text
 //!    queued ──sent──► under way ──answered──► armed, or lost
@@ -35,18 +35,19 @@ use crate::verdict::{Kind, Reach, Verdict, reach};
 /// The most renewals, and about the most bytes, that are sent before their replies are read.
 const BATCH: (usize, usize) = (256, 48 * 1024);
 
-/// The most renewals that one script does. A server does nothing else meanwhile: some 0.3 ms.
+/// The most renewals that one script does. The server does nothing else in that time, some 0.3 ms.
 const TOGETHER: usize = 100;
 
-/// What was sent, in its order.
+/// The requests that were sent, in their order.
 pub(super) type UnderWay = VecDeque<Sent>;
 
-/// A request that renews one hold, or several. Dropping it queues again those that it leaves.
+/// A request that renews one hold, or several. When it is dropped, the holds whose answer was not handled are due again
+/// at once.
 pub(super) struct Sent {
     watchdog: Arc<Watchdog>,
     call: Arc<Call>,
     holds: Vec<Renewal>,
-    /// When its batch was.
+    /// When its batch was begun.
     begun: Instant,
     /// The connections over one of which it was sent.
     over: Arc<Nodes>,
@@ -61,9 +62,10 @@ impl Drop for Sent {
 }
 
 impl WatchdogThread {
-    /// Sends what is queued by now, and waits for the answers, but not for long for those of a master that is slow. What
-    /// is queued meanwhile waits for the next time, so that the thread gets to its other work.
+    /// Sends the renewals that are queued by now and waits for the answers, but only shortly for those of a slow
+    /// master. A renewal that is queued during that waits for the next call, so that the thread gets to its other work.
     pub(super) fn renew(&mut self) {
+        // Answers to an earlier batch may have arrived since, and decide whether their masters take more requests now.
         if !self.under_way.is_empty() {
             let now = Instant::now();
             self.settle_all(now, now);
@@ -82,7 +84,7 @@ impl WatchdogThread {
         }
     }
 
-    /// Takes a batch of what is queued.
+    /// Takes a batch of the queued renewals.
     fn batch(&self) -> Vec<(Vec<Request>, Vec<Renewal>)> {
         let mut groups: Vec<(Vec<Request>, Vec<Renewal>)> = Vec::new();
         let (mut count, mut size) = (0, 0);
@@ -90,6 +92,7 @@ impl WatchdogThread {
             let Some(hold) = self.task.watchdog.state.lock().schedule.take_renewal() else {
                 break;
             };
+            // The entry stays armed for its end, so a loss is reported even if the answer never comes.
             let request = hold.request();
             (count, size) = (count + 1, size + request.joined_len());
             match groups.last_mut() {
@@ -123,12 +126,13 @@ impl WatchdogThread {
         });
     }
 
-    /// Queues a request for its master, if nothing sent before is unanswered there: over the connection for renewals, or over
-    /// that for commands if the other is not there after a moment.
+    /// Queues a request for its master, unless an earlier batch is unanswered there: over the connection for renewals,
+    /// or over that for commands if the former cannot be made within a moment.
     fn submit(&mut self, mut its: Sent) {
         let task = Arc::clone(&self.task);
         let master = task.nodes.destination(&its.call);
         let is_behind = |other: &Sent| Some(other.call.node()) == master && other.begun < its.begun;
+        // The master is slow. More requests would only wait behind the earlier ones, and each would be sent again.
         if self.under_way.iter().any(is_behind) {
             return self.postpone(its);
         }
@@ -137,11 +141,13 @@ impl WatchdogThread {
         let mut is_queued = queue(&its);
         if !is_queued && !self.away.contains(&master) {
             let until = Instant::now() + SLICE;
+            // The other requests of this round do not wait for a connection to this master again.
             is_queued = its.over.up(&its.call, until, &|| false).is_ok() && queue(&its);
             if !is_queued {
                 self.away.push(master);
             }
         }
+        // A client that can acquire can also renew, although its other connection cannot be made.
         if !is_queued {
             its.over = Arc::clone(&task.commands);
             is_queued = queue(&its);
@@ -152,8 +158,8 @@ impl WatchdogThread {
         }
     }
 
-    /// Waits until then for the answers to what was sent since `begun`. What has none is behind, and is looked at again with
-    /// the next batch, but not waited for.
+    /// Waits until `until` for the answers to the requests sent since `begun`. A request without an answer is behind:
+    /// it is looked at again with the next batch, but not waited for.
     fn settle_all(&mut self, begun: Instant, until: Instant) {
         loop {
             for its in &self.under_way {
@@ -165,20 +171,22 @@ impl WatchdogThread {
                     self.settle(its);
                 }
             }
+            // While this thread waits for answers, a lease may end.
             let goes_on = self.dispatch(Duration::ZERO);
             let is_left = self.under_way.iter().any(|its| its.begun >= begun);
             if !is_left || !goes_on || Instant::now() >= until {
                 break;
             }
         }
+        // Nothing else may wake the thread before these answers arrive, so it looks for them with the housekeeping.
         if !self.under_way.is_empty() {
             self.task.watchdog.housekeep_soon();
         }
     }
 
-    /// Reads what has come, waiting a few milliseconds at most, and only for what was sent since `begun`.
+    /// Reads the answers that have arrived. Waits a few milliseconds at most, and only for requests sent since `begun`.
     fn read(&self, begun: Instant, until: Instant) {
-        // The last of each node: whoever waits for that reads the answers to the others.
+        // Waiting for the last request of each node reads the answers to the earlier ones as well.
         let mut nodes = Vec::new();
         for its in self.under_way.iter().rev() {
             let to = its.over.at(&its.call);
@@ -194,16 +202,18 @@ impl WatchdogThread {
         }
     }
 
-    /// Does what follows from the answer, if there is one.
+    /// Handles the answer, if there is one.
     fn settle(&mut self, its: Sent) {
         match its.call.outcome() {
-            // The renewals' own connection is there again, and that for commands is silent: what is dropped is sent again.
+            // The renewals' own connection is there again while that for commands is silent. The request is dropped,
+            // which makes its holds due again; its late answer is not needed.
             None if Arc::ptr_eq(&its.over, &self.task.commands)
                 && its.begun + 2 * SLICE < Instant::now()
                 && self.task.nodes.at(&its.call).generation().is_some() => {}
             None => self.under_way.push_back(its),
             Some(Err(err)) => {
                 report!(Debug, "renewing {} locks: {err}", its.holds.len());
+                // The outcome is unknown, and a renewal may be repeated: it sets the time to live and adds nothing.
                 its.over.lost();
                 self.postpone(its);
             }
@@ -211,9 +221,9 @@ impl WatchdogThread {
         }
     }
 
-    /// The server has answered all of a request.
+    /// The server has answered a request.
     fn judge(&mut self, mut its: Sent, reply: Value, sent_at: Instant) {
-        // Several replies may contain the error of one.
+        // Several replies in one: each hold reads its own, which may be an error.
         if matches!(reply, Value::Array(_)) {
             return self.answered(its, reply, sent_at);
         }
@@ -223,7 +233,9 @@ impl WatchdogThread {
         let err = match over.verdict(reply, &its.call, Kind::Kept, from, generation) {
             Verdict::Answer(value) => return self.answered(its, value, sent_at),
             Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(its),
-            // A node that is losing a slot of several keys still serves each key that it has.
+            // A node from which a slot is moving away rejects a request for several keys if it no longer has all of
+            // them, but serves each key that it still has: that error is handled one by one, below. All others are
+            // retried together.
             Verdict::Later(err) if its.holds.len() > 1 && reach(&err) != Reach::Keys => {
                 report!(Debug, "renewing {} locks: {err}", its.holds.len());
                 return self.postpone(its);
@@ -239,7 +251,8 @@ impl WatchdogThread {
         }
     }
 
-    /// Each may fare better by itself: the user may have lost the right to one of them.
+    /// Sends a request of its own for each hold: the user may have lost the right to one of them, which must not fail
+    /// the others.
     fn one_by_one(&mut self, mut its: Sent, why: &dyn std::fmt::Debug) {
         report!(Debug, "renewing several locks together: {why:?}");
         for hold in its.holds.drain(..) {
@@ -247,11 +260,12 @@ impl WatchdogThread {
         }
     }
 
-    /// The reply to a request is here.
+    /// Hands each hold its part of the reply.
     fn answered(&mut self, mut its: Sent, value: Value, sent_at: Instant) {
         let replies = match value {
             value if its.holds.len() == 1 => vec![value],
             Value::Array(replies) if replies.len() == its.holds.len() => replies,
+            // The number of replies is wrong, so they cannot be matched with the holds.
             odd => return self.one_by_one(its, &odd),
         };
         its.holds.reverse();
@@ -278,7 +292,7 @@ impl WatchdogThread {
         }
     }
 
-    /// Has holds renewed after a pause.
+    /// Renews these holds again after a pause.
     fn postpone(&self, mut its: Sent) {
         for hold in its.holds.drain(..) {
             self.rest(hold);
