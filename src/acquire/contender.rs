@@ -1,7 +1,8 @@
-//! A thread that asks Redis for a lock, on behalf of the local lock of its name.
+//! A contender: a thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
-//! How it waits depends on the kind of lock: releases are announced, by one server or by a majority of several, or to each
-//! place in the queue that Redis keeps, or not at all. Accepting the lock, and giving up, is the same for all.
+//! How a contender waits depends on the kind of lock: releases are announced by one server, or by a majority of
+//! several, or to each place in the queue that Redis keeps, or not at all. Accepting the lock, and giving up, is the
+//! same for all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,18 +32,25 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// About as many as there are hand-overs in a tenure of 5 ms. Redis grants fewer, but at least one, to a process that
-/// comes back within fewer microseconds than that.
+/// That is about the number of hand-overs in a tenure of 5 ms. A process that asks again within fewer microseconds than
+/// that gets fewer tokens, but at least one.
 const TOKENS: u64 = 1024;
 
-/// How long before its time is up a thread in the queue of a fair lock asks for the last time, or a quarter of its time if
+/// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
 /// that is shorter.
 ///
-/// Where very many threads wait for a short time each of them is next only when all ahead have given up, a moment before
-/// its own time is up: too late for a message and a question. The lock would stand still for as long as they come.
+/// Where very many threads wait for a short time, each is next only when all ahead of it have given up, a moment before
+/// its own time is up: too late for a message and a question. Without the last question the lock would stand still for
+/// as long as such threads arrive.
 const LAST: Duration = Duration::from_millis(50);
 
-/// A thread that asks Redis for a lock. If it gives up, in whatever way, the next thread of its process may ask.
+/// A thread that asks Redis for a lock.
+///
+/// 1. A contender counts in `_contending` from before its first request until its hold is accepted or its last request
+///    undone. Closing the client waits for that, so no hold is left behind unnoticed.
+/// 2. However a contender ends, `Drop` gives up its place or note and lets the next thread of the process ask.
+/// 3. A request of unknown outcome is undone, and its number is not used again. A place is the exception: without it in
+///    the queue, a request with its number neither joins the queue nor takes the lock, so it may be sent again.
 pub(crate) struct Contender<'a> {
     lock: &'a LockSpec,
     entry: Arc<Entry>,
@@ -54,19 +62,19 @@ pub(crate) struct Contender<'a> {
     place: Option<OwnerNumber>,
     /// The notes by which readers and writers take turns.
     turn: Option<Turn>,
-    /// The pauses where nothing is announced.
+    /// The pauses between questions, for a kind that announces nothing.
     spin: Option<Spin>,
-    /// The other contenders for several servers.
+    /// The knowledge about other contenders for several servers.
     contest: Contest,
-    /// The release after which it has to yield, before it asks.
+    /// The release after which the contender yields before it asks.
     yields_after: Option<Arc<Call>>,
-    /// The first request, if it has been sent already, and the hold that it is for.
+    /// The first request, if it was queued ahead, and the hold for which it asks.
     ahead: Option<(calls::Ahead, Arc<Hold>)>,
     listening: Listening,
     is_granted: bool,
-    /// When a question is the last before its time is up.
+    /// The moment from which a question counts as the last before the time is up.
     asks_last_at: Option<Instant>,
-    /// The last pause was cut short for that question.
+    /// The last pause was shortened for that question.
     parks_until_last: bool,
     _contending: Contending<'a>,
 }
@@ -74,14 +82,16 @@ pub(crate) struct Contender<'a> {
 impl Drop for Contender<'_> {
     fn drop(&mut self) {
         if let Some((ahead, _)) = self.ahead.take() {
+            // The reply will not be read, so the request is undone: rule 3.
             self.session().connection.abandon(&ahead);
         }
-        // Before others are woken, so that they are not behind a waiter that has given up.
+        // Before others are woken, so that they are not behind a place or a note that is given up.
         self.give_up_place();
         if self.is_granted {
             return;
         }
         let mut state = self.entry.lock();
+        // With the same mutex held, so that the watchdog's next sign of life is without this place.
         state.forget_place(self.listening.known_waiter());
         let next = state
             .lock
@@ -93,7 +103,7 @@ impl Drop for Contender<'_> {
 }
 
 impl<'a> Contender<'a> {
-    /// `listening` is that of one that may have waited in the queue of its process.
+    /// `listening` may have waited in the queue of the process, and keeps its waiter.
     pub(crate) fn new(
         lock: &'a LockSpec,
         entry: Arc<Entry>,
@@ -129,7 +139,7 @@ impl<'a> Contender<'a> {
         self.lock.session()
     }
 
-    /// The place that the next request has or wants in the queue, if Redis keeps one.
+    /// The place in the queue that the next request has or wants, if Redis keeps a queue.
     fn place_to_send(&self) -> Place {
         let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
@@ -142,15 +152,17 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// A request sent at `sent_at` was refused: if it was one for a new place, its number is the place.
+    /// A request sent at `sent_at` was refused. If it asked for a new place, its number is the place.
     fn keep_place(&mut self, number: OwnerNumber, sent_at: Instant) {
         if self.place_to_send() != Place::New {
             return;
         }
         self.place = Some(number);
-        // Each place has its own channel.
+        // Each place has its own channel, to which the next park subscribes.
         self.listening.end();
         let is_first = self.entry.lock().add_place(self.listening.waiter(), number);
+        // The flag behind `is_first` changes with the entry's mutex held, so exactly one of the contenders arms the
+        // watchdog.
         if is_first {
             let session = self.session();
             let number = session.owners.draw();
@@ -159,10 +171,11 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Gives up its place or its note, and with a place whatever a request has brought whose answer has not come.
+    /// Gives up the place or the note. Giving up a place also releases a hold that a request without an answer may have
+    /// brought.
     fn give_up_place(&mut self) {
         let (session, now) = (self.session(), Instant::now());
-        // A note ends by itself after a `waiter_lease`.
+        // A note ends by itself after a `waiter_lease`, so its undo is not needed for longer.
         let noted = || {
             let number = self.turn.as_ref()?.noted(now)?;
             Some((number, session.waiter_lease))
@@ -176,7 +189,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Asks until it has the lock or its time is up.
+    /// Asks until the contender has the lock or its time is up.
     pub(crate) fn run(&mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
         Ok(match acquire::acquire(self, lock, wait)? {
@@ -187,7 +200,8 @@ impl<'a> Contender<'a> {
 
     /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
-        // Checked once the contender is counted: closing waits for it, or it sends nothing that nobody could undo.
+        // Checked while the contender counts (rule 1): either closing waits for it, or the check fails and nothing is
+        // sent.
         if self.lock.quorum.is_some() || self.lock.must_stop(self.wait) {
             return;
         }
@@ -197,7 +211,7 @@ impl<'a> Contender<'a> {
         self.ahead = ahead.zip(asked);
     }
 
-    /// Writes the request that was queued, with all others for its server.
+    /// Writes the request that was queued ahead, with all others for its server.
     pub(crate) fn send_ahead(&self) {
         if let Some((ahead, _)) = &self.ahead {
             self.session().connection.flush_ahead(ahead);
@@ -210,18 +224,19 @@ impl<'a> Contender<'a> {
         yielding::yield_to_others(self, lock, wait, until, &mut None)
     }
 
-    /// How many tokens to request: one, or enough to hand the lock over.
+    /// How many tokens to request: one, or enough for hand-overs if other threads wait.
     fn tokens(&self) -> u64 {
         let others = self.entry.protocol.kind().has_tokens
             && self.entry.lock().lock.waiters().next().is_some();
         if others { TOKENS } else { 1 }
     }
 
-    /// Makes one request, the first or a repeated one, and notes the hold that it is for.
+    /// Makes a request, the first or a repeated one, and stores the hold for which it asks.
     fn question(&mut self, asked: &mut Option<Arc<Hold>>) -> Attempt {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let draw = || session.owners.draw();
+        // A new number for each request, unless a place or a refusal ties the contender to its last one: rule 3.
         let number = match (self.place, &mut self.turn) {
             (Some(place), _) => place,
             (None, Some(turn)) => turn.take_number(draw),
@@ -245,14 +260,15 @@ impl<'a> Contender<'a> {
         let entry = Arc::clone(&self.entry);
         let hold = Arc::new(Hold::new(entry, mode, number, params.lease, params.ttl));
         session.replicate(&mut request);
-        // A request of a contender that keeps its place may be sent again, and is undone when the contender gives up.
+        // With a place the request may be sent again with the same number. The undo would remove the place, so it is
+        // sent only when the contender gives up.
         let is_undone = self.place.is_none();
         let undo = is_undone.then(|| Arc::clone(&hold) as Arc<dyn Undo>);
         *asked = Some(hold);
         Attempt { request, undo }
     }
 
-    /// Asks the one server of the lock.
+    /// Asks the server of a lock that one server keeps.
     fn ask_server(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let (lock, wait, session) = (self.lock, self.wait, self.session());
         let (ahead, mut asked) = self.ahead.take().unzip();
@@ -260,6 +276,8 @@ impl<'a> Contender<'a> {
         let stop = || lock.must_stop(wait);
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
+            // The place has expired, after an outage for example. A new number joins the end of the queue. The last
+            // question reports busy instead, since no time is left to wait there.
             let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
             return match asks_again {
@@ -275,6 +293,7 @@ impl<'a> Contender<'a> {
                 .map(|(acquired, seen)| (acquired, Some(seen))),
             None => script::acquired(answer.value, has_tokens).map(|acquired| (acquired, None)),
         };
+        // An odd reply says nothing about whether the lock was granted.
         let (acquired, seen) = acquired.map_err(|unexpected| {
             if let Some(hold) = &asked {
                 session.give_back(hold);
@@ -284,6 +303,7 @@ impl<'a> Contender<'a> {
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
                 self.place = None;
+                // Granted, but too few replicas have it: a failover could grant the lock again.
                 if let Err(err) = replicated {
                     session.give_back(&hold);
                     return Err(err.into());
@@ -293,7 +313,7 @@ impl<'a> Contender<'a> {
                     hold.has_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
-                    // Another client has shortened the key's time to live to this, and may do so again.
+                    // The key's time to live was shortened to `left` by another client, which may do so again.
                     hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
@@ -315,53 +335,59 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether releases are announced on one channel to all who wait, whom a release counts. With a queue in Redis each place
-    /// has its own channel, and the listeners of several servers are not counted.
+    /// Whether releases are announced to all waiters on one channel, whose listeners a release counts. With a queue in
+    /// Redis each place has its own channel, and the listeners of several servers are not counted.
     fn is_notified_with_others(&self) -> bool {
         let kind = self.lock.key.kind;
         let is_queued = kind.order == Order::Server && self.wait.asks_again();
         kind.is_notified && !is_queued && self.lock.quorum.is_none()
     }
 
-    /// Makes a guard of a hold that Redis has granted, and records it in the local lock, unless it is of no use by now.
+    /// Makes a guard of a hold that Redis has granted, and records the hold in the local lock, unless it is useless by
+    /// now.
     fn accept(&mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
         let (session, params, now) = (self.session(), self.params, Instant::now());
         if now >= hold.valid_until() {
-            // The lease is over already, and somebody else may have the lock.
+            // The grant was so late that the lease is over, and somebody else may have the lock.
             return self.decline(&hold, self.lock.granted_too_late());
         }
         session.watchdog.arm(&hold, hold.due_after(sent_at));
+        // Closing sets the flag, waits for this contender (rule 1), and then takes all holds that are armed. So either
+        // the flag is seen here, or closing finds the hold.
         if session.is_closed() {
             return self.decline(&hold, Error::Closed);
         }
         let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
-        // Where Redis keeps the queue, several threads of a process are contenders, and a grant to one of them may be the
-        // first sign that an earlier hold of the process is over.
+        // Where Redis keeps the queue, several threads of a process are contenders, and the grant to one of them may be
+        // the first sign that an earlier hold of the process is over.
         let earlier = match self.lock.key.kind.order {
             Order::Server => state.lock.holds().next().cloned(),
             Order::Local => None,
         };
         if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
-            // This hold was lost before it was recorded, and the lock granted to another thread of this process since.
+            // A later grant to another thread was recorded first, which proves that this hold is over.
             drop(state);
             return self.decline(&hold, self.lock.granted_too_late());
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
         let last_release = state.lock.last_release();
-        // The subscription of this wait may linger, and so may that of an earlier one. No other process releases the lock while
-        // this one holds it, so that costs nothing until the release, which ends it. On the channel of a place, which
-        // belongs to one waiter, nothing is counted.
+        // The subscription of this wait may still be open, and so may that of an earlier one. No other process releases
+        // the lock while this one holds it, so it costs nothing until the release, which ends it and does not count it.
+        // On the channel of a place, which belongs to one waiter, nothing is counted.
         let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
         if may_linger && self.is_notified_with_others() {
             hold.leaves_listening();
         }
-        // The reply to the previous release precedes this grant, so the number of its listeners is known.
+        // The reply to the previous release precedes this grant, so the number of listeners that it has notified is
+        // known.
         let is_alone = self.turn.is_none()
             && self.is_notified_with_others()
             && last_release.is_some_and(|last| yielding::has_notified_nobody(session, last));
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
+        // Granted and stored with the mutex held: queued readers that join get the same hold before anybody can release
+        // it.
         let next = (state.lock).granted(thread, mode, granted, params.lease, now);
         if is_alone {
             state.lock.record_alone(now);
@@ -377,14 +403,15 @@ impl<'a> Contender<'a> {
             session.lose(&earlier, reason);
         }
         if !hold.is_held() {
-            // The watchdog has found it lost before the local lock had it; the guard reports that.
+            // The watchdog found the hold lost between `arm` and `granted`, when there was nothing to remove from the
+            // local lock. The guard reports the loss.
             session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
         Ok(GuardInner::new(self.lock, hold, params.thread))
     }
 
-    /// Gives a granted hold back that is of no use, for this reason.
+    /// Gives back a granted hold that is useless; returns `why` as the error.
     fn decline(&self, hold: &Arc<Hold>, why: Error) -> Result<GuardInner> {
         hold.end();
         self.session().watchdog.disarm(hold);
@@ -393,7 +420,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// When the last question is asked of a wait that ends at `deadline`.
+/// When a wait that ends at `deadline` asks its last question.
 fn asks_last_at(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     deadline - (left / 4).min(LAST)
@@ -423,6 +450,7 @@ impl Strategy for Contender<'_> {
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
+        // Several servers, or one.
         let reply = match &self.lock.quorum {
             Some(servers) => {
                 let known = self.contest.knows(self.listening.signals().messages);
@@ -441,6 +469,7 @@ impl Strategy for Contender<'_> {
         if let Reply::Busy(busy) = &reply {
             let messages = self.listening.signals().messages;
             self.contest.record_refusal(busy.is_contested, messages);
+            // The lock is held by another process, so the tenure of this one is over.
             self.entry.lock().lock.record_refusal();
         }
         Ok(reply)

@@ -1,18 +1,19 @@
-//! Waiting for a majority of several servers beside others.
+//! Waiting for a majority of several servers while other contenders do the same.
 
 use std::time::Duration;
 
 use crate::acquire::pacer::Pacer;
 use crate::acquire::quorum::{Known, PAUSE};
 
-/// The other contenders for a majority of several servers, as far as one of them knows.
+/// The knowledge of a contender about the others that want a majority of the same servers.
 ///
-/// All who are notified of a release ask at the same time, and each of them may be granted too few of the servers. So
-/// a contender that was refused looks again after a short random pause. If it then finds a majority taken, it waits for a
-/// message: one of the others has the lock, or looks again in turn, and the last of them to look finds whether it is free. The
-/// holder announces its release, and so does a contender that was granted too few servers and does not look again.
+/// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
+/// So a contender that was refused looks again after a short random pause. If a majority is taken then, it waits for a
+/// message: another contender has the lock, or looks again in turn, and the last to look finds whether the lock is
+/// free. The holder announces its release, and so does a contender that was granted too few servers and does not look
+/// again.
 pub(super) struct Contest {
-    /// How many messages had come before the last request, or by its reply if it was contested.
+    /// How many messages had arrived before the last request, or by its reply if that was contested.
     heard: u64,
     was_refused: bool,
     /// The last round may have granted the lock to nobody.
@@ -26,14 +27,14 @@ impl Default for Contest {
             heard: 0,
             was_refused: false,
             is_contested: false,
-            // Longer and longer, up to 0.8 s, for as long as several ask at the same time.
+            // The pauses become longer, up to 0.8 s, for as long as several contenders ask at the same time.
             pacer: Pacer::new(PAUSE, 4),
         }
     }
 }
 
 impl Contest {
-    /// The contender's knowledge before a request, when so many messages have come.
+    /// The contender's knowledge before a request, if `messages` have arrived so far.
     pub(super) fn knows(&mut self, messages: u64) -> Known {
         if std::mem::replace(&mut self.heard, messages) != messages {
             self.pacer.reset();
@@ -45,17 +46,18 @@ impl Contest {
         }
     }
 
-    /// The request was refused, and so many messages had come by then.
+    /// The request was refused, when `messages` had arrived.
     pub(super) fn record_refusal(&mut self, is_contested: bool, messages: u64) {
         (self.was_refused, self.is_contested) = (true, is_contested);
         match is_contested {
-            // Messages about a release that led to this round say nothing new.
+            // Several masters announce the same release. The messages that arrived during the round are about the
+            // release that led to it, so they are no news.
             true => self.heard = messages,
             false => self.pacer.reset(),
         }
     }
 
-    /// The pause before the next request, or `otherwise`.
+    /// The pause before the next request: `otherwise`, unless the last round was contested.
     pub(super) fn next_pause(&mut self, otherwise: Duration) -> Duration {
         match self.is_contested {
             true => self.pacer.next_pause().min(otherwise),
@@ -63,7 +65,7 @@ impl Contest {
         }
     }
 
-    /// The longest pause that may follow the next request, if nobody may have the lock then.
+    /// The longest pause that may follow the next request, if that is contested.
     pub(super) fn longest_pause(&self) -> Duration {
         self.pacer.longest()
     }

@@ -1,4 +1,4 @@
-//! The way of a thread through the local lock, before Redis is asked.
+//! How a thread enters the local lock, before Redis is asked.
 //!
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
@@ -34,7 +34,7 @@ use crate::protocol::owner;
 )]
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// A thread of this process is ahead.
+    /// The thread is not next in its process.
     Busy,
     /// The time was up.
     TooLate,
@@ -73,13 +73,13 @@ impl LockSpec {
     pub(crate) fn acquire(&self, wait: WaitMode) -> Result<Outcome<GuardInner>> {
         self.session().check_open()?;
         match self.enter(wait) {
-            // Nothing to finish, and a contender is large.
+            // A hold needs no `finish`, and a `Pending` is large to move.
             Ok(Pending::Held(held)) => Ok(Outcome::Granted(held)),
             pending => self.finish(pending),
         }
     }
 
-    /// Waits for what [`enter`](Self::enter) has begun.
+    /// Waits for the end of an attempt that [`enter`](Self::enter) has begun.
     pub(crate) fn finish(&self, pending: Result<Pending<'_>>) -> Result<Outcome<GuardInner>> {
         let outcome = pending.and_then(|pending| match pending {
             Pending::Held(held) => Ok(Outcome::Granted(held)),
@@ -88,7 +88,7 @@ impl LockSpec {
             Pending::Contends(mut contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
-            // The entry may be idle now, and without a release nobody else asks for a sweep.
+            // The entry may be idle now, and without a release no other code asks for a sweep.
             self.session().watchdog.housekeep_soon();
         }
         outcome
@@ -116,7 +116,7 @@ impl LockSpec {
         Ok((params, entry))
     }
 
-    /// Takes what the local lock gives, without asking Redis.
+    /// Takes a hold that the local lock can give, or becomes a contender. Redis is asked only to renew a fixed lease.
     pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
         let (params, entry) = self.start(wait)?;
         let HoldParams { lease, thread, .. } = params;
@@ -132,6 +132,7 @@ impl LockSpec {
             let pending = match entered {
                 Entered::Busy => Some(Pending::Busy),
                 Entered::Deadlock(hold) => {
+                    // A hold that is lost blocks nobody: it is removed, and the thread enters again.
                     drop(state);
                     if self.is_still_ours(&hold) {
                         return Err(self.would_deadlock(DeadlockReason::Reading));
@@ -155,6 +156,8 @@ impl LockSpec {
                     drop(state);
                     self.queue(&entry, params, ticket, &mut listening, wait)?
                 }
+                // The guard of that hold may not have noticed the loss. A lost hold gives nothing: it is removed, and
+                // the thread enters again.
                 Entered::Mine { hold, .. } if !hold.is_valid(now) => {
                     drop(state);
                     self.give_up_lost(&hold);
@@ -164,12 +167,15 @@ impl LockSpec {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
                 Entered::Mine { hold, count, lease } => match lease {
-                    // The watchdog renews it, so one more hold needs no request.
+                    // The watchdog renews the hold, so one more count needs no request. Counted with the mutex held in
+                    // which the hold was found, so it cannot have ended in between.
                     LeasePolicy::Renewed { .. } => {
                         state.lock.reenter(thread, &hold, lease);
                         drop(state);
                         Some(self.reentered(hold, thread, count + 1))
                     }
+                    // The request is sent without the mutex; `reenter` checks afterwards whether the hold is still
+                    // there.
                     LeasePolicy::Fixed(_) => {
                         drop(state);
                         self.renew_to_reenter(&entry, hold, params, count + 1, wait)?
@@ -182,13 +188,13 @@ impl LockSpec {
         }
     }
 
-    /// Makes the guard of a thread that has the lock so many times by now.
+    /// Makes the guard of a thread that has the lock `count` times now.
     fn reentered(&self, hold: Arc<Hold>, thread: u64, count: u32) -> Pending<'_> {
         self.session().counters.reentered.add(1);
         Pending::Held(GuardInner::reentered(self, hold, thread, count))
     }
 
-    /// Makes the guard for a hold that another thread has handed over, or shares; `None` if it is lost by now.
+    /// Makes the guard for a hold that another thread has handed over, or shares; `None` if the hold is lost by now.
     fn handed(&self, hold: Arc<Hold>, thread: u64) -> Option<Pending<'_>> {
         let counters = &self.session().counters;
         self.is_still_ours(&hold).then(|| {
@@ -200,7 +206,7 @@ impl LockSpec {
         })
     }
 
-    /// Waits in the queue of this process; `None` if what it was handed is lost by then.
+    /// Waits in the queue of this process; `None` if the thread was handed a hold that is lost by now.
     fn queue(
         &self,
         entry: &Arc<Entry>,
@@ -211,7 +217,7 @@ impl LockSpec {
     ) -> Result<Option<Pending<'_>>> {
         Ok(match self.wait_in_queue(entry, ticket, listening, wait)? {
             None if entry.lock().lock.is_taken() => Some(Pending::Busy),
-            // The contender of this process has no reply from Redis either.
+            // The lock is not known to be taken: the contender of this process has no reply from Redis either.
             None => Some(Pending::TooLate),
             Some(Wakeup::Granted(hold)) => self.handed(hold, params.thread),
             Some(Wakeup::Contend(after)) => {
@@ -234,20 +240,21 @@ impl LockSpec {
         hold.is_held()
     }
 
-    /// Reports the loss of a hold whose time is over, if nobody has yet.
+    /// Reports the loss of a hold whose time is over, unless that was reported before.
     fn give_up_lost(&self, hold: &Arc<Hold>) {
         let reason = match hold.duty(Instant::now()) {
             Duty::Lose(reason) => reason,
             _ => LossReason::Expired,
         };
         self.session().lose(hold, reason);
-        // The hold stays if a renewal was confirmed just before.
+        // A hold whose renewal was confirmed just before stays. If another thread reports the loss at the same time, it
+        // may not have removed the hold yet; removing it twice does no harm.
         if !hold.is_held() {
             self.session().remove_lost(hold);
         }
     }
 
-    /// Locks again with a fixed lease, which starts again but never becomes shorter; `None` if the hold was lost.
+    /// Locks again with a fixed lease, which starts again and never becomes shorter; `None` if the hold was lost.
     fn renew_to_reenter(
         &self,
         entry: &Entry,
@@ -278,6 +285,7 @@ impl LockSpec {
             session.lose(&hold, why);
             return Ok(None);
         }
+        // The hold may have been lost while Redis was asked; then the local lock no longer has it.
         if entry
             .lock()
             .lock
@@ -289,7 +297,7 @@ impl LockSpec {
             }
             session.remove_lost(&hold);
         }
-        // Lost during the renewal, so Redis would keep it for another whole lease.
+        // The hold was lost during the renewal, which has made Redis keep it for another lease: release it.
         session.give_back(&hold);
         Ok(None)
     }
@@ -302,6 +310,8 @@ impl LockSpec {
         listening: &mut Listening,
         wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
+        // Checked here, where the thread would wait for another thread of its process, and in `acquire` for other
+        // processes.
         let deadlocked = self.has_it_otherwise();
         let stop = || deadlocked.is_some() || self.must_stop(wait);
         let left = |now| lease_left(entry, now);
@@ -319,7 +329,8 @@ impl LockSpec {
             wake(next);
         }
         match listening.take_wakeup() {
-            // Woken at the last moment: it is off the queue, so it has to use the wakeup.
+            // A waker took this thread off the queue just before it gave up, and stored the wakeup with the mutex held:
+            // rule 2 at `Entry`. The wakeup has to be used, or nobody would be the contender.
             Some(wakeup) => Ok(Some(wakeup)),
             None if self.must_stop(wait) => Err(self.stopped()),
             None => match deadlocked {
@@ -330,7 +341,7 @@ impl LockSpec {
     }
 }
 
-/// How long the lease still lasts of what a thread of this process holds.
+/// How long the lease of the hold of this process still lasts, if it has one.
 fn lease_left(entry: &Entry, now: Instant) -> Option<Duration> {
     let state = entry.lock();
     let hold = state.lock.holds().next()?;

@@ -1,4 +1,4 @@
-//! Releasing permits that have no owner: to threads of this process that wait, or to Redis.
+//! Releasing permits that have no owner: to waiting threads of this process, or to Redis.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,8 @@ use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::semaphore;
 use crate::session::Session;
 
-/// Releases permits: to other threads of this process, or to Redis. Returns the release if one was sent.
+/// Releases permits that Redis granted at `since`: to waiting threads of this process, or to Redis. Returns the release
+/// if one was sent.
 pub(crate) fn give(
     session: &Session,
     entry: &Arc<Entry>,
@@ -22,9 +23,12 @@ pub(crate) fn give(
     let now = Instant::now();
     let mut state = entry.lock();
     let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
+    // These threads are off the queue, and find the wakeup if they give up at this moment: rule 2 at `Entry`.
     for waiter in &to {
         waiter.store(Wakeup::Given(since));
     }
+    // Queued with the mutex held, so that on the connection it precedes the request of the thread that is first now:
+    // rule 4 at `Entry`.
     let release = (back > 0).then(|| {
         let release = submit_release(session, entry, back.into());
         state.local_semaphore().released(Arc::clone(&release), now);
@@ -32,25 +36,27 @@ pub(crate) fn give(
     });
     let first = match &release {
         Some(_) => state.call_first(first, now),
-        // With 64 threads on 8 permits each of them would ask Redis in vain: the bench `permits`.
+        // All permits stay in this process, so the thread that is first now would most likely be refused. With 64
+        // threads on 8 permits each of them would ask Redis for nothing (bench: permits).
         None => first.inspect(|first| {
             let tenure = state.lock.tenure();
             first.store(Wakeup::ContendAt(now + tenure));
         }),
     };
     drop(state);
-    // These threads have their permits, and need not wait until the others' are written.
+    // These threads have their permits, and need not wait until the release of the others is written.
     notify(to);
     if let Some(release) = &release {
         session.connection.deliver(release);
     }
-    // It asks Redis, behind the release.
+    // The first in the queue asks Redis; on the connection its request follows the release.
     notify(first);
     session.watchdog.housekeep_soon();
     release
 }
 
-/// Queues the release of permits; they go back to the semaphore only if it still exists. To be flushed.
+/// Queues the release of permits, which go back to the semaphore only if it still exists. The caller has to flush the
+/// connection.
 pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> Arc<Call> {
     let keys = request_keys(session, entry);
     let keep_ms = session.remember_ms();

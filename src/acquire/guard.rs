@@ -25,22 +25,22 @@ use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
 
-/// A hold of one thread, or of none, released when dropped.
+/// A hold of a thread, or of no thread, that is released when the guard is dropped.
 pub struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
     thread: u64,
-    /// The token of this thread, even if the hold has been handed over to another since.
+    /// The token of this thread, even after the hold was handed over to another thread.
     token: u64,
     lost: LossChannel,
     released: bool,
-    /// A thread of this process had the hold before, or shares it.
+    /// The hold was handed over by another thread of this process, or is shared with one.
     is_handed_over: bool,
     /// The thread had the lock already.
     is_reentered: bool,
-    /// An observer hears of the hold, so dropping this guard is noted there.
+    /// The hold was reported to an observer, which has to hear of the end of this guard.
     is_observed: bool,
-    /// The report to the observer about the end, once the guard has left the hold.
+    /// The report of the end to the observer, once the guard has left the hold.
     ended: Option<Box<Observed>>,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
@@ -107,7 +107,8 @@ impl GuardInner {
         held
     }
 
-    /// Has its end told to an observer; `Some` if that has to be told of its beginning, and whether it was handed over.
+    /// Has the end of the guard reported to an observer. `Some` if the beginning has to be reported as well, with
+    /// whether the hold was handed over.
     pub(crate) fn be_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
         if self.is_reentered {
@@ -117,8 +118,8 @@ impl GuardInner {
         Some(self.is_handed_over)
     }
 
-    /// Tells an observer how the hold ended, if this was the last guard of its thread. A hold that was known to be lost is
-    /// reported by the thread that found that.
+    /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
+    /// loss reports it.
     fn tell_end(&mut self, err: Option<&Error>) {
         match (self.ended.take(), err) {
             (None, _) => {}
@@ -150,7 +151,7 @@ impl GuardInner {
         self.token
     }
 
-    /// Has `listener` notified of the loss, unless the hold belongs to the parent of this process.
+    /// Notifies `listener` of the loss, unless the hold belongs to the parent of this process.
     pub(crate) fn listen(&self, listener: LossListener) {
         if !self.is_copy() {
             self.hold.listen(listener);
@@ -161,7 +162,7 @@ impl GuardInner {
         &self.hold
     }
 
-    /// How many servers certainly keep it; zero without a quorum.
+    /// How many servers certainly keep the hold; zero without a quorum.
     pub(crate) fn nodes_held(&self) -> usize {
         if !self.hold.is_held() || self.is_copy() {
             return 0;
@@ -169,7 +170,7 @@ impl GuardInner {
         self.hold.several().map_or(0, |several| several.held())
     }
 
-    /// Runs it if the hold is in force.
+    /// Runs `work` if the hold is in force.
     pub(crate) fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
         self.shared.session.run(&self.hold, work)
     }
@@ -181,15 +182,15 @@ impl GuardInner {
         reading.take(WaitMode::Once)
     }
 
-    /// Keeps the name for so long from now on, even if the guard is dropped before. Called once the whole call has succeeded: a
-    /// multi-lock releases members that it got in vain, and nothing must keep those.
+    /// Keeps the name for `at_least` from now on, even if the guard is dropped before. Called only once the whole call
+    /// has succeeded, since a multi-lock releases members that it was granted without the others.
     pub(crate) fn keep_for(&self, at_least: Option<Duration>) {
         if let Some(span) = at_least {
             self.hold.keep_until(Instant::now() + span);
         }
     }
 
-    /// Has another guard of the thread keep the name for what is left of `at_least`, instead of this one.
+    /// Makes another guard of the thread keep the name for the rest of `at_least`, instead of this one.
     pub(crate) fn hand_on_keeping(&self, other: &Self) {
         if let Some(until) = self.hold.take_kept_until() {
             other.hold.keep_until(until);
@@ -220,6 +221,8 @@ impl GuardInner {
             return Err(Error::Closed);
         }
         let now = Instant::now();
+        // By the moment of the release: if Redis does not know the hold then, this says whether it was lost or had
+        // expired.
         let in_time = self.hold.valid_until() > now;
         let release = match self.let_go(now, false) {
             Ok(release) => release,
@@ -256,13 +259,13 @@ impl GuardInner {
         }
     }
 
-    /// Ends the hold. If it was the last of its thread, hands the lock over to another thread of this process or queues the
-    /// release, and sends it if that has to be done `at_once`.
+    /// Ends the guard's hold. If that was the last of the thread, hands the lock over to another thread of this
+    /// process, or queues the release and, with `at_once`, sends it.
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
-        // In memory only. Called by the local lock, so that the release is queued on the connection before anybody of this
-        // process can ask again.
+        // Memory only. The local lock calls this before it names the next contender: rule 4 at `Entry`. The hold ends
+        // before it is disarmed: rule 4 at `Hold`.
         let submit_release = || {
             hold.end();
             session.watchdog.disarm(hold);
@@ -272,10 +275,12 @@ impl GuardInner {
         let left = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
-        // Under the mutex: other threads may have the hold from now on, and its loss is no concern of this guard then.
+        // With the mutex held: once it is released another thread may have the hold, whose loss does not concern this
+        // guard.
         if std::mem::take(&mut self.is_observed) {
             self.ended = hold.unobserve(self.thread);
         }
+        // Read before the hold changes threads, for the same reason.
         let lost = self.not_lost();
         match left {
             Left::Nested { count } => {
@@ -286,6 +291,9 @@ impl GuardInner {
             }
             Left::Shared => lost,
             Left::Passed { waiter } => {
+                // The next thread cannot run before the wakeup is stored, so it never sees the count and the listeners
+                // of this one. If the watchdog loses the hold at this moment, the next thread finds that when it takes
+                // the wakeup.
                 hold.change_threads();
                 waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);
@@ -296,6 +304,8 @@ impl GuardInner {
             Left::Release { next } => {
                 state.store_wakeups(&next);
                 drop(state);
+                // `queue_unlock` leaves the writing to its caller; by rule 4 at `Entry` the release precedes the next
+                // contender's request all the same. The release of a lost hold is not returned, so it is written here.
                 if at_once || lost.is_err() {
                     self.send(call.get());
                 }
@@ -305,11 +315,14 @@ impl GuardInner {
             Left::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The local lock no longer has it, so nobody else ends it. This notifies its other guards.
+                // The local lock no longer has the hold, so no other thread ends it. `lose` notifies the other guards
+                // of the hold.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);
                 }
+                // Redis may keep a hold that was lost by time. Now that the holder has noticed, the hold is released,
+                // and by its number nothing else is: rule 1 at `Hold`.
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }
@@ -325,7 +338,7 @@ impl fmt::Debug for GuardInner {
     }
 }
 
-/// A hold that was released, and the reply to that.
+/// A hold that is being released, and the release whose reply is due.
 pub(crate) struct Unlocking {
     held: GuardInner,
     in_time: bool,
@@ -355,7 +368,7 @@ impl Drop for GuardInner {
             lost = self.let_go(Instant::now(), true).err();
         }
         if let Some(err) = &lost {
-            // Not a warning: `lost` has reported it, and it does no harm to those who wait.
+            // Debug and not a warning: the loss was reported, and a hold that is gone delays nobody.
             report!(Debug, "dropping a guard: {err}");
         }
         self.tell_end(lost.as_ref());

@@ -1,4 +1,4 @@
-//! Commands that run only while a hold is in force: the server looks, and runs them in the same step.
+//! Guarded commands: the server checks that the hold is in force and runs the command in one step.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::net::socket::TOO_LARGE;
 use crate::protocol::guarded::{Guarded, RUNNING, not_held};
 use crate::session::Session;
 
-/// What is to run.
+/// The guarded command or script.
 pub(crate) enum Work<'a> {
     Command(&'a Cmd),
     Script {
@@ -24,7 +24,7 @@ pub(crate) enum Work<'a> {
 }
 
 impl Session {
-    /// Runs it if the hold is in force, once, and reads the reply.
+    /// Runs `work` once, if the hold is in force, and reads the reply.
     pub(crate) fn run<T: FromRedisValue>(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<T> {
         let reply = self.run_guarded(hold, work)?;
         T::from_redis_value(reply).map_err(|err| self.unread(hold, err.to_string()))
@@ -44,6 +44,7 @@ impl Session {
         let request = self.guarded_request(hold, work)?;
         let until = Instant::now() + self.command_timeout;
         let stop = || self.is_closed();
+        // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
         let mut attempt = || Attempt {
             request: request.clone(),
             undo: None,
@@ -55,6 +56,8 @@ impl Session {
             }
             Err(Fault::Refused(refusal)) => refusal,
             Err(fault) => {
+                // The command may still be executed. Under the next holder of a hand-over the server could not tell it
+                // from a command of that holder, so the hold is not handed over any more.
                 if matches!(fault, Fault::Unknown(_)) {
                     hold.stays_unanswered();
                 }
@@ -63,6 +66,8 @@ impl Session {
                     .at(&self.endpoint));
             }
         };
+        // The server did not find the hold, or found another: that ends the hold for this process as well, before its
+        // next renewal.
         let in_time = Instant::now() < hold.valid_until();
         let Some(reason) =
             not_held(&refusal, &hold.owner()).and_then(|found| found.loss_if(in_time))

@@ -15,7 +15,7 @@ use crate::protocol::script::{self, LatchState};
 
 const ASKING: &str = "asking for a latch";
 
-/// A thread that waits for a latch. Nothing is held, so there is nothing to be undone.
+/// A thread that waits for a latch. A latch is not held, so a request leaves nothing to undo.
 pub(crate) struct LatchWait<'a> {
     spec: &'a LockSpec,
     wait: WaitMode,
@@ -37,7 +37,7 @@ impl<'a> LatchWait<'a> {
         })
     }
 
-    /// How many are left to count.
+    /// The count of the latch.
     pub(crate) fn count(&self) -> Result<u64> {
         let until = Instant::now() + self.spec.session().command_timeout;
         match self.state(until) {
@@ -95,9 +95,7 @@ impl Drop for LatchWait<'_> {
     }
 }
 
-/// Whether the round is over that was the first a waiter saw.
-///
-/// An empty mark proves nothing. The next mark differs in any case.
+/// Whether the round is over that the waiter saw first. Stores that round.
 fn is_over(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
     match (seen, &first_round) {
         (LatchState::Open, _) => true,
@@ -105,6 +103,8 @@ fn is_over(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
             *first_round = Some(round);
             false
         }
+        // The latch was opened and closed again between two questions: the mark of the new round differs. An empty mark
+        // is a lost one, which proves nothing.
         (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
     }
 }

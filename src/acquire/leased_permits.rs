@@ -1,4 +1,4 @@
-//! Permits that have an id and a lease each: every one is a hold of its own.
+//! Permits with an id and a lease: each permit is a hold.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::protocol::permits as protocol;
 use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::session::Session;
 
-/// Takes so many permits at once, or none.
+/// Takes `count` permits at once, or none.
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
@@ -38,16 +38,17 @@ pub(crate) fn take(
     permits::take(spec, count, wait, leased)
 }
 
-/// Sends the release of a permit, and has the first thread of this process that waits ask, behind it.
+/// Sends the release of a permit. Behind it, the first waiting thread of this process asks.
 pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     let (session, now) = (spec.session(), Instant::now());
     let is_heard = session
         .subscriber
         .listens_to(&hold.entry().protocol.channel());
     let release = Call::release(hold.release(false, now), is_heard);
-    // Unknown if no thread of this process has waited lately.
+    // The entry is unknown if no thread of this process has waited lately; then there is nobody to call.
     let entry = spec.known_entry();
     let mut state = entry.as_ref().map(|entry| entry.lock());
+    // Rule 4 at `Entry`: the release precedes the request of the thread that is called here.
     session.connection.submit(&release);
     let first = state.as_mut().and_then(|state| {
         let local = state.local_semaphore();
@@ -74,7 +75,7 @@ impl Grants for Leased {
 
     type Asked = Batch;
 
-    // Whoever knows the id of a permit may release it.
+    // A permit belongs to its id, which the holder may have given to somebody else, so permits do not change threads.
     const ARE_HANDED_OVER: bool = false;
 
     fn draw(&self, _: &Session) -> Arc<Batch> {
@@ -117,13 +118,14 @@ impl Grants for Leased {
         let holds: Vec<_> = batch.ids.iter().map(hold).collect();
         let now = Instant::now();
         if !holds.iter().all(|hold| hold.is_valid(now)) {
-            // Their leases are over already, and others may have these permits.
+            // The grant was so late that the leases are over, and others may have these permits.
             session.connection.send_deferred(batch.release());
             return Err(spec.granted_too_late());
         }
         for hold in &holds {
             session.watchdog.arm(hold, hold.due_after(sent_at));
         }
+        // As in `Contender::accept`: either the flag is seen here, or closing finds the holds armed.
         if session.is_closed() {
             for hold in &holds {
                 hold.end();

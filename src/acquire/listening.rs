@@ -1,4 +1,4 @@
-//! The waiter of a thread, and its subscription, or those at several servers.
+//! The waiter of a thread, and its subscription, or its subscriptions at several servers.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -17,27 +17,28 @@ use crate::report::report;
 use crate::session::Session;
 use crate::time::Deadline;
 
-/// The waiter of one thread, made when it is needed, and its subscription to one channel at a time, or to that of a lock at
-/// each of its masters.
+/// The waiter of one thread, made when it is needed, and its subscription: to one channel at a time, or to the channel
+/// of a lock at each of its masters.
 #[derive(Default)]
 pub(crate) struct Listening {
     waiter: OnceCell<Arc<Waiter>>,
-    /// The thread has spent time waiting. The closing of the client wakes it, and so does its token.
+    /// The thread has spent time waiting, so it is known to its token and to the client, which wake it when they are
+    /// cancelled or closed.
     has_parked: bool,
     /// The thread has begun to listen, or knows that nothing is announced.
     has_begun: bool,
-    /// None if nothing is announced; one at each master of a quorum.
+    /// Empty if nothing is announced; one subscription for each master of a quorum.
     subscriptions: Vec<Subscription>,
-    /// So many of them are enough: every majority has one of these masters.
+    /// How many of the subscriptions are enough: every majority has one of these masters.
     needed: usize,
-    /// Since when it has waited, and when that is logged next.
+    /// When the wait began, and when it is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,
 }
 
 /// The subscription of a thread at one of several masters.
 ///
-/// Every master that kept the lock announces its release, and each message wakes the thread, which asks once more for
-/// nothing if another message of the same release has woken it before.
+/// Every master that kept the lock announces its release, and each message wakes the thread. A thread that an earlier
+/// message of the same release has woken asks once more for nothing.
 struct AtNode {
     node: usize,
     /// Which subscriptions are confirmed, by node.
@@ -55,7 +56,8 @@ impl Listener for AtNode {
         let mut confirmed = self.confirmed.lock();
         confirmed[self.node] = listening;
         let count = confirmed.iter().filter(|listens| **listens).count();
-        // Under the mutex, so that the last change is the last one stored.
+        // The subscribers of several masters come here at the same time. The mutex is held, so that the last count is
+        // the one that is stored.
         self.waiter.set_listening(count >= self.needed);
     }
 }
@@ -65,7 +67,7 @@ impl Listening {
         self.waiter.get_or_init(Waiter::new)
     }
 
-    /// The waiter, if there is one that others may know.
+    /// The waiter, if there is one by now.
     pub(crate) fn known_waiter(&self) -> Option<&Arc<Waiter>> {
         self.waiter.get()
     }
@@ -81,7 +83,7 @@ impl Listening {
         self.is_woken(|_| true)
     }
 
-    /// Whether one has, for such a reason.
+    /// Whether a thread of this process has woken it, for a reason that `is_such` accepts.
     pub(crate) fn is_woken(&self, is_such: impl FnOnce(&Wakeup) -> bool) -> bool {
         let waiter = self.known_waiter();
         waiter.is_some_and(|waiter| waiter.is_woken(is_such))
@@ -96,8 +98,9 @@ impl Listening {
         self.has_parked
     }
 
-    /// Parks until another thread of this process has woken this one, there is news since `seen`, `stop`, or the deadline. All
-    /// waits for others are here. A long wait is logged, with how long the lease of the holder still lasts, if that is known.
+    /// Parks until another thread of this process has woken this one, there is news since `seen`, `stop` returns true,
+    /// or the deadline has passed. Every wait for others is one of these. A long wait is logged, with how long the
+    /// lease of the holder still lasts, if that is known.
     pub(crate) fn park(
         &mut self,
         spec: &LockSpec,
@@ -107,6 +110,8 @@ impl Listening {
         stop: &dyn Fn() -> bool,
     ) {
         if !std::mem::replace(&mut self.has_parked, true) {
+            // Before the check in `Waiter::park`: a token that is cancelled later finds the waiter, one cancelled
+            // earlier is seen there.
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));
         }
@@ -118,8 +123,8 @@ impl Listening {
         loop {
             let now = Instant::now();
             let due = self.log_long_wait(spec, now, || left(now));
-            // A wait with a deadline takes the system longer by half a microsecond, a tenth of a hand-over among eight threads.
-            // So the watchdog reminds those that wait without one.
+            // A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight
+            // threads. So a wait without a deadline gets none for the log: the watchdog reminds such threads.
             let wakes_at = match (until.instant(), due) {
                 (Some(until), Some(due)) => Deadline::at(until.min(due)),
                 _ => until,
@@ -132,8 +137,8 @@ impl Listening {
         waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Logs a wait that takes long, since a thread that waits for ever says nothing else, with how long the lease of the holder still lasts, if that is known. Returns when to look
-    /// again, if ever. The wait begins with the first look.
+    /// Logs a long wait, since a thread that waits without end shows no other sign, with how long the lease of the
+    /// holder still lasts, if that is known. Returns when to log next, if ever. The wait begins with the first call.
     fn log_long_wait(
         &mut self,
         spec: &LockSpec,
@@ -157,20 +162,21 @@ impl Listening {
         *due
     }
 
-    /// Whether it has begun to listen, and the channel does not belong to another node of the cluster now.
+    /// Whether the thread has begun to listen, and its channel has not moved to another node of the cluster.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun && !self.subscriptions.iter().any(Subscription::has_moved)
     }
 
-    /// Listens no longer, until it begins again.
+    /// Ends the subscriptions, until the thread begins again.
     pub(crate) fn end(&mut self) {
         self.has_begun = false;
         self.subscriptions.clear();
     }
 
-    /// Listens to `channel` from now on, and no longer to another.
+    /// Listens to `channel` from now on, and to no other channel.
     pub(crate) fn begin(&mut self, session: &Arc<Session>, channel: Option<Arc<str>>) {
-        // Before the next one begins: a confirmation does not say which of two it belongs to.
+        // The earlier subscription ends before the next one begins, since a confirmation does not say to which of two
+        // it belongs.
         self.end();
         (self.has_begun, self.needed) = (true, 1);
         if let Some(channel) = channel {
@@ -179,7 +185,7 @@ impl Listening {
         }
     }
 
-    /// Listens at all masters of a quorum from now on: enough of them, if some are away.
+    /// Listens at all masters of a quorum from now on. If some are unreachable, `needed` subscriptions are enough.
     pub(crate) fn begin_at_each(&mut self, quorum: &Quorum) {
         self.end();
         let needed = quorum.majority().blocking();
@@ -200,20 +206,20 @@ impl Listening {
         self.subscriptions = subscriptions.collect();
     }
 
-    /// Whether messages can arrive: the server has not refused the subscription.
+    /// Whether messages can arrive: the server has not rejected the subscription.
     pub(crate) fn is_notified(&self) -> bool {
         let subscriptions = self.subscriptions.iter();
         let accepted = subscriptions.filter(|one| !one.is_refused()).count();
         self.is_subscribed() && accepted >= self.needed
     }
 
-    /// Whether it waits for announcements.
+    /// Whether the thread waits for announcements.
     pub(crate) fn is_subscribed(&self) -> bool {
         !self.subscriptions.is_empty()
     }
 
-    /// The wait is over. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns
-    /// whether it listened.
+    /// Ends the wait. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns
+    /// whether the thread listened.
     pub(crate) fn leave(&mut self) -> bool {
         let has_listened = self.is_subscribed();
         self.subscriptions.drain(..).for_each(Subscription::leave);

@@ -13,19 +13,23 @@
 //!     handed over          granted          the deadline, a cancelled token and the closing of the client end it anywhere
 //! ```
 //!
-//! - *ready?* A thread of this process may hand over what it has, then Redis is not asked. After the tenure others go first.
-//! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take and what it means that there is no answer.
-//! - *listen.* A message is a hint and never a grant: a thread that has subscribed asks again once that is confirmed,
-//!   since a release may have come before. A thread that yields subscribes before it asks, and need not ask again.
-//! - *park.* Until a message comes, the lease of the present holder ends, or the poll cap is over, since messages can be
-//!   lost. Where nothing is announced it is a pause.
+//! - *ready?* If a thread of this process hands over the thing, Redis is not asked. After the tenure, other processes
+//!   go first.
+//! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take, and what it means if there is no
+//!   answer.
+//! - *listen.* A message is a hint and never a grant. A thread that has subscribed asks again once the subscription is
+//!   confirmed, since a release may have preceded it. A thread that yields subscribes before it asks, and need not ask
+//!   again.
+//! - *park.* The thread parks until a message arrives, the lease of the present holder ends, or the poll cap is over,
+//!   since messages can be lost. Where nothing is announced, the park is a pause.
 //!
-//! A [`Strategy`] is what differs between the ways of waiting. Two other loops are around this one or below it:
+//! A [`Strategy`] is the part that differs between the ways of waiting. Two other loops are around this one or below
+//! it:
 //!
 //! - A multi-lock of several members waits for one of them at a time, each in this loop, and asks for the others again
 //!   once it has that one ([`multi`]). Between two such rounds it pauses for a few milliseconds.
-//! - A question to several servers is asked again if too few of them have answered, since their connections may just
-//!   have been idle for too long ([`quorum`]). To this loop that is one question, which ends in its time.
+//! - A question to several servers is asked again if too few of them have answered, since their connections may have
+//!   been idle for too long ([`quorum`]). For this loop the repetitions are one question, which ends within its time.
 
 pub(crate) mod contender;
 mod contest;
@@ -72,23 +76,24 @@ use crate::time::{self, Budget, Deadline};
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// Granted, and passed on: a thread of this process handed over what it had before the reply came.
+    /// Redis granted the permits, which were passed on: before the reply arrived, a thread of this process had handed
+    /// over its own.
     HandedOver,
 }
 
-/// The reply of a server whose lock, or permits, somebody else has.
+/// The reply of a server if somebody else has the lock, or the permits.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Busy {
-    /// When it is worth asking again although nothing was announced; `None`: nobody knows.
+    /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
     pub(crate) retry_after: Option<Duration>,
-    /// Several ask several servers at the same time, and each may have been granted too few of them, so perhaps nobody has the
-    /// lock. All ask again after a short pause, and until then nothing may be announced.
+    /// Several contenders ask several servers at the same time, and each may have been granted too few of them, so
+    /// perhaps nobody has the lock. All ask again after a short pause, and until then nothing may be announced.
     pub(crate) is_contested: bool,
 }
 
 /// Why a request has no reply.
 pub(crate) enum NoReply {
-    /// Whether that is an error depends on whose time was up.
+    /// An error, unless the caller's own time was up.
     Unanswered(Failure),
     Final(Error),
 }
@@ -108,14 +113,14 @@ impl From<Error> for NoReply {
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
-    /// Redis has said that somebody else has it.
+    /// By the last reply, somebody else has it.
     Busy(Busy),
-    /// The time was up before there was any reply; whatever Redis may have granted is being undone.
+    /// The time was up before there was any reply; a grant that Redis may have made is being undone.
     TooLate,
 }
 
 impl<G> Outcome<G> {
-    /// The end of a wait whose time is up; `was_refused`: somebody had it when Redis was asked.
+    /// The end of a wait whose time is up. `was_refused`: somebody had the thing when Redis was asked.
     fn without_grant(was_refused: bool) -> Self {
         match was_refused {
             true => Self::Busy(Busy::default()),
@@ -131,7 +136,7 @@ impl<G> Outcome<G> {
         }
     }
 
-    /// For callers that need not know why nothing was granted.
+    /// The grant, for callers that need not know why nothing was granted.
     pub(crate) fn granted(self) -> Option<G> {
         match self {
             Self::Granted(grant) => Some(grant),
@@ -148,7 +153,7 @@ pub(crate) trait Strategy {
     /// The work that errors name.
     const DOING: &'static str;
 
-    /// Whether a grant without a message means that the message was lost. Permits that expire send none.
+    /// Whether a grant without a message means that the message was lost. Permits that expire announce nothing.
     const IS_ANNOUNCED: bool = true;
 
     /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
@@ -164,17 +169,18 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Stops waiting. A grant that was handed over by then is the caller's.
+    /// Stops waiting. A grant that was handed over before belongs to the caller.
     fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
         self.handed_over()
     }
 
-    /// The release after which the thread has to let others go first, before it asks. Returned once.
+    /// The release after which the thread lets others go first before it asks. Returned once.
     fn yields_after(&mut self) -> Option<Arc<Call>> {
         None
     }
 
-    /// Whether contending processes have to alternate by themselves: one has the thing alone, and nothing else says who is next.
+    /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and no note in
+    /// Redis says who is next.
     fn alternates(&self) -> bool {
         false
     }
@@ -182,7 +188,7 @@ pub(crate) trait Strategy {
     /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
-    /// Where changes are announced; `None` if nobody announces them, or not to one channel.
+    /// The channel on which changes are announced; `None` if they are not, or not on a single channel.
     fn channel(&self) -> Option<Arc<str>> {
         Some(self.entry().protocol.channel())
     }
@@ -190,13 +196,13 @@ pub(crate) trait Strategy {
     /// The thread's waiter and its subscription.
     fn listening(&mut self) -> &mut Listening;
 
-    /// How long to park at most; `cap` is for a thread that waits for messages.
+    /// How long to park at most; `cap` is the limit for a thread that waits for messages.
     fn park_for(&mut self, cap: Duration) -> Duration {
         time::jittered(cap)
     }
 }
 
-/// Asks until Redis grants it, or the time to wait is over.
+/// Asks until Redis grants the thing, or the time to wait is over.
 pub(crate) fn acquire<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
@@ -219,13 +225,13 @@ struct Waiting<'a, S> {
     strategy: &'a mut S,
     spec: &'a LockSpec,
     wait: WaitMode,
-    /// Redis has said that somebody else has it.
+    /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages had come when the thread last yielded.
+    /// How many messages had arrived when the thread last yielded.
     yielded_at: Option<u64>,
-    /// How often it has parked.
+    /// How often the thread has parked.
     parks: u32,
-    /// The signals before the last park, if a grant without any since then was not announced.
+    /// The signals before the last park. A grant that follows without any news since then was not announced.
     silent_since: Option<Signals>,
 }
 
@@ -236,7 +242,8 @@ impl<S: Strategy> Waiting<'_, S> {
                 ControlFlow::Continue(budget) => budget,
                 ControlFlow::Break(outcome) => return Ok(outcome),
             };
-            // Read before the request: a message that comes after it may be about what the reply does not know yet.
+            // Read before the request: a release that Redis executes after this question is announced by a message that
+            // counts as news then, even if it arrives before the reply.
             let before = self.strategy.listening().signals();
             let busy = match self.strategy.ask(budget.until) {
                 Ok(Reply::Granted(grant)) => {
@@ -252,6 +259,7 @@ impl<S: Strategy> Waiting<'_, S> {
                 Err(NoReply::Final(err)) => return Err(err),
             };
             let is_first_refusal = !std::mem::replace(&mut self.was_refused, true);
+            // A thread of this process has handed over the thing, or called this thread, while Redis was asked.
             if self.strategy.listening().has_wakeup() {
                 continue;
             }
@@ -261,6 +269,7 @@ impl<S: Strategy> Waiting<'_, S> {
             if self.wait.deadline().has_passed(Instant::now()) {
                 return self.end(Outcome::Busy(busy));
             }
+            // Checked before the first park only: this thread can release nothing while it waits.
             if is_first_refusal && let Some(reason) = self.spec.has_it_otherwise() {
                 return Err(self.spec.would_deadlock(reason));
             }
@@ -268,11 +277,11 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Comes back when the thread has to ask, with the time for the question, or with what ends its wait.
+    /// Returns when the thread has to ask, with the time for the question, or with the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
-        // A call that has not waited asks at least once, however short its time is.
+        // A call that has not waited asks at least once, however little time it has.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
-        // Yielding is part of the time for the question, waiting for other threads of this process is not.
+        // The time for the question includes yielding, but not waiting for other threads of this process.
         let mut began = None;
         loop {
             if self.strategy.listening().has_wakeup() {
@@ -301,25 +310,27 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Listens and parks, unless the subscription is confirmed at once. `before`: the signals before the request.
+    /// Subscribes and parks. Returns at once if the subscription is confirmed already. `before`: the signals before the
+    /// request.
     fn park(&mut self, busy: Busy, before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
-        // After a contested round the thread looks again in any case, once its pause is over: what came meanwhile, such as
-        // the other masters' messages about the same release, does not cut the pause short.
+        // After a contested round the thread asks again in any case, once its pause is over. Messages that arrived
+        // during the round, such as those of other masters about the same release, must not cut the pause short. A
+        // thread that has just begun to listen has no earlier news.
         let seen = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => before,
         };
         if began_to_listen && seen.listening && listening.is_notified() {
-            // A release may have come before the subscription: ask once more, and park then.
+            // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }
         let cap = BackOff::POLL.after(self.parks.max(1));
         // A pause after a contested round is no park, since no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);
-        // A confirmation is no message, but the grant that follows it is no rescue either.
+        // A confirmation during the park counts as news, so a grant that follows one is no rescue.
         self.silent_since = is_park.then_some(seen);
         let now = Instant::now();
         let park = self.strategy.park_for(cap);
@@ -339,12 +350,13 @@ impl<S: Strategy> Waiting<'_, S> {
         let stop = || spec.must_stop(wait);
         let listening = self.strategy.listening();
         listening.park(spec, seen, until, left, &stop);
+        // Cancelling and closing are signalled as messages.
         let is_message = listening.signals().messages > seen.messages && !stop();
         spec.session().counters.wakes.add(is_message.into());
         Ok(())
     }
 
-    /// Counts a grant that no message announced: its message was lost.
+    /// Counts a grant that no message announced, so that its message was lost.
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
         let is_silent = |seen| !signals.are_news_since(seen);
@@ -355,24 +367,26 @@ impl<S: Strategy> Waiting<'_, S> {
         counters.missed_messages.add(is_rescue.into());
     }
 
-    /// There is no reply: that is an error unless it was the caller's time that was too short.
+    /// Ends the wait without a reply: with an error, unless the caller's time was too short.
     fn end_unanswered(&mut self, failure: Failure, budget: &Budget) -> Result<Outcome<S::Grant>> {
         self.strategy.entry().lock().lock.forget_refusal();
         if budget.was_too_short(&failure) {
             return self.end(Outcome::without_grant(self.was_refused));
         }
         if budget.concerns_all(&failure) {
-            // The threads queued behind this one get the error now, rather than each after a timeout of its own.
+            // The threads queued behind this one get the error now, instead of each after a timeout of its own.
             let error = self.spec.make_error(S::DOING, failure.clone());
             self.strategy.entry().dismiss(&error);
         }
+        // Until this thread is off the queue, another may hand over the thing; then the grant is returned and not the
+        // error.
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),
             None => Err(self.spec.error(S::DOING, failure)),
         }
     }
 
-    /// The wait ends with `outcome` unless something else has come first: see [`Budget`](time::Budget).
+    /// Ends the wait with `outcome`, unless a grant or a reason to stop precedes it: see [`Budget`](time::Budget).
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),
@@ -382,7 +396,7 @@ impl<S: Strategy> Waiting<'_, S> {
     }
 }
 
-/// Begins to wait, and to listen where changes are announced; `false` if it already listens there.
+/// Subscribes where changes are announced; `false` if the thread is subscribed there already.
 fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec) -> Result<bool> {
     if strategy.listening().has_begun() {
         return Ok(false);

@@ -2,11 +2,12 @@
 //! server; in between a network that loses, delays and doubles. Searched exhaustively, see [`search`](crate::search).
 //!
 //! The model asks the library how long a hold is certain and when it is renewed ([`Lease`]), and when a client yields
-//! ([`LocalLock`]). It restates what is bound to I/O: the loop of a contender, its signals, the order of commands on a
-//! connection and what becomes of them when it is lost, and the scripts.
+//! ([`LocalLock`]). The parts that are bound to I/O are restated: the loop of a contender, its signals, the order of
+//! commands on a connection and their fate when it is lost, and the scripts.
 //!
-//! Time passes in ticks of a millisecond, and only where a [`Scene`] has them; without them nothing is reached by waiting,
-//! neither for the end of a lease nor for a poll. Whatever is under way may take any time.
+//! Time passes in ticks of a millisecond, and only where a [`Scene`] has them. Without ticks nothing is reached by
+//! waiting, neither for the end of a lease nor for a poll. A command, reply or message that is under way may take any
+//! time.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -31,12 +32,11 @@ const DRIFT: u8 = 2;
 /// How long a client keeps the lock for itself, in ticks.
 const TENURE: u8 = 2;
 
-/// So often another client may have the lock while one waits in a [`Scene`] in which everybody is prompt: once for each tick
-/// of its tenure, and once more if it asked just before.
+/// How often another client may have the lock while one waits, in a [`Scene`] in which all are prompt: once for each
+/// tick of its tenure, and once more if it asked just before.
 const OVERTAKEN: u8 = TENURE + 1;
 
-/// The number of an owner id. Which numbers were drawn is of no importance, only which are the same: one is used again once
-/// nothing refers to it any more.
+/// The number of an owner id. Only equality matters, so a number is used again once nothing refers to it.
 type Number = u8;
 
 /// A few things in a row, without an allocation: there are very many states.
@@ -127,7 +127,7 @@ enum Reply {
 enum Doing {
     #[default]
     Nothing,
-    /// It waits for the reply to its last release, which says if it has to yield.
+    /// The client waits for the reply to its last release, which says whether it has to yield.
     Counts,
     Yields,
     Asks,
@@ -140,7 +140,7 @@ enum Subscription {
     #[default]
     No,
     Sent,
-    /// Carried out, and not confirmed yet.
+    /// The server has executed it, and the confirmation is on its way.
     Made,
     Confirmed,
 }
@@ -149,7 +149,7 @@ enum Subscription {
 struct Renewal {
     number: Number,
     age: u8,
-    /// Whether the hold was found, once it is carried out.
+    /// Whether the server found the hold, once it has executed the renewal.
     found: Option<bool>,
 }
 
@@ -157,33 +157,33 @@ struct Renewal {
 struct Client {
     comes: u8,
     doing: Doing,
-    /// Of its hold, or its request.
+    /// The number of the hold, or of the request.
     number: Number,
     /// How long ago the request was sent, or the last one that was confirmed.
     age: u8,
-    /// Its signals have changed since it read them last.
+    /// The signals have changed since the client read them last.
     news: bool,
     subscription: Subscription,
     messages: u8,
     renewal: Option<Renewal>,
     is_down: bool,
-    /// Sent and not answered. The first of them are carried out, as many as there are replies.
+    /// Commands without an answer. The first of them are executed, as many as there are replies.
     sent: Few<Command>,
     replies: Few<Reply>,
-    /// What a lost connection carried and the server may still execute, in this order.
+    /// Commands of a lost connection that the server may still execute, in this order.
     late: Few<Command>,
-    /// What has to be released, and was not acknowledged.
+    /// Releases that were not acknowledged.
     kept: Few<Number>,
-    /// The server has lost its hold, or its last renewal.
+    /// The server has lost the client's hold, or its last renewal.
     forgotten: bool,
-    /// How often others had the lock since it waits.
+    /// How often others had the lock since the client began to wait.
     overtaken: u8,
-    /// How long ago its cohort started, and its last release.
+    /// How long ago the cohort started, and the last release was sent.
     cohort: Option<u8>,
     released: Option<u8>,
-    /// Others were notified of that release.
+    /// The last release has notified others.
     notified: bool,
-    /// Of variants: commands that are not written yet, and messages that are taken for its own.
+    /// For variants: commands that are not written yet, and messages that the client takes for its own.
     unwritten: Few<Command>,
     ignores: u8,
 }
@@ -191,7 +191,7 @@ struct Client {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Key {
     owner: Option<(usize, Number)>,
-    /// In so many ticks it ends.
+    /// In how many ticks the key ends.
     ttl: u8,
 }
 
@@ -203,7 +203,7 @@ struct State {
     left: Left,
 }
 
-/// How often what else may happen.
+/// How often each fault may still happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Left {
     /// A connection is lost.
@@ -212,20 +212,20 @@ struct Left {
     ends: u8,
     /// The server restarts empty.
     restarts: u8,
-    /// The replica takes its place, as it is.
+    /// The replica takes the place of the server, with the data that it has.
     promotions: u8,
     /// The subscriber's connection is lost.
     deaf: u8,
 }
 
-/// What is searched.
+/// The setting of a search.
 #[derive(Debug, Clone, Copy, Default)]
 struct Scene {
     comes: [u8; 2],
     left: Left,
-    /// Time passes. Nobody subscribes then, and who waits asks now and then.
+    /// Time passes. No client subscribes then, and one that waits asks now and then.
     ticks: bool,
-    /// Everybody comes again and again, holds for a tick, and does what there is to do before the next one.
+    /// Each client comes again and again, holds for a tick, and does all that it can do before the next tick.
     prompt: bool,
     variant: Variant,
 }
@@ -241,7 +241,7 @@ enum Variant {
     ReleaseQueuedLate,
     /// A client does not count messages of its own releases, and notes that one will come when it reads the reply.
     OwnMessagesNotedLate,
-    /// Nobody yields.
+    /// No client yields.
     NoYield,
     /// A cohort ends when no thread of its process waits.
     CohortEndsWhenIdle,
@@ -253,15 +253,15 @@ enum Variant {
     NobodyReconnects,
     /// A contender reads its signals when it has been refused.
     SignalsReadAfterReply,
-    /// It parks once it has subscribed, and does not ask again when that is confirmed.
+    /// A contender parks once it has subscribed, and does not ask again when the subscription is confirmed.
     NotAskedAfterSubscribing,
     /// A subscription that is made again after its connection was lost wakes nobody.
     SubscribedAgainQuietly,
     /// A hold has the number of its thread.
     NumberPerThread,
-    /// A request that nobody waits for any more is not undone.
+    /// A request for whose reply nobody waits any more is not undone.
     NoUndo,
-    /// The same on a connection that is given up: nothing is written to it any more.
+    /// On a connection that is given up no undo is written any more.
     NoLastWords,
     /// A renewal creates what it does not find.
     RenewalCreates,
@@ -308,13 +308,13 @@ enum Step {
     Tick,
 }
 
-/// What becomes of the commands on a connection that is lost.
+/// The fate of the commands on a connection that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Lost,
-    /// They are executed late, and the undoing of acquires behind them.
+    /// The commands are executed late, and the undos of acquires behind them.
     Late,
-    /// The same, if nothing could be written behind them.
+    /// The commands are executed late, and no undo could be written behind them.
     LateAndTorn,
 }
 
@@ -325,7 +325,7 @@ const UNDONE: &str = "what nobody holds or asks for is released without waiting 
 const REACHED: &str = "whoever waits comes to hold it";
 const TURNS: &str = "nobody is overtaken again and again";
 
-/// What the library says of a hold of this age.
+/// The library's answers for a hold, by age.
 struct Ages {
     valid: Vec<bool>,
     renews: Vec<bool>,
@@ -511,7 +511,7 @@ impl Plain {
         )
     }
 
-    /// It neither waits nor holds any more.
+    /// The client neither waits nor holds any more.
     fn goes(&self, client: &mut Client) {
         client.doing = Doing::Nothing;
         (client.number, client.age, client.news) = (0, 0, false);
@@ -571,7 +571,7 @@ impl Plain {
             (Command::Acquire(number), Reply::Busy) if is_awaited(number) => {
                 client.doing = Doing::Parks;
                 (client.number, client.age) = (0, 0);
-                // Another client has it: the tenure is over.
+                // The lock is held by another client, so the tenure is over.
                 (client.cohort, client.released) = (None, None);
                 if client.subscription == Subscription::No && !self.scene.ticks {
                     client.subscription = Subscription::Sent;
@@ -594,7 +594,7 @@ impl Plain {
         }
     }
 
-    /// Its last release is answered: it yields if others were notified.
+    /// The last release is answered: the client yields if others were notified.
     fn counted(&self, state: &mut State, c: usize) {
         let client = &mut state.clients[c];
         if client.notified {
@@ -638,7 +638,7 @@ impl Plain {
     fn connect(&self, state: &mut State, c: usize) {
         let client = &mut state.clients[c];
         client.is_down = false;
-        // First what is unacknowledged about the name.
+        // Unacknowledged releases of the name go first.
         for number in std::mem::take(&mut client.kept).iter() {
             client.sent.push(Command::Release(number));
         }
@@ -659,7 +659,7 @@ impl Plain {
             let client = &mut state.clients[c];
             // A replica may know the hold, and not its last renewal.
             client.forgotten |= by != before;
-            // What the old one has not executed it never will.
+            // The old server will not execute any more commands.
             client.late = Few::default();
             if client.subscription != Subscription::No {
                 self.is_deaf(client);
@@ -667,19 +667,19 @@ impl Plain {
         }
     }
 
-    /// Its subscription was lost, and it subscribes anew.
+    /// The subscription was lost, and the client subscribes again.
     fn is_deaf(&self, client: &mut Client) {
         client.messages = 0;
         if is(Variant::SubscribedAgainQuietly, self.scene) {
             return;
         }
-        // It hears of that, and asks again.
+        // The client is notified of that, and asks again.
         client.news |= client.subscription == Subscription::Confirmed;
         client.subscription = Subscription::Sent;
     }
 
     fn tick(&self, state: &mut State) {
-        // Whatever is over is alike.
+        // All ages at which a hold is over are alike.
         let over = self.ages.valid.iter().take_while(|valid| **valid).count();
         let older = |age: &mut u8| *age = (*age + 1).min(u8::try_from(over).unwrap_or(LEASE));
         let more = |age: &mut u8| *age = (*age + 1).min(LEASE + 1);
@@ -701,7 +701,7 @@ impl Plain {
         }
     }
 
-    /// What may happen to one client, as far as it does not depend on time.
+    /// The steps of one client that do not depend on time.
     fn next_of(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
         let client = &state.clients[c];
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
@@ -812,7 +812,7 @@ impl Plain {
         }
     }
 
-    /// What goes wrong, and who gives up.
+    /// Faults, and threads that give up.
     fn faults(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
         let (client, left) = (&state.clients[c], state.left);
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
@@ -852,7 +852,7 @@ impl Plain {
         }
     }
 
-    /// The lease, and what becomes of it while time passes.
+    /// The steps of the lease while time passes.
     fn lease(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
         let client = &state.clients[c];
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
@@ -874,7 +874,7 @@ impl Plain {
             None => {}
             Some(renewal) => {
                 let Renewal { number, found, .. } = renewal;
-                // Lost on the way there, or on the way back.
+                // The renewal, or its reply, may be lost.
                 take(Step::LoseRenewal(c), &|state| {
                     state.clients[c].renewal = None;
                 });
@@ -1029,7 +1029,7 @@ impl Model for Plain {
     }
 
     fn goals(&self) -> Vec<&'static str> {
-        // What a torn connection carried can only end with its lease, and so can a hold whose release a replica lacks.
+        // A command of a torn connection can only end with its lease, and so can a hold whose release a replica lacks.
         let torn = self.scene.ticks && self.scene.left.losses > 0;
         let lacks = self.scene.left.promotions > 0;
         let mut goals = vec![REACHED, REACHED];
@@ -1039,7 +1039,7 @@ impl Model for Plain {
 
     fn lacks(&self, goal: usize, state: &State) -> bool {
         match state.clients.get(goal) {
-            // It may also end with an error: granted too late.
+            // A client may also end with an error: granted too late.
             Some(client) => matches!(client.doing, Doing::Asks | Doing::Parks),
             None => state.key.owner.is_some_and(|(c, number)| {
                 let client = &state.clients[c];
@@ -1139,7 +1139,7 @@ fn last_reply(state: &State, c: usize) -> Option<Reply> {
     replies.get(replies.count.checked_sub(1)?)
 }
 
-/// Two clients, without time and faults: nobody waits for what will not come.
+/// Two clients, without time and faults: no client waits for an event that cannot happen.
 const WAITS: Scene = Scene {
     comes: [2, 2],
     left: Left {
@@ -1167,7 +1167,7 @@ fn losses(losses: u8, ends: u8, deaf: u8) -> Scene {
     }
 }
 
-/// One of them comes only once.
+/// The second client comes only once.
 fn twice_and_once(scene: Scene) -> Scene {
     Scene {
         comes: [2, 1],
@@ -1182,7 +1182,7 @@ const LEASES: Scene = Scene {
     ..WAITS
 };
 
-/// Everybody wants it all the time.
+/// Both clients want the lock all the time.
 const CROWDED: Scene = Scene {
     comes: [0, 0],
     prompt: true,

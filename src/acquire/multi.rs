@@ -1,4 +1,4 @@
-//! Several locks taken as one: the rule by which members are asked for, and the loop that follows it.
+//! Several locks taken as one: the rule by which members are requested, and the loop that follows it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,8 +22,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a thread that has all earlier members asks again for one that was taken a moment ago; four round trips if that
-/// is longer.
+/// How long a thread that has all earlier members asks again for a member that was taken a moment ago; four round trips
+/// if that is longer.
 ///
 /// The holder may be about to be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
@@ -41,11 +41,12 @@ type Failures = Vec<(usize, Error)>;
 pub struct Members {
     name: Arc<str>,
     parts: Vec<LockSpec>,
-    /// The indices of members with the same key. Members of one key must have different servers, whatever their addresses.
+    /// The indices of members with the same key, which must have different servers. Different addresses are no proof of
+    /// that.
     same_key: Arc<[Vec<usize>]>,
     /// Whether a member was held by others at the last attempt.
     contended: Arc<AtomicBool>,
-    /// Why they cannot be taken together.
+    /// Why the members cannot be taken together, if so.
     fault: Option<Arc<str>>,
 }
 
@@ -151,14 +152,14 @@ impl Members {
         let mut waited_for = None;
         let mut refusals = 0_u32;
         let mut pauses = pacer();
-        // Finding out which servers they are is part of the time for the first round.
+        // The time for the first round includes finding out which servers these are.
         let mut round = self.round(wait);
         self.check_servers(wait, round)?;
         loop {
             let busy = Outcome::Busy(Busy::default());
             let index = match self.gather(waited_for, wait, round)? {
                 Gathering::All(held) => {
-                    // A lease may be over before the last member is granted.
+                    // The lease of the first member may be over before the last member is granted.
                     let is_over = |held: &Option<GuardInner>| {
                         held.as_ref().is_some_and(|held| !held.is_valid())
                     };
@@ -170,7 +171,7 @@ impl Members {
                     return Err(part.granted_too_late());
                 }
                 Gathering::Busy(index) => index,
-                // A call that was told once that somebody has a member is busy, and not late.
+                // A call that was refused once is busy, and not late.
                 Gathering::TooLate if refusals == 0 => return self.end(wait, Outcome::TooLate),
                 Gathering::TooLate => return self.end(wait, busy),
             };
@@ -179,7 +180,7 @@ impl Members {
             };
             refusals += 1;
             if refusals > 1 {
-                // Without a pause two threads could take members from each other again and again.
+                // Two threads could otherwise take members from each other again and again.
                 self.pause_until(deadline.or(Instant::now() + pauses.next_pause()), wait)?;
             }
             if deadline.has_passed(Instant::now()) {
@@ -187,7 +188,7 @@ impl Members {
             }
             // A server that was unreachable may answer by now.
             self.check_servers(wait, self.round(wait))?;
-            // Nothing is held now.
+            // Nothing is held here: a thread that waits for one member must not keep others from taking the rest.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Outcome::Granted(held)) => Some((index, held)),
                 Ok(Outcome::TooLate | Outcome::Busy(_)) => return self.end(wait, busy),
@@ -197,12 +198,12 @@ impl Members {
         }
     }
 
-    /// A member whose token or client ends the wait.
+    /// A member whose token, or whose client, ends the wait.
     fn stopped(&self, wait: WaitMode) -> Option<&LockSpec> {
         self.parts.iter().find(|part| part.must_stop(wait))
     }
 
-    /// Sleeps, unless it has to stop.
+    /// Sleeps until then, or until the call has to stop.
     fn pause_until(&self, until: Instant, wait: WaitMode) -> Result<()> {
         let span = until.saturating_duration_since(Instant::now());
         time::sleep_unless(span, &|| self.stopped(wait).is_some());
@@ -212,7 +213,7 @@ impl Members {
         }
     }
 
-    /// The wait ends with `outcome`, unless it had to stop.
+    /// Ends the wait with `outcome`, unless the call has to stop.
     fn end<G>(&self, wait: WaitMode, outcome: Outcome<G>) -> Result<Outcome<G>> {
         match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
@@ -220,8 +221,8 @@ impl Members {
         }
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer in half the time of `round`:
-    /// if one of them does not, there is time left to find out that the others do.
+    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
+    /// `round`, which leaves time for the round itself.
     fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
         let now = Instant::now();
         let ends = round.deadline().or(now + self.command_timeout());
@@ -247,9 +248,10 @@ impl Members {
         }
     }
 
-    /// Asks for all members at once, except the one that was waited for. Asks again for one that may soon be free.
+    /// Asks for all members at once, except the one for which the thread has waited. Asks again for a member that may
+    /// soon be free.
     ///
-    /// If all are free, one of several threads that try at the same time gets them all: see [`asks_again`].
+    /// If all members are free, one of several threads that try at the same time gets them all: see [`asks_again`].
     fn gather(
         &self,
         waited_for: Option<(usize, GuardInner)>,
@@ -258,8 +260,8 @@ impl Members {
     ) -> Result<Gathering> {
         let all = 0..self.parts.len();
         let is_contended = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
-        // The members that the next request is for, as far as they are not held. After a refusal the first is asked for
-        // alone, since others might have to be released again.
+        // The members of the next request, as far as they are not held. If members were held by others lately, the
+        // first is requested alone, since granted ones might have to be released again.
         let mut asked = match is_contended {
             true => 0..1,
             false => all.clone(),
@@ -297,11 +299,13 @@ impl Members {
             if !asks_again(refused) {
                 return Ok(Gathering::Busy(refused));
             }
+            // The members behind the refused one are released, or two threads could hold what the other needs and both
+            // ask again.
             held.drop_from(refused);
             let now = Instant::now();
             let round_trip = now - began;
             let span = match wait {
-                // Then it waits for the member with a subscription, which is as fast as asking again.
+                // Afterwards the thread waits for the member with a subscription, which is as fast as asking again.
                 WaitMode::Until(_) => 2 * round_trip,
                 _ => UNDECIDED.max(4 * round_trip),
             };
@@ -315,8 +319,8 @@ impl Members {
         }
     }
 
-    /// Asks once for these members, as far as they are not held, and adds those granted to `held`: also those behind a
-    /// refused one, which have to be released again.
+    /// Asks once for these members, as far as they are not held, and adds the granted ones to `held`. Members behind a
+    /// refused one are added as well; the caller releases them.
     fn ask_for(
         &self,
         asked: Range<usize>,
@@ -328,6 +332,7 @@ impl Members {
         for index in asked.filter(|index| held[*index].is_none()) {
             match self.parts[index].enter(round) {
                 Ok(Pending::Busy) => {
+                    // A thread of this process is ahead, so members behind this one are not requested.
                     refused = Some((index, InTheWay::Here));
                     break;
                 }
@@ -335,10 +340,12 @@ impl Members {
                 Err(err) => return Err(vec![(index, err)]),
             }
         }
+        // Nothing was sent yet. Dropping the contenders lets other threads of the process ask.
         if let Err(failure) = self.ask_ahead(&mut pending, round) {
             return Err(vec![failure]);
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
+        // All are finished, even after a refusal: each reply may be a grant that has to be kept or released.
         for (index, one) in pending {
             match self.parts[index].finish(Ok(one)) {
                 Ok(Outcome::Granted(one)) => held[index] = Some(one),
@@ -360,7 +367,7 @@ impl Members {
         }
     }
 
-    /// Sends all requests before one is waited for: those of one server in one write.
+    /// Sends all requests before the first reply is awaited; those for one server in one write.
     fn ask_ahead(
         &self,
         pending: &mut [(usize, Pending<'_>)],
@@ -376,12 +383,13 @@ impl Members {
             let until = round.deadline().or(now + self.command_timeout());
             (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
         }
+        // All are queued before the first is written, so that requests for one server share a write.
         asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
         asking.iter().for_each(|(_, one)| one.send_ahead());
         Ok(())
     }
 
-    /// The mode of one attempt at every member, all of which end together.
+    /// The wait mode of one attempt at every member; all attempts end together.
     fn round(&self, wait: WaitMode) -> WaitMode {
         let (deadline, waits) = match wait {
             WaitMode::Until(deadline) => (deadline, true),
@@ -395,13 +403,14 @@ impl Members {
         }
     }
 
-    /// The longest of all clients.
+    /// The longest command timeout of all clients.
     fn command_timeout(&self) -> Duration {
         let timeouts = self.parts.iter().map(|part| part.session().command_timeout);
         timeouts.max().unwrap_or_default()
     }
 
-    /// The error for the errors of members, each by its name; an error of the whole call is returned as it is.
+    /// The error made of the errors of members, each with its name. An error that concerns the whole call is returned
+    /// as it is.
     fn failed(&self, failures: Failures) -> Error {
         let mut named = Vec::new();
         for (index, err) in failures {
@@ -428,7 +437,7 @@ impl Members {
 /// The outcome of asking once.
 enum Answers {
     Granted,
-    /// The first that was not granted, and who is in the way.
+    /// The first member that was not granted, and who is in the way.
     Refused(usize, InTheWay),
     /// The caller's time was up before all had answered.
     TooLate,
@@ -437,21 +446,21 @@ enum Answers {
 /// The outcome of asking for all members.
 enum Gathering {
     All(Together),
-    /// The first that somebody else has; nothing is held.
+    /// The first member that somebody else has; nothing is held.
     Busy(usize),
     /// The caller's time was up before all had answered.
     TooLate,
 }
 
-/// Whether a thread asks again for a member that it was refused, by the member's index. Then it keeps those before it and
-/// releases those behind it; otherwise it releases all. All sets are in the same order, so if all members are free, one of the
-/// threads that try at the same time always gets its whole set:
+/// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the
+/// members before it and releases those behind it; otherwise it releases all. All sets are in the same order, so if all
+/// members are free, one of the threads that try at the same time always gets its whole set:
 ///
-/// - Somebody asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and take
-///   the thread whose first member is the earliest of all. The thread that had that member had it as its own first, and so
-///   did not give up.
-/// - Somebody succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that has that
-///   member has its whole set, or was refused an earlier member and releases this one.
+/// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
+///   take the thread whose first member is the earliest of all. The thread that had that member had it as its own
+///   first, and so did not give up.
+/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
+///   has that member has its whole set, or was refused an earlier member and releases this one.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }
@@ -465,7 +474,7 @@ impl Together {
         self.0.iter().flatten()
     }
 
-    /// Releases those from `first` on, which are on their way then; each with its name.
+    /// Sends the releases of the holds from `first` on; returns them with the names of their members.
     fn unlock_from(&mut self, first: usize) -> Vec<(String, Result<Unlocking>)> {
         let late = self.0[first..].iter_mut().filter_map(Option::take);
         let unlocking: Vec<_> = late
@@ -487,7 +496,7 @@ impl Together {
 
 impl Drop for Together {
     fn drop(&mut self) {
-        // A guard of the process's parent does nothing when it is dropped.
+        // After a fork the holds belong to the parent process, so a guard in the child does nothing when it is dropped.
         if self.all().all(|held| !held.is_copy()) {
             self.drop_from(0);
         }
@@ -508,7 +517,7 @@ impl Held for MultiGuardInner {
     fn unlock(mut self) -> Result<()> {
         let mut failures = Vec::new();
         let until = Instant::now() + self.command_timeout;
-        // All are on their way before one is waited for.
+        // All releases are sent before the first reply is awaited.
         for (name, unlocking) in self.held.unlock_from(0) {
             if let Err(err) = unlocking.and_then(|unlocking| unlocking.finish(until)) {
                 failures.push((name, err));
@@ -558,7 +567,7 @@ mod tests {
     const TRIES: usize = 3;
     const MEMBERS: usize = 3;
 
-    /// What is on its way between a thread and a member; each member has a server of its own.
+    /// The command on its way between a thread and a member; each member has a server of its own.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     enum Request {
         Quiet,
@@ -572,7 +581,7 @@ mod tests {
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     enum Doing {
-        /// Waits for answers: of all that it has not, or of one.
+        /// The thread waits for the answers of all members that it does not hold, or of one.
         Asks,
         AsksFor(usize),
         Has,
@@ -591,7 +600,7 @@ mod tests {
     type Rule = fn(usize, usize) -> bool;
 
     impl World {
-        /// Each asks for all of its set at once, or for the first alone.
+        /// Each thread asks for its whole set at once, or for the first member alone.
         fn start(sets: [&[usize]; TRIES], in_order: [bool; TRIES]) -> Self {
             let mut world = Self {
                 owner: [None; MEMBERS],
@@ -642,7 +651,7 @@ mod tests {
             Some(self)
         }
 
-        /// All answers have come: what the thread does then.
+        /// The next step of a thread that has all answers.
         fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
             let waits =
                 |request: &Request| matches!(request, Request::Asking | Request::AskingAgain);
@@ -696,7 +705,7 @@ mod tests {
         }
     }
 
-    /// Whether somebody can still get all of its set, whatever has happened; and how many states there are.
+    /// Whether, from every state, some thread can still get its whole set; and how many states there are.
     fn somebody_always_can(
         sets: [&[usize]; TRIES],
         in_order: [bool; TRIES],
@@ -759,10 +768,10 @@ mod tests {
 
     #[test]
     fn with_any_other_rule_all_may_go_away_with_nothing() {
-        // A thread gives up that is refused anything.
+        // A thread that is refused any member gives up.
         let give_up: Rule = |_, _| false;
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
-        // A thread gives up that is refused the last.
+        // A thread that is refused its last member gives up.
         let give_up: Rule = |refused, all| asks_again(refused) && refused + 1 < all;
         assert!(!somebody_always_can(SETS[0], [false; TRIES], give_up).0);
     }

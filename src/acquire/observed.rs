@@ -1,4 +1,4 @@
-//! What the observer of a client is told of acquires and holds.
+//! Reports of acquires and holds to the observer of a client.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::acquire::spec::LockSpec;
 use crate::error::{Error, Result};
 use crate::observer::{Acquired, Observed, Refusal, Refused};
 
-/// Why nothing was granted, as an observer is told.
+/// Why nothing was granted, for the observer; `None` if something was.
 pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<Refusal> {
     match outcome {
         Ok(Outcome::Granted(_)) => None,
@@ -20,8 +20,8 @@ pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<Refusal> {
 }
 
 impl LockSpec {
-    /// Acquires something, counts refusals, and tells the observer what has come of it. `grant` is called with what was
-    /// granted, and when the call began, if there is an observer.
+    /// Acquires something, counts a refusal, and reports the outcome to the observer. If there is one, `grant` is
+    /// called with the grant and with when the call began.
     pub(crate) fn observed<G>(
         &self,
         acquire: impl FnOnce() -> Result<Outcome<G>>,
@@ -43,7 +43,8 @@ impl LockSpec {
         Ok(granted)
     }
 
-    /// Tells the observer of a guard, unless its thread has the lock already. The observer hears of its end.
+    /// Reports a guard to the observer, unless its thread has the lock already. The end of the hold will be reported,
+    /// too.
     pub(crate) fn observe(&self, held: &mut GuardInner, began: Instant) {
         if let Some(handed_over) = held.be_observed() {
             held.hold()
@@ -51,7 +52,7 @@ impl LockSpec {
         }
     }
 
-    /// Counts it, and tells the observer if there was one when it `began`.
+    /// Counts a refusal, and reports it if there was an observer when the call `began`.
     pub(crate) fn record_refusal(&self, began: Option<Instant>, why: Refusal) {
         let session = self.session();
         session.counters.refused.add(1);

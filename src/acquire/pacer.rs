@@ -1,4 +1,4 @@
-//! Pauses between questions where nothing tells when to ask.
+//! Pauses between questions, for waits in which nothing announces when to ask.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use crate::time;
 
 /// The shortest pause in which another process has a chance to be first.
 ///
-/// Measured: on a quiet machine 100 µs are enough for another process to be woken and to ask; a busy one needs more, and a
-/// Java process about so long. Redisson's spin lock begins with the same.
+/// Measured: on a quiet machine another process needs 100 µs to be woken and to ask. A busy machine needs more, and a
+/// Java process about 1 ms, with which Redisson's spin lock also begins.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// Random pauses that double for as long as nothing changes.
 pub(super) struct Pacer {
     /// The shortest and the longest pause at first.
     first: (Duration, Duration),
-    /// How often they have doubled, and may.
+    /// How often the pauses have doubled, and how often they may.
     doubled: u32,
     most: u32,
 }
@@ -40,7 +40,7 @@ impl Pacer {
         pause
     }
 
-    /// Something has changed: begins with short pauses again.
+    /// Begins with short pauses again, since something has changed.
     pub(super) fn reset(&mut self) {
         self.doubled = 0;
     }

@@ -1,12 +1,12 @@
-//! How a thread comes to hold permits: first come, first served in its process.
+//! How a thread acquires permits: first come, first served in its process.
 //!
-//! Only the first thread in the queue asks Redis, and listens for all, so that a request for many permits is not starved by
-//! requests for few. Once it has its permits the next one asks. After a whole tenure of grants it lets other processes go
-//! first.
+//! Only the first thread in the queue asks Redis, and listens for all, so that a request for many permits is not
+//! starved by requests for few. Once the first has its permits, the next thread asks. When grants have gone on for a
+//! whole tenure, the thread that asks lets other processes go first.
 //!
-//! There are two kinds of [`Grants`]: [plain](crate::acquire::plain_permits) permits have no owner, and may be handed over
-//! to a thread that waits, even while its request is under way; those with a [lease](crate::acquire::leased_permits) are a
-//! hold each.
+//! There are two kinds of [`Grants`]. [Plain](crate::acquire::plain_permits) permits have no owner, and may be handed
+//! over to a thread that waits, even while its request is under way. Permits with a
+//! [lease](crate::acquire::leased_permits) are a hold each.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,15 +31,15 @@ use crate::time::Deadline;
 
 const ACQUIRING: &str = "acquiring permits";
 
-/// What permits are, and how they are asked for.
+/// A kind of permits: how they are requested, and what a grant is.
 pub(super) trait Grants {
     type Grant;
 
-    /// One request, which is undone if its outcome is unknown.
+    /// The identity of a request, by which it is undone if its outcome is unknown.
     type Asked: Undo + 'static;
 
-    /// Whether threads of this process may be handed the permits of others. Those that may not expire, and send no message
-    /// then.
+    /// Whether threads of this process may be handed the permits of others. Permits that may not be handed over have a
+    /// lease, and announce nothing when they expire.
     const ARE_HANDED_OVER: bool;
 
     /// The next request; no two are the same, so that undoing one does not affect another.
@@ -58,11 +58,11 @@ pub(super) trait Grants {
         ends_at: i64,
     ) -> Result<Self::Grant>;
 
-    /// Another thread of this process has handed them over, which has had them since then.
+    /// The permits were handed over by another thread of this process, to which Redis had granted them at `since`.
     fn handed_over(&self, since: Instant) -> Option<Self::Grant>;
 }
 
-/// Takes so many permits at once, or none.
+/// Takes `permits` permits at once, or none.
 pub(super) fn take<G: Grants>(
     spec: &LockSpec,
     permits: u32,
@@ -70,7 +70,7 @@ pub(super) fn take<G: Grants>(
     kind: G,
 ) -> Result<Outcome<G::Grant>> {
     let session = spec.session();
-    // First, so that either closing waits for this thread or it is notified.
+    // Before the check: either closing waits for this thread, or the check finds the client closed.
     let _contending = session.contending();
     spec.check_going(wait)?;
     session.start_watchdog()?;
@@ -101,18 +101,18 @@ struct Permits<'a, G: Grants> {
     wait: WaitMode,
     permits: u32,
     kind: G,
-    /// Of the client's registry, so that all threads have the same.
+    /// The entry in the client's registry, so that all threads have the same.
     entry: Arc<Entry>,
-    /// `None` for one that does not wait, and once it has left the queue.
+    /// `None` for a thread that does not wait, and once the thread has left the queue.
     ticket: Option<u64>,
-    /// The release after which it has to yield, before it asks.
+    /// The release after which the thread yields before it asks.
     yields_after: Option<Arc<Call>>,
     listening: Listening,
 }
 
 impl<G: Grants> Permits<'_, G> {
-    /// Gets into the queue and waits there until it is the first, or its time is up. `false` for one that does not wait if
-    /// others do: it must not overtake those in the queue, or a request for many could starve.
+    /// Joins the queue and waits there until the thread is the first, or its time is up. `false` for a thread that does
+    /// not wait if others do: it must not overtake the queue, or a request for many permits could starve.
     fn enter(&mut self) -> bool {
         let mut state = self.entry.lock();
         let local = state.local_semaphore();
@@ -147,7 +147,8 @@ impl<G: Grants> Permits<'_, G> {
         self.listening.is_woken(is_given)
     }
 
-    /// Redis has granted what was asked for; `None` if others of this process have given the thread permits meanwhile.
+    /// Redis has granted the request; `None` if another thread of this process has handed the thread permits while the
+    /// request was on its way.
     fn granted(
         &mut self,
         asked: &G::Asked,
@@ -159,6 +160,8 @@ impl<G: Grants> Permits<'_, G> {
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
         state.lock.forget_refusal();
+        // Closing gives back what is counted as `out`. With the mutex held, this grant either counts there or is undone
+        // here.
         let granted = match session.is_closed() {
             true => Granted::Closed,
             false => state.local_semaphore().granted(self.ticket, counted, now),
@@ -177,7 +180,8 @@ impl<G: Grants> Permits<'_, G> {
         notify(first);
         let grant = self.kind.granted(self.spec, asked, sent_at, ends_at)?;
         if self.is_handed_over() {
-            // It has permits already, so these go to whoever is next.
+            // The thread was handed permits before its grant arrived, and needs one of both. The granted ones go to the
+            // next thread or back to Redis; the wakeup stays, and the loop takes it.
             self.give_away(now);
             return Ok(None);
         }
@@ -185,7 +189,7 @@ impl<G: Grants> Permits<'_, G> {
         Ok(Some(grant))
     }
 
-    /// Undoes a request.
+    /// Undoes a request that was granted, or whose reply is useless.
     fn give_back(&self, asked: &G::Asked) {
         if let Some(undo) = asked.undo() {
             self.spec.session().connection.send_deferred(undo);
@@ -212,7 +216,7 @@ impl<G: Grants> Permits<'_, G> {
         }
     }
 
-    /// Leaves the queue, unless others have called it out of there.
+    /// Leaves the queue, unless another thread has taken this one off it.
     fn leave(&mut self) {
         let Some(ticket) = self.ticket.take() else {
             return;
@@ -224,7 +228,7 @@ impl<G: Grants> Permits<'_, G> {
         notify(first);
     }
 
-    /// Others have handed over to it what it does not need.
+    /// Passes on permits that the thread was handed and does not need.
     fn give_away(&self, since: Instant) {
         let session = self.spec.session();
         drop(give_permits::give(
@@ -254,7 +258,8 @@ impl<G: Grants> Strategy for Permits<'_, G> {
                 let session = self.spec.session();
                 session.counters.local_handoffs.add(1);
                 if session.is_closed() {
-                    // Unless closing has given them back already.
+                    // Closing has given these permits back if they were counted then; `give` knows, and returns them
+                    // only once.
                     self.give_away(since);
                     return Err(Error::Closed);
                 }
@@ -268,6 +273,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
                 self.yields_after = yields_after;
                 Ok(None)
             }
+            // The threads that were just handed the permits may hand them on until `at`; after that this thread asks.
             Some(Wakeup::ContendAt(at)) if self.ticket.is_some() => {
                 self.park(Deadline::at(self.wait.deadline().or(at)));
                 self.handed_over()
@@ -296,6 +302,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             let undo = Some(Arc::clone(drawn) as Arc<dyn Undo>);
             Attempt { request, undo }
         };
+        // Permits that are handed over end the call. The request is undone then, if it was sent.
         let stop = || self.is_handed_over() || spec.must_stop(self.wait);
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
         let replicated = session.is_replicated(&answer);
@@ -312,7 +319,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             Ok(PermitsAcquired::TooFew { left, is_set }) => {
                 self.was_refused(is_set);
                 Ok(Reply::Busy(Busy {
-                    // By then enough of them may have expired.
+                    // By then enough permits may have expired.
                     retry_after: left,
                     ..Busy::default()
                 }))
@@ -337,7 +344,7 @@ impl<G: Grants> Drop for Permits<'_, G> {
     fn drop(&mut self) {
         self.leave();
         if let Some(Wakeup::Given(since)) = self.listening.take_wakeup() {
-            // It came too late to be taken.
+            // The permits were handed over after this thread had given up, and must not be lost.
             self.give_away(since);
         }
         self.listening.leave();

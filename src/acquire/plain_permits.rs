@@ -1,4 +1,4 @@
-//! Permits that have no owner: any thread may release them, and be handed those of another.
+//! Permits without an owner: any thread may release them, or be handed those of another thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::protocol::semaphore;
 use crate::session::Session;
 
-/// Takes so many permits at once, or none; returns when Redis granted them to this process.
+/// Takes `permits` permits at once, or none; returns when Redis granted them to this process.
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
@@ -86,7 +86,7 @@ impl Grants for Plain {
     }
 }
 
-/// One request for permits, which may have to be undone.
+/// A request for permits, which may have to be undone.
 struct PermitRequest {
     entry: Arc<Entry>,
     keys: RequestKeys,

@@ -14,7 +14,7 @@ use crate::time;
 pub(crate) use crate::quorum::ask::Known;
 pub(crate) use crate::quorum::nodes::{PAUSE, pause};
 
-/// Asks a majority once; again if too few servers answered.
+/// Asks a majority of the servers, and asks again if too few of them answered.
 pub(crate) fn ask(
     quorum: &Quorum,
     lock: &LockSpec,
@@ -25,7 +25,7 @@ pub(crate) fn ask(
 ) -> std::result::Result<Reply<(Arc<Hold>, Instant)>, NoReply> {
     let stop = || lock.must_stop(wait);
     let mut again = false;
-    // The round before, if too many servers were away in it, or refused.
+    // The previous round, if in it too many servers were unreachable or rejected the request.
     let mut before: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {
@@ -46,12 +46,13 @@ pub(crate) fn ask(
         if stop() {
             return Err(lock.stopped().into());
         }
+        // No time is left for another round. A last round that was cut short says less than the one before it.
         let (now, pause) = (Instant::now(), pause());
         if now + pause >= until {
             let short = short.unless_cut_short(now >= until, before);
             return Err(NoReply::Unanswered(short.into()));
         }
-        // The first time the connections may just have been idle for too long.
+        // The first repetition follows at once: the connections may have been idle for so long that they are broken.
         if again {
             if request.asks_again_in.is_none() || short.is_final() {
                 // The servers had enough time to answer.
@@ -61,6 +62,7 @@ pub(crate) fn ask(
         }
         before = short.is_away().then_some(short);
         again = true;
+        // Too few servers answered, so nothing is known about the lock any more.
         request.known = Known::Nothing;
     }
 }

@@ -1,8 +1,9 @@
-//! Threads of one process around the local lock, in every order in which their mutexes let them go on. Searched
-//! exhaustively, see [`search`](crate::search).
+//! Threads of one process around the local lock, in every order that their mutexes allow. Searched exhaustively, see
+//! [`search`](crate::search).
 //!
-//! The [`LocalLock`] is the library's. Restated are the steps around it: of `enter`, of the queue's threads, of
-//! [`Waiter`](crate::local::waiter::Waiter), and of a release. A step is what is done while one mutex is held.
+//! The [`LocalLock`] is the library's. The steps around it are restated: those of `enter`, of the queue's threads, of
+//! [`Waiter`](crate::local::waiter::Waiter), and of a release. A step is everything that a thread does while it holds
+//! one mutex.
 
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
@@ -45,17 +46,17 @@ enum At {
     #[default]
     Start,
     Queued,
-    /// It has found nothing, and its waiter's mutex is still held.
+    /// The thread has found no wakeup, and still holds the mutex of its waiter.
     Checked,
     Parked,
-    /// Its time is up, or it is cancelled.
+    /// The thread's time is up, or the thread is cancelled.
     Withdraws,
-    /// It has left the queue, and looks if it was woken just before.
+    /// The thread has left the queue, and checks whether it was woken just before.
     Looks,
     Contends,
     Asks,
     Holds,
-    /// It has left the local lock, and the release is not queued yet.
+    /// The thread has left the local lock, and the release is not queued yet.
     Releases,
     Gone,
 }
@@ -65,7 +66,7 @@ struct Thread {
     at: At,
     ticket: u64,
     wakeup: Option<Wakeup>,
-    /// Of whom it has still to store the wakeup, and whom it has still to wake.
+    /// The thread whose wakeup it still has to store, and the thread that it still has to wake.
     stores: Option<(usize, Wakeup)>,
     wakes: Option<usize>,
 }
@@ -76,13 +77,13 @@ struct State {
     threads: [Thread; 3],
     cancelled: bool,
     canceller_wakes: bool,
-    /// A hold of this process that it has not released yet, as the server sees it.
+    /// By the server's knowledge, this process holds the lock.
     server_holds: bool,
 }
 
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // What the lock knows besides follows from what the threads do.
+        // The rest of the lock's state follows from the states of the threads.
         for thread in self.lock.waiters() {
             thread.hash(state);
         }
@@ -102,7 +103,7 @@ enum Variant {
     WokenWithoutMutex,
     /// The next thread is woken before the release is queued.
     WokenBeforeRelease,
-    /// A thread whose time is up does not look if it was woken just before.
+    /// A thread whose time is up does not check whether it was woken just before.
     LeavesUnseen,
 }
 
@@ -129,7 +130,7 @@ impl Process {
         self.variant == variant
     }
 
-    /// Stores what the thread has found to be next, and notes whom it has to wake.
+    /// Stores the wakeup of the thread that is next, and remembers to wake it.
     fn notify(&self, state: &mut State, by: usize, next: &Wakeups<usize, Held>) {
         if let Some(next) = next.contend {
             self.store(state, by, next, Wakeup::Contend);
@@ -218,7 +219,7 @@ impl Process {
         }
     }
 
-    /// What a thread does that takes its wakeup.
+    /// Takes the wakeup of a thread; returns its next position.
     fn woken(&self, thread: &mut Thread) -> Option<At> {
         thread.wakeup.take().map(|wakeup| match wakeup {
             Wakeup::Granted => At::Holds,
@@ -226,7 +227,7 @@ impl Process {
         })
     }
 
-    /// Whether a thread can be woken now: not between its check and its park, since it has its mutex then.
+    /// Whether a thread can be woken now. Between its check and its park it cannot, since it holds its mutex then.
     fn can_wake(&self, state: &State, t: usize) -> bool {
         state.threads[t].at != At::Checked || self.is(Variant::WokenWithoutMutex)
     }
@@ -280,7 +281,7 @@ impl Model for Process {
             if !matches!(thread.at, At::Parked | At::Gone) {
                 take(Step::Go(t), &|state| self.goes(state, t));
             }
-            // The last one's time is limited.
+            // The last thread has a time limit.
             if t == 2 && thread.wakeup.is_none() && matches!(thread.at, At::Queued | At::Parked) {
                 take(Step::TimeUp(t), &|state| {
                     state.threads[t].at = At::Withdraws
@@ -318,7 +319,7 @@ impl Model for Process {
     }
 
     fn is_due(&self, _: usize, step: Step) -> bool {
-        // Nobody is helped by others who come, give up, or are cancelled.
+        // A thread must finish without relying on others that come, give up, or are cancelled.
         !matches!(step, Step::TimeUp(_) | Step::Cancel)
     }
 

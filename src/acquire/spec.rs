@@ -29,30 +29,30 @@ use crate::session::shared::SharedSession;
 #[derive(Clone)]
 pub struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
-    /// As the user gave it.
+    /// The name as the user gave it.
     pub(crate) name: Arc<str>,
-    /// That of its entry: its kind, and the name, or the name and the nodes.
+    /// The key of the entry: the kind, and the name, or the name and the nodes.
     pub(crate) key: EntryKey,
     /// The servers of which a majority has to grant it; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
-    /// How long a server must have been up to be one of them.
+    /// How long a server must have been up to count.
     pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
     pub(crate) is_reentrant: bool,
-    /// What an observer hears that it is.
+    /// The kind, as it is reported to an observer.
     pub(crate) reported_as: &'static str,
-    /// Under which number the local lock keeps its holds; `None`: under that of the calling thread.
+    /// The thread number under which the local lock keeps the holds; `None`: that of the calling thread.
     pub(crate) as_thread: Option<u64>,
-    /// A wait that ends before Redis has said anything is an error.
+    /// A wait that ends before there is any reply is an error.
     pub(crate) late_is_error: bool,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     /// For how long the name is kept after the grant, even if it is released before.
     pub(crate) at_least: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
-    /// A reader that waits behind no writer of another process.
+    /// A reader does not wait behind writers of other processes.
     pub(crate) readers_first: bool,
-    /// How long a token counter outlives its last use; for ever if zero.
+    /// How long a token counter outlives its last use; without end if zero.
     pub(crate) token_ttl: Duration,
 }
 
@@ -89,7 +89,7 @@ impl LockSpec {
         handle
     }
 
-    /// For locks that a majority of servers keeps.
+    /// The settings for locks that a majority of servers keeps.
     pub(crate) fn of_quorum(quorum: Arc<Quorum>, id: Arc<str>) -> Self {
         let handle = Self::new(quorum.home(), id, &red::KIND);
         Self {
@@ -98,7 +98,7 @@ impl LockSpec {
         }
     }
 
-    /// For locks that their holder cannot take again.
+    /// The settings for locks that their holder cannot take again.
     pub(crate) fn non_reentrant(self, reported_as: &'static str) -> Self {
         Self {
             is_reentrant: false,
@@ -107,7 +107,7 @@ impl LockSpec {
         }
     }
 
-    /// The same lock, to be shared with others that share it.
+    /// Makes these the settings of a shared hold of the same lock.
     pub(crate) fn sharing(mut self) -> Self {
         self.mode = Mode::Shared;
         self
@@ -117,7 +117,7 @@ impl LockSpec {
         &self.shared.session
     }
 
-    /// The lease of this handle's holds, checked.
+    /// The lease of this handle's holds, after a check of the settings.
     pub(crate) fn lease_policy(&self) -> Result<(LeasePolicy, Duration)> {
         let check = |setting, span: Duration| match span.is_zero() {
             true => Ok(()),
@@ -159,7 +159,7 @@ impl LockSpec {
         self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
     }
 
-    /// Whether to stop before there is a reply. A single attempt cannot be cancelled.
+    /// Whether a call has to stop before there is a reply. A single attempt cannot be cancelled.
     pub(crate) fn must_stop(&self, wait: WaitMode) -> bool {
         self.session().is_closed() || (wait.waits() && self.is_cancelled())
     }
@@ -183,7 +183,7 @@ impl LockSpec {
         }
     }
 
-    /// The error for each of several threads.
+    /// Makes the same error for each of several threads.
     pub(crate) fn make_error(&self, doing: &'static str, failure: Failure) -> MakeError {
         let (name, endpoint) = (Arc::clone(&self.name), self.session().endpoint.clone());
         Arc::new(move || failure.clone().into_error(doing, &name).at(&endpoint))
@@ -196,21 +196,22 @@ impl LockSpec {
         }
     }
 
-    /// The error of an acquire whose grant arrived when its lease was over: others may have the lock.
+    /// The error of an acquire whose grant arrived after its lease was over, when others may have had the lock.
     pub(crate) fn granted_too_late(&self) -> Error {
         let why = socket::timed_out("the lease was over before the grant arrived");
         self.error("acquiring the lock", Fault::Unreachable(why))
     }
 
-    /// Whether others have taken the lock, or asked for it, only within the last `span`: then they may be taking several locks,
-    /// and have to release this one because they were refused another.
+    /// Whether the lock was taken, or requested, only within the last `span`. The holder may be taking several locks
+    /// then, and release this one because it was refused another.
     ///
-    /// For holders outside this client this shows only if they have the lease of this handle or of the client.
+    /// For holders outside this client this shows only if their lease is that of this handle or of the client.
     pub(crate) fn is_newly_taken(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;
         };
+        // The calling thread itself is in the way, and will not release while it asks.
         if self.has_it_otherwise().is_some() {
             return false;
         }
@@ -219,7 +220,7 @@ impl LockSpec {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
-                // A thread waits only after it has found the lock held.
+                // A thread waits only after it has found the lock held, so the holder is not that new.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
             InTheWay::Elsewhere { left } => left.is_some_and(|left| {
@@ -232,7 +233,7 @@ impl LockSpec {
         }
     }
 
-    /// Checks, before anything is sent, that it can be requested at all.
+    /// Checks, before anything is sent, that the lock can be requested at all.
     pub(crate) fn check(&self, wait: WaitMode) -> Result<()> {
         self.lease_policy()?;
         self.look()?;
@@ -247,13 +248,13 @@ impl LockSpec {
         Ok(())
     }
 
-    /// Its entry, kept until its lock is idle.
+    /// The entry of the name, kept until its lock is idle.
     pub(crate) fn entry(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
         self.session().registry.get(&self.key)
     }
 
-    /// Its entry, if a thread has used it lately.
+    /// The entry of the name, if a thread has used it lately.
     pub(crate) fn known_entry(&self) -> Option<Arc<Entry>> {
         self.session().registry.known(&self.key)
     }
@@ -264,13 +265,13 @@ impl LockSpec {
         self.session().registry.unregistered(&self.key)
     }
 
-    /// Its entry; an unregistered one for a query, which must not create state.
+    /// The entry of the name; an unregistered one for a query, which must not create state.
     pub(crate) fn look(&self) -> Result<Arc<Entry>> {
         self.session().check_open()?;
         self.session().registry.look(&self.key)
     }
 
-    /// Its key and its server.
+    /// The key of the lock, and its server.
     pub(crate) fn key_and_server(&self) -> (String, String) {
         let entry = self.look();
         let key = entry.map_or_else(
@@ -280,7 +281,7 @@ impl LockSpec {
         (key, format!("{:?}", self.session().endpoint))
     }
 
-    /// Whether it is the same lock, to be taken in the same way.
+    /// Whether both are settings of the same lock, to be taken in the same way.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let settings = |handle: &Self| {
             (
@@ -295,10 +296,10 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Why the calling thread would wait for itself: it holds the name as a lock of another kind, or wants a hold that
-    /// belongs to no thread and has one that belongs to it. Checked before a wait.
+    /// Why the calling thread would wait for itself, if it would: it holds the name as a lock of another kind, or wants
+    /// an owned hold and has a bound one. Checked before a wait.
     pub(crate) fn has_it_otherwise(&self) -> Option<DeadlockReason> {
-        // Most threads that wait hold nothing: no need to look for other names.
+        // Most threads that wait hold nothing, and need not look for other kinds.
         if !Bound::has_some() {
             return None;
         }
@@ -318,7 +319,7 @@ impl LockSpec {
             if has(&self.key, Mode::Shared) {
                 return Some(match self.mode {
                     Mode::Exclusive => DeadlockReason::Reading,
-                    // A waiting writer is ahead of a new reader, and waits for the read hold of this thread.
+                    // A waiting writer goes before a new reader, and waits for this thread to stop reading.
                     Mode::Shared => DeadlockReason::NotReentrant,
                 });
             }
@@ -380,21 +381,22 @@ impl LockSpec {
         self.integer(reply, doing)
     }
 
-    /// The number that a reply is; an error if it is something else.
+    /// Reads a reply that has to be a number.
     pub(crate) fn integer(&self, reply: Value, doing: &'static str) -> Result<i64> {
         script::integer(reply)
             .map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
-    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the reply,
-    /// and what it was for.
+    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
+    /// reply, and the purpose of the request.
     pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
         self.ask_counting(request)
             .map(|(reply, doing, _)| (reply, doing))
     }
 
-    /// The same for a request that counts once, however often it is sent. `make` makes it of its keys and of how long Redis
-    /// keeps them. The request also deletes the keys of up to `forget` earlier ones that are answered.
+    /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
+    /// its keys and from how long Redis keeps them. The request also deletes the keys of up to `forget` earlier
+    /// requests that are answered.
     pub(crate) fn ask_once(
         &self,
         protocol: &Protocol,
@@ -406,14 +408,14 @@ impl LockSpec {
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
         let request = make(protocol, &keys, &session.remember_ms());
         let (reply, doing, sendings) = self.ask_counting(request)?;
-        // One that was sent twice may arrive once more.
+        // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
         if sendings == 1 {
             session.requests.answered(key, keys.number);
         }
         Ok((reply, doing))
     }
 
-    /// The same for one whose reply is a number.
+    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number.
     pub(crate) fn count_once(
         &self,
         forget: usize,
@@ -424,7 +426,7 @@ impl LockSpec {
         self.integer(reply, doing)
     }
 
-    /// The reply, what the request was for, and how often it was sent.
+    /// Returns the reply, the purpose of the request, and how often it was sent.
     fn ask_counting(&self, request: Request) -> Result<(Value, &'static str, u32)> {
         let session = self.session();
         session.check_open()?;
@@ -446,7 +448,7 @@ impl LockSpec {
 
     pub(crate) fn force_unlock(&self) -> Result<bool> {
         let entry = self.look()?;
-        // Read before the request, which does not affect holds that are granted after it.
+        // Read before the request: a hold that is granted after it is not affected, and must not be reported as lost.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let forced = match &self.quorum {
             Some(quorum) => self.survey(|until| quorum.force(until))?,
@@ -485,7 +487,7 @@ impl fmt::Debug for LockSpec {
     }
 }
 
-/// Who has the lock, or asks for it.
+/// The place where the lock is held or requested.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
@@ -494,7 +496,7 @@ pub(crate) enum InTheWay {
     Elsewhere { left: Option<Duration> },
 }
 
-/// What a hold is requested with: its lease, and the thread that it is for.
+/// The parameters of a requested hold: its lease, and the thread that will have it.
 #[derive(Clone, Copy)]
 pub(crate) struct HoldParams {
     pub(crate) lease: LeasePolicy,

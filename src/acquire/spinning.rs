@@ -1,10 +1,10 @@
-//! Waiting where nothing is announced.
+//! Waiting for a lock whose releases are not announced.
 
 use std::time::{Duration, Instant};
 
 use crate::acquire::pacer::{PAUSE, Pacer};
 
-/// By how much a lease has to end later than the last time to be another one, or renewed: replies can be late.
+/// By how much the end of a lease has to move to count as another lease or a renewal: replies can be late.
 const LATER: Duration = Duration::from_millis(20);
 
 /// The pauses between the attempts of a spin lock, which grow up to 128 ms for as long as the same holder keeps the lock
@@ -12,8 +12,9 @@ const LATER: Duration = Duration::from_millis(20);
 ///
 /// Source: the exponential back-off of Redisson's spin lock.
 ///
-/// Pauses are short again once somebody else has taken the lock. Where each thread of a client asks for itself, as in Redisson,
-/// one of them soon has short pauses, and a process of which one thread asks would have the lock less and less often.
+/// Pauses are short again once somebody else has taken the lock. In Redisson each thread asks for itself, so one of its
+/// threads soon has short pauses again. A process in which one thread asks would otherwise get the lock less and less
+/// often.
 pub(super) struct Spin {
     pacer: Pacer,
     /// When the holder's lease ends, by the reply to a request; the earliest since the pauses started.
@@ -37,7 +38,7 @@ impl Spin {
             self.pacer.reset();
             self.ends_at = Some(ends_at);
         } else {
-            // Short leases that follow one another add up.
+            // The earliest end stays, so that several small moves add up to another lease.
             self.ends_at = Some(before.min(ends_at));
         }
     }
@@ -65,7 +66,7 @@ mod tests {
         let another = end + 2 * LATER + Duration::from_nanos(1);
         assert!(starts_again(another));
         assert!(!starts_again(another));
-        // Also in small steps.
+        // Several small steps count as well.
         let half = LATER * 3 / 4;
         assert!(!starts_again(another + half));
         assert!(starts_again(another + 2 * half));

@@ -1,4 +1,4 @@
-//! A handle and its guard inside: one lock and its hold, or several as one.
+//! The inner parts of a handle and its guard: one lock and its hold, or several locks as one.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Loss, Result};
 
-/// The inside of a handle: what it locks.
+/// The inner part of a handle: the locks that it takes.
 pub trait Target: Clone + Send + Sync + 'static {
     type Held: Held;
 
@@ -29,13 +29,13 @@ pub trait Target: Clone + Send + Sync + 'static {
     fn take(&self, wait: WaitMode) -> Result<Option<Self::Held>>;
 }
 
-/// The inside of a guard: what it holds, until it is dropped.
+/// The inner part of a guard: the holds that it has until it is dropped.
 pub trait Held: Send + Sync + 'static {
     fn name(&self) -> &str;
 
     fn owner(&self) -> &str;
 
-    /// How many holds the guard's thread has, this one included; zero if they are no longer valid.
+    /// How many holds the guard's thread has, including this one; zero if they are no longer valid.
     fn hold_count(&self) -> u32;
 
     fn is_valid(&self) -> bool;

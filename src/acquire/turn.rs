@@ -1,8 +1,8 @@
 //! The turns of the readers and writers of several processes.
 //!
-//! A waiter is behind the waiter of the other side that was noted in Redis when it first asked, and behind nobody else. So
-//! readers and writers take turns, and no waiter is behind itself by way of others, since the noted one asked earlier. The
-//! scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
+//! A waiter is behind the waiter of the other side that was noted in Redis when it first asked, and behind nobody else.
+//! So readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that
+//! asked earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
 //!               refused, nobody is noted: notes itself        granted; a note of readers by any reader's grant
@@ -12,11 +12,11 @@
 //!                                         └─────────┘ that one was granted, has given up, or counts as gone
 //! ```
 //!
-//! A note that its waiter does not prolong is gone after a `waiter_lease`, or when its call has to be over.
-//!
-//! A note is known by the number of the request that made it. A request without a reply is undone, and its note with it, and
-//! the next one has a new number: others may have come and gone since, so with the old number two waiters could be behind
-//! each other.
+//! 1. A note that its waiter does not prolong is gone after a `waiter_lease`, and no note outlives its waiter's call or
+//!    precedence.
+//! 2. A note is known by the number of the request that made it.
+//! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
+//!    newcomer's: others may have come and gone since, so with the old number two waiters could be behind each other.
 
 #[cfg(test)]
 mod model;
@@ -27,8 +27,8 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::protocol::kind::Note;
 use crate::protocol::owner::OwnerNumber;
 
-/// For how long a waiter has precedence. Clients of Redisson neither leave notes nor read them, so where their readers
-/// overlap a writer may wait for ever, and those behind it would, too.
+/// The time for which a waiter has precedence. Clients of Redisson neither leave notes nor read them. Where their
+/// readers overlap, a writer may wait without end, and so would the waiters behind it.
 const PRECEDENCE: Duration = Duration::from_secs(10);
 
 /// The turn of one waiter: the number by which others know it, and the waiter that it lets go first.
@@ -38,7 +38,7 @@ pub(crate) struct Turn {
     behind: String,
     first_behind: &'static str,
     precedes_until: Instant,
-    /// When its call is over, if it waits at all. Until then it leaves notes.
+    /// Until when the waiter leaves notes; `None` if its call does not wait.
     waits_until: Option<Instant>,
 }
 
@@ -56,11 +56,9 @@ impl Turn {
         }
     }
 
-    /// The number for the next request: the same after a refusal, and otherwise a `new` one, which counts as a newcomer's.
-    ///
-    /// A request without a reply is undone, and its note with it. With the
-    /// old number the next one could be behind a waiter that is behind that number.
+    /// The number for the next request: after a refusal the same, otherwise a `new` one: rule 3.
     pub(crate) fn take_number(&mut self, new: impl FnOnce() -> OwnerNumber) -> OwnerNumber {
+        // `take`: unless the reply to this request puts the number back with `set_behind`, it is not used again.
         self.refused.take().unwrap_or_else(|| {
             self.behind = self.first_behind.to_owned();
             new()
@@ -83,13 +81,13 @@ impl Turn {
         }
     }
 
-    /// The request with this number was refused, and the waiter is behind another one.
+    /// The request with this number was refused, and the waiter is behind the waiter `behind`.
     pub(crate) fn set_behind(&mut self, number: OwnerNumber, behind: String) {
         (self.refused, self.behind) = (Some(number), behind);
     }
 
-    /// The number in a note that the waiter may leave behind if it gives up now. The undo of a request without a reply
-    /// removes the note of that one.
+    /// The number in a note that a waiter may have to remove if it gives up now. After a request without a reply there
+    /// is none: the undo of that request removes its note.
     pub(crate) fn noted(&self, now: Instant) -> Option<OwnerNumber> {
         let waits = self.waits_until.is_some_and(|until| now < until);
         self.refused.filter(|_| waits)

@@ -7,12 +7,12 @@ use crate::time::{Budget, Deadline};
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
 pub enum WaitMode {
-    /// One attempt, and no wait in the queue.
+    /// A single attempt, and no wait in the queue.
     Once,
-    /// One attempt for each of several locks, all of which end together; `waits` if they are part of a wait.
+    /// An attempt for each of several locks; all attempts end together. `waits` if they are part of a wait.
     Together {
         until: Instant,
-        /// The caller's time ends it, not the command timeout.
+        /// `until` is the end of the caller's time, not of the command timeout.
         callers: bool,
         waits: bool,
     },
@@ -20,7 +20,7 @@ pub enum WaitMode {
 }
 
 impl WaitMode {
-    /// For `wait` from now on; one attempt if that is nothing.
+    /// Waits for `wait` from now on; a single attempt if that is zero.
     pub(crate) fn span(wait: Duration) -> Self {
         if wait.is_zero() {
             Self::Once
@@ -29,7 +29,7 @@ impl WaitMode {
         }
     }
 
-    /// Until `instant`; one attempt if that has passed.
+    /// Waits until `instant`; a single attempt if that has passed.
     pub(crate) fn moment(instant: Instant) -> Self {
         if instant <= Instant::now() {
             Self::Once
@@ -38,17 +38,17 @@ impl WaitMode {
         }
     }
 
-    /// Whether it can be cancelled.
+    /// Whether the call waits, so that a token can cancel it.
     pub(crate) fn waits(self) -> bool {
         matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
     }
 
-    /// Whether it asks again when it was refused.
+    /// Whether the call asks again after a refusal.
     pub(crate) fn asks_again(self) -> bool {
         matches!(self, Self::Until(_))
     }
 
-    /// When it ends, if it is the caller who says so.
+    /// The caller's deadline; never for a single attempt.
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,

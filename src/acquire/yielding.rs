@@ -1,5 +1,5 @@
-//! After the tenure this process lets others go first. Otherwise it would win again and again, since its next request
-//! reaches Redis before the others have woken.
+//! When its tenure is over, this process lets others go first. Without that it would win again and again, since its
+//! next request reaches Redis before the others have woken.
 //!
 //! ```text
 //!    the tenure is over ─► its last release is answered: it has notified n others
@@ -8,7 +8,8 @@
 //!                                       n > 1: a debt of n tenures ─► pause for a tenure ─► ask, or the debt is over
 //! ```
 //!
-//! The [debt](crate::local::cohort) belongs to the process: the first question of each call and each message find it.
+//! The [debt](crate::local::cohort) belongs to the process: each call checks it before its first question and after
+//! each message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,11 +26,12 @@ use crate::protocol::script::{self, Released};
 use crate::session::Session;
 use crate::time;
 
-/// Lets other processes ask first if this one owes them that; `true` if the thread has paused or has to stop. `heard`: how
-/// many messages had come when it began to pause for the last time.
+/// Lets other processes ask first if the tenure is over or a debt is left; `true` if the thread has paused or has to
+/// stop. `heard`: how many messages had arrived when the thread last began to pause.
 ///
-/// All pauses of a question end at `asks_by`, after half of its time, so that a call with a short time limit yields as others do
-/// and still asks (bench: cross4x4 and cross8x4, fairness). A call that asks once only makes the shortest.
+/// All pauses before a question end at `asks_by`, after half of the question's time, so that a call with a short time
+/// limit yields as others do and still asks (bench: cross4x4 and cross8x4, fairness). A single attempt pauses for
+/// [`PAUSE`] at most.
 pub(crate) fn yield_to_others<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
@@ -39,6 +41,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
 ) -> Result<bool> {
     let release = strategy.yields_after();
     let messages = strategy.listening().signals().messages;
+    // Without a new message nobody has released the lock since the last pause, so another pause would gain nothing.
     let is_debt_due = release.is_none() && strategy.alternates() && *heard != Some(messages);
     let debt = match is_debt_due {
         true => strategy.entry().lock().lock.owes(Instant::now()),
@@ -48,7 +51,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
         return Ok(false);
     }
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
-    // A thread that was handed the lock has nothing to yield for.
+    // A thread of this process may hand over the lock during the pause; then there is no question to delay.
     let is_served = || {
         waiter
             .as_ref()
@@ -63,14 +66,16 @@ pub(crate) fn yield_to_others<S: Strategy>(
         return Ok(stop());
     };
     if wait.asks_again() && spec.quorum.is_none() {
-        // If the subscription is confirmed during the pause, one request is enough.
+        // Subscribed before the question: if the subscription is confirmed during the pause, no second question is
+        // needed.
         acquire::listen(strategy, spec)?;
     }
     let left = asks_by.saturating_duration_since(Instant::now());
     let most = if wait.asks_again() { left } else { PAUSE };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
-    // A message in the pause means that others take turns, so the thread pauses again, unless it has no time for that.
+    // A message that arrives during the pause means that others take turns, so the thread will pause again. After a
+    // pause that was cut short there is no time for another: such messages count as heard.
     *heard = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,
@@ -78,7 +83,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     Ok(true)
 }
 
-/// How long others go first after the release that has ended the tenure; `None` if it has notified nobody.
+/// How long others go first after the release that has ended the tenure; `None` if the release has notified nobody.
 fn pause_after<S: Strategy>(
     strategy: &S,
     spec: &LockSpec,
@@ -92,6 +97,7 @@ fn pause_after<S: Strategy>(
     if !spec.key.kind.is_notified {
         return Some(PAUSE);
     }
+    // Waits for the reply to the release: for a round trip at most, once in a tenure.
     let others = notified_others(spec.session(), release, asks_by, stop);
     if strategy.alternates() {
         (strategy.entry().lock().lock).owe(others, Instant::now());
@@ -99,7 +105,7 @@ fn pause_after<S: Strategy>(
     (others > 0).then_some(PAUSE)
 }
 
-/// How many other processes a release has notified; one if nobody knows. Waits for its reply.
+/// How many other processes a release has notified; one if that is unknown. Waits for the reply.
 fn notified_others(
     session: &Session,
     release: &Arc<Call>,
@@ -108,7 +114,7 @@ fn notified_others(
 ) -> u32 {
     match session.connection.wait(release, until, stop) {
         Ok((value, _)) => others(session, release, &value).unwrap_or(0),
-        // The server may have executed it, and the reply be late or lost.
+        // The server may have executed the release, and the reply be late or lost.
         Err(_) => 1,
     }
 }
@@ -118,7 +124,8 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
     release.has_reply(|reply| others(session, release, reply) == Some(0))
 }
 
-/// How many other processes a release has notified by its reply, one if they are not counted; `None` if it released nothing.
+/// How many other processes a release has notified, by its reply: one if the server does not count them, `None` if
+/// nothing was released.
 fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
     match script::released(reply) {
         Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => Some(1),

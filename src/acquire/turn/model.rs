@@ -2,28 +2,30 @@
 //! scripts that take the lock do with the notes (`lua/prelude/notes.lua`). Searched exhaustively, see
 //! [`search`](crate::search).
 //!
-//! Time passes in ticks, and everybody is prompt: what can be done at once is done before the next one, in any order. Not
-//! so those that died or were stopped, requests of those that gave up, and threads that come or leave as they like.
+//! Time passes in ticks, and all threads are prompt: a step that is possible at once is taken before the next tick, in
+//! any order. Exceptions are threads that died or were stopped, requests of threads that gave up, and threads that come
+//! or leave as they like.
 
 use crate::search::{self, Model};
 
-/// In ticks. A holder renews at each, and a waiter that is noted asks at each.
+/// The lease, in ticks. A holder renews at each tick, and a waiter that is noted asks at each.
 const LEASE: u8 = 2;
 const WAITER_LEASE: u8 = 3;
 
-/// After so many ticks a waiter waits as Redisson's do. Counted beside those only.
+/// The number of ticks after which a waiter has no precedence any more; counted only in scenes with threads of
+/// Redisson.
 const PRECEDENCE: u8 = 4;
 
-/// Nobody holds for longer: more than a lease.
+/// The longest time for which a thread holds: more than a lease.
 const LONGEST: u8 = 3;
 
-/// How often others of the other side may go first. Whoever is noted is overtaken by none that comes later; one of two that
-/// wait on one side may be, once, by the next one that is noted.
+/// How often threads of the other side may go first. A thread that is noted is overtaken by none that comes later. Of
+/// two that wait on one side, the other may be overtaken once, by the next thread that is noted.
 const OVERTAKEN: u8 = 2;
 
 const THREADS: usize = 4;
 
-/// A call of a thread; there are so many, in turn, that two of them are never mixed up.
+/// A call of a thread. The numbers are used in turn, and there are enough that two calls are never mixed up.
 type Call = (u8, u8);
 const CALLS: u8 = 3;
 
@@ -31,14 +33,14 @@ const CALLS: u8 = 3;
 enum Doing {
     #[default]
     Nothing,
-    /// Its request is under way.
+    /// The request is under way.
     Asks,
-    /// The answer is; in so many ticks it is worth asking again, and behind this one.
+    /// A refusal is under way: in how many ticks to ask again, and behind which call.
     Refused(u8, Option<Call>),
     Granted,
-    /// For so many ticks.
+    /// Parks for this many ticks.
     Parks(u8),
-    /// For so long already.
+    /// Has held for this many ticks.
     Holds(u8),
 }
 
@@ -50,7 +52,7 @@ enum Health {
     Dead,
 }
 
-/// `None`: it has not asked before.
+/// The call behind which a thread is; `None` if the thread has not asked before.
 type Behind = Option<Option<Call>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -59,19 +61,19 @@ struct Thread {
     health: Health,
     call: u8,
     behind: Behind,
-    /// A message has come since it asked.
+    /// A message has arrived since the thread asked.
     news: bool,
     waited: u8,
     comes: u8,
-    /// It has left in this tick, and comes again in the next one.
+    /// The thread has left in this tick, and comes again in the next one.
     has_left: bool,
     /// A request without a reply that is not executed yet.
     late: Option<(u8, Behind)>,
-    /// The call that it undoes. A connection keeps the order, so its request is executed first.
+    /// The call that is being undone. A connection keeps the order, so the request is executed before its undo.
     undoes: Option<u8>,
-    /// For how long only notes have kept it out, and none of one that is well.
+    /// For how many ticks the thread was kept out by notes alone, and by none of a thread that is well.
     kept_out: u8,
-    /// How often one of the other side went first since it is known to wait.
+    /// How often a thread of the other side went first since this one is known to wait.
     overtaken: Option<u8>,
 }
 
@@ -96,7 +98,7 @@ impl Thread {
 struct State {
     /// How long the server keeps the hold of each.
     holds: [Option<u8>; THREADS],
-    /// Of readers and of writers: who is noted, and for how long.
+    /// The notes of readers and of writers: which call is noted, and for how long.
     notes: [Option<(Call, u8)>; 2],
     threads: [Thread; THREADS],
     faults: u8,
@@ -106,22 +108,22 @@ struct State {
 enum Who {
     Reads,
     Writes,
-    /// Threads of Redisson that overlap, for as long as they like.
+    /// A thread of Redisson, whose read holds may overlap with others without end.
     RedissonReads,
 }
 
 use Who::{Reads, RedissonReads, Writes};
 
-/// What may go wrong.
+/// The possible faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Dies,
     Stops,
-    /// Whether or not its request has a reply.
+    /// The thread gives up, whether or not its request has a reply.
     GivesUp,
-    /// Its connection, after the request was executed.
+    /// The connection is lost after the request was executed.
     LosesReply,
-    /// The same before.
+    /// The connection is lost before the request was executed.
     LosesRequest,
     LosesMessage,
 }
@@ -146,9 +148,9 @@ enum Variant {
     AsItIs,
     /// This side leaves no notes.
     NoNote(usize),
-    /// Whoever is refused is behind the one that is noted then.
+    /// A refused thread is behind the call that is noted then.
     BehindAnybody,
-    /// A number that has no reply is asked with again.
+    /// A number without a reply is used for the next request.
     AsksWithItAgain,
     /// A note has no end.
     NotedForGood,
@@ -156,19 +158,19 @@ enum Variant {
     NotProlonged,
     /// Undoing a call leaves its note.
     NotWithdrawn,
-    /// A message that comes while a request is under way is overlooked.
+    /// A message that arrives while a request is under way is overlooked.
     NewsOverlooked,
-    /// A waiter has precedence for ever.
+    /// A waiter has precedence without end.
     NoLimit,
 }
 
 struct Scene {
     who: &'static [Who],
-    /// How often each comes; Redisson's come for ever.
+    /// How often each thread comes; those of Redisson come without end.
     comes: u8,
     faults: u8,
     kinds: &'static [Fault],
-    /// Only the first so many suffer them.
+    /// How many of the threads suffer faults: the first ones.
     suffer: usize,
     variant: Variant,
 }
@@ -191,7 +193,7 @@ impl Scene {
         self.who.contains(&RedissonReads)
     }
 
-    /// Which of the notes is its own: that of readers, or that of writers.
+    /// The side of a thread, and the index of its side's note: readers or writers.
     fn side(&self, c: usize) -> usize {
         usize::from(self.who[c] == Writes)
     }
@@ -200,7 +202,7 @@ impl Scene {
         (0..self.who.len()).any(|c| self.who[c] == Writes && state.holds[c].is_some())
     }
 
-    /// What the scripts do. `Err`: refused, to ask again in so many ticks, and behind whom.
+    /// The scripts. `Err`: refused, with when to ask again in ticks, and behind which call.
     fn run(
         &self,
         state: &mut State,
@@ -270,7 +272,7 @@ impl Scene {
         }
     }
 
-    /// It holds no longer, and comes again if it is to.
+    /// The thread holds no longer, and comes again if it has calls left.
     fn goes(&self, state: &mut State, c: usize) {
         let thread = state.threads[c];
         state.threads[c] = Thread {
@@ -284,7 +286,7 @@ impl Scene {
         };
     }
 
-    /// Somebody was let in by the server.
+    /// The server let thread `c` in.
     fn has_overtaken(&self, state: &mut State, c: usize) {
         for other in 0..self.who.len() {
             let side = self.side(other);
@@ -324,7 +326,7 @@ impl Scene {
         }
     }
 
-    /// Removes what a call has left: its hold, and its note.
+    /// Removes the hold and the note that a call has left.
     fn undo(&self, state: &mut State, c: usize) {
         let Some(call) = state.threads[c].undoes.take() else {
             return;
@@ -376,7 +378,7 @@ impl Scene {
                 Doing::Parks(left) => *left = left.saturating_sub(1),
                 Doing::Holds(age) if well => {
                     *age = (*age + 1).min(LONGEST);
-                    // Renewed.
+                    // The hold is renewed.
                     state.holds[c] = state.holds[c].map(|_| LEASE + 1);
                 }
                 _ => {}
@@ -452,7 +454,7 @@ impl Scene {
         }
     }
 
-    /// What a thread does at once, and what it may do.
+    /// The steps that a thread takes at once, and those that it may take.
     fn steps_of(&self, state: &State, c: usize, at_once: &mut Vec<Step>, may: &mut Vec<Step>) {
         let thread = &state.threads[c];
         may.extend(thread.late.map(|_| Step::RunLate(c)));
@@ -462,7 +464,7 @@ impl Scene {
         if thread.may_undo() {
             at_once.push(Step::Undo(c));
         } else if thread.doing == Doing::Asks {
-            // On its way already.
+            // The request is on its way already.
             at_once.push(Step::Run(c));
         }
         if !thread.is_well() {
@@ -636,7 +638,7 @@ const fn faulty(kinds: &'static [Fault]) -> Scene {
     }
 }
 
-/// With three nobody is noted between the request without a reply and the next one.
+/// Four threads: with three, none is noted between the request without a reply and the next one.
 const LOST_AMONG_FOUR: Scene = Scene {
     who: TWO_AND_TWO,
     suffer: 1,
