@@ -1,5 +1,6 @@
-//! The protocol of a lock on one server, as a model: clients that ask, wait, hold and release, each with one thread, and a
-//! server; in between a network that loses, delays and doubles. Searched exhaustively, see [`search`](crate::search).
+//! The protocol of a lock on one server, as a model: clients that ask, wait, hold and release, each with one thread,
+//! and a server; in between a network that loses, delays and doubles. Searched exhaustively, see
+//! [`search`](crate::search).
 //!
 //! The model asks the library how long a hold is certain and when it is renewed ([`Lease`]), and when a client yields
 //! ([`LocalLock`]). The parts that are bound to I/O are restated: the loop of a contender, its signals, the order of

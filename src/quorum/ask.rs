@@ -8,12 +8,14 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that was refused checks first when it comes again, and asks for the lock only if a majority of nodes has it
-//! free, or if a release was announced since. An attempt that takes a minority for a moment would be in the way of others.
+//! A caller that was refused checks first when it asks again, and requests the lock only if a majority of nodes has it
+//! free, or if a release was announced since. An attempt that takes a minority for a moment would be in the way of
+//! others.
 //!
-//! Others may have been refused because of what an attempt takes for a moment, and wait for a message. So what is given back
-//! is announced, unless the caller asks again within milliseconds: silence spares those who wait, and one of those
-//! who ask again has the lock then. If it gives up in that pause, the others find out when they look.
+//! Other callers may have been refused because of a minority that an attempt took for a moment, and wait for a message.
+//! So the release of a minority is announced, unless the caller asks again within milliseconds: silence spares the
+//! waiters useless questions, and one of the callers that ask again gets the lock. If such a caller gives up in its
+//! pause instead, the others find out when they look.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +45,7 @@ pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
     clients: Vec<Arc<SharedSession>>,
     masters: Masters,
-    /// How long the last grant took, in nanoseconds.
+    /// How long the last granted round took, in nanoseconds.
     granted_in: AtomicU64,
 }
 
@@ -55,15 +57,16 @@ pub(crate) enum QuorumReply {
     },
     /// The lock is held by others.
     Busy {
-        /// When a majority of nodes will be free if nobody renews.
+        /// The time after which a majority of nodes will be free if nobody renews.
         free_in: Option<Duration>,
-        /// The lock was asked for, not only looked at: others may have asked at the same time, and nobody may have a majority.
+        /// The lock was requested, and not only looked at: others may have done so at the same time, and perhaps nobody
+        /// has a majority.
         is_contested: bool,
     },
-    /// Granted, with too little of the lease left to be of use; it is being given back.
+    /// Granted, but with too little of the lease left; the grant is being given back.
     GrantedTooLate,
     TooFew(Short),
-    /// The caller has to stop, and has not asked for it.
+    /// The caller has to stop, and nothing was requested.
     Stopped,
 }
 
@@ -72,9 +75,9 @@ pub(crate) enum QuorumReply {
 pub(crate) struct QuorumRequest {
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
-    /// Servers that were started more recently do not count.
+    /// How long a server must have been up to count.
     pub(crate) up_for: Duration,
-    /// Within what time the caller asks again if others hold the lock; `None` if it does not.
+    /// Within what time the caller asks again if others hold the lock; `None` if it does not ask again.
     pub(crate) asks_again_in: Option<Duration>,
     pub(crate) known: Known,
 }
@@ -144,7 +147,7 @@ impl Quorum {
         &self.clients
     }
 
-    /// The client that keeps the lock and has the settings: the first.
+    /// The first client, whose registry has the local lock and whose settings apply.
     pub(crate) fn home(&self) -> &Arc<SharedSession> {
         &self.clients[0]
     }
@@ -154,7 +157,7 @@ impl Quorum {
         self.masters.check(&self.nodes, until, stop)
     }
 
-    /// The watchdogs send what could not be sent to a node at once.
+    /// Starts the watchdogs of all nodes, which renew the parts and send whatever could not be sent at once.
     pub(crate) fn start_watchdogs(&self) -> Result<()> {
         let mut nodes = self.nodes.list.iter();
         nodes.try_for_each(|node| node.session.start_watchdog())
@@ -164,7 +167,7 @@ impl Quorum {
         self.nodes.majority
     }
 
-    /// Where each node announces releases.
+    /// The channel on which each node announces releases.
     pub(crate) fn channels(&self) -> impl Iterator<Item = (&Arc<Session>, Arc<str>)> {
         let nodes = self.nodes.list.iter();
         nodes.map(|node| (&node.session, node.entry.protocol.channel()))
@@ -179,7 +182,7 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> QuorumReply {
         let nodes = &self.nodes;
-        // Closing one of the clients waits until the attempt is undone.
+        // Closing one of the clients waits for this attempt: until it is held, and thus armed, or undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
         if request.known == Known::Busy
@@ -193,6 +196,7 @@ impl Quorum {
         let QuorumRequest {
             lease, ttl, up_for, ..
         } = request;
+        // A new number for each round: rule 1 at `QuorumHold`.
         let (quorum_hold, hold) = QuorumHold::new(nodes, entry, lease, ttl, up_for);
         let sent_at = Instant::now();
         let taken = |_, value: &Value| matches!(value, Value::Nil);
@@ -210,6 +214,7 @@ impl Quorum {
         });
         let granted = round.count(&taken);
         let calls = std::mem::take(&mut round.calls);
+        // The hold takes over the calls, and reads the answers that arrive later.
         if quorum_hold.decide(&hold, calls, sent_at) {
             let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.granted_in.store(took, Ordering::Relaxed);
@@ -217,9 +222,11 @@ impl Quorum {
             return QuorumReply::Granted { hold, sent_at };
         }
         let has_time = |pause| !stop() && Instant::now() + pause < until;
+        // Nodes whose answer is still due get a release as well: on the connection it follows the acquire.
         drop(quorum_hold.let_go(request.asks_again_in.is_some_and(has_time)));
         quorum_hold.send();
         let busy = |_, value: &Value| matches!(value, Value::Int(_));
+        // A majority granted it, so only the time can have been too short.
         if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
@@ -229,9 +236,9 @@ impl Quorum {
         }
     }
 
-    /// How long a process lets others go first after its tenure, at least `shortest`.
+    /// How long a process lets others go first after its tenure, at least `shortest`; `None` if nobody listens.
     ///
-    /// Longer than two round trips, since others may check first and then ask. `None` if nobody listens.
+    /// The pause is longer than two round trips, since others may check first and then ask.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         if self.nodes.notified() == Some(0) {
             return None;
@@ -250,13 +257,13 @@ impl Quorum {
         let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
         QuorumReply::Busy {
-            // A little later, when the other nodes are free as well.
+            // Asks a little later, when the other nodes are free as well.
             free_in: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
             is_contested,
         }
     }
 
-    /// Checks, without taking anything, whether no majority of nodes has the lock free.
+    /// Checks, without requesting the lock, whether others have it on so many nodes that no majority is free.
     fn look(
         &self,
         lease: Duration,
@@ -264,7 +271,7 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> Option<QuorumReply> {
         let nodes = &self.nodes;
-        // The acquire before has found out whether the key holds a lock, so one command is enough.
+        // The previous acquire has checked the type of the key, so the time to live is all that matters.
         let look = |node: usize| Attempt {
             request: Request::command(
                 "asking for the lease",
@@ -284,6 +291,7 @@ impl Quorum {
         });
         let answered = round.count(&|_, value| matches!(value, Value::Int(_)));
         let free = round.count(&free);
+        // Without the answers of a majority nothing is known, and the caller requests the lock.
         let is_busy = nodes.majority.has(answered) && !nodes.majority.has(free);
         is_busy.then(|| self.busy(&round, false))
     }
@@ -322,14 +330,14 @@ impl Quorum {
         Err(nodes.short(numbers.len(), round.replies))
     }
 
-    /// Whether no majority of nodes has the lock free.
+    /// Whether others have the lock on so many nodes that no majority is free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let left = self.survey(until, |protocol| protocol.remaining())?;
         let free = left.iter().filter(|ms| **ms == -2).count();
         Ok(!self.nodes.majority.has(free))
     }
 
-    /// In how many milliseconds a majority of nodes has it free if nobody renews; -1 for never, -2 for now.
+    /// In how many milliseconds a majority of nodes has the lock free if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
         let left = self.survey(until, |protocol| protocol.remaining())?;
         let never = |ms| if ms == -1 { i64::MAX } else { ms };
@@ -337,7 +345,8 @@ impl Quorum {
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 
-    /// Removes the lock from every node; `true` if anybody had it on any. Counts once on each, however often it is sent.
+    /// Removes the lock from every node; `true` if anybody had it on any node. Counts once on each node, however often
+    /// it is sent.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
         let home = self.nodes.home();
         let (id, keep_ms) = (home.owners.id(home.owners.draw()), home.remember_ms());

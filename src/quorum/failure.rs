@@ -12,7 +12,7 @@ pub(crate) struct Short {
     pub(crate) agreed: usize,
     /// The address of each server, by position.
     pub(crate) servers: Vec<String>,
-    /// What went wrong, by position. A server that said that somebody else has the lock is not among them.
+    /// The faults, by position. A server that replied that somebody else has the lock is not among them.
     pub(crate) failures: Vec<(usize, Fault)>,
 }
 
@@ -91,18 +91,18 @@ impl Short {
         }
     }
 
-    /// Whether asking again is useless.
+    /// Whether so many servers have rejected the request for good that asking again is useless.
     pub(crate) fn is_final(&self) -> bool {
         self.too_many(|fault| !matches!(fault, Fault::Unreachable(_) | Fault::Late(_)))
     }
 
-    /// Whether so many are unreachable, or refuse, that there can be no majority.
+    /// Whether so many servers are unreachable, or reject the request, that there can be no majority.
     pub(crate) fn is_away(&self) -> bool {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// The round that says why there is no majority: this one, the last, unless it was cut short by its time. Then the one
-    /// `before` says more, if too many servers were away in it, or refused.
+    /// The round that explains best why there is no majority: the last, unless its time was cut short. Then the one
+    /// `before` explains more, if too many servers were unreachable in it or rejected the request.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
         match before {
             Some(before) if is_cut_short && !self.is_away() => before,

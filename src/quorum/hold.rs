@@ -1,18 +1,8 @@
-//! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one ordinary [`Hold`] for each node, its *part*.
+//! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one ordinary [`Hold`] for each node, its
+//! *part*.
 //!
-//! Which parts count, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of its node's
-//! watchdog, which renews it as any other hold, and reports here what came of that ([`Several`]).
-//!
-//! **Numbers.** Each round has a number of its own, and asks each node once. So no request that is still under way can take
-//! a part away that was granted, and a renewal that finds the number proves that the node kept it all the time. An acquire
-//! of unknown outcome is undone, and that part is out.
-//!
-//! **Late answers.** The round is over once a majority has granted it. The nodes that have not answered by then are not
-//! released, and their grants count when they come, from before the request was sent: otherwise every hold would rest on a
-//! bare majority.
-//!
-//! **Mutexes.** That of a [`QuorumHold`] may be taken with a local lock's held, and those of holds, schedules and connections
-//! with it held. No I/O while it is held.
+//! Which parts count, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of
+//! its node's watchdog, which renews it as any other hold, and reports the outcome here ([`Several`]).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -37,13 +27,26 @@ use crate::session::Session;
 use crate::time::Unanswered as _;
 
 /// A hold that several nodes keep.
+///
+/// Rules, also those of [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts); the model searches for a way
+/// to break them:
+///
+/// 1. Each round has a number of its own, and asks each node once. So no request that is still under way can remove a
+///    part that was granted, and a renewal that finds the number proves that the node kept its part all the time.
+/// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
+/// 3. A round ends once a majority has granted it. Nodes that have not answered by then are not released, and their
+///    grants count when they arrive, each from before its own request was sent: otherwise every hold would rest on a
+///    bare majority.
+/// 4. Each part counts for its own validity. With fewer than a majority the hold is lost, at once and for good.
+/// 5. The mutex of `state` may be taken with that of an entry held, and the mutexes of holds, schedules and connections
+///    with that of `state` held. No I/O is done while it is held, and no loss of the whole is reported.
 pub(crate) struct QuorumHold {
     nodes: Arc<Nodes>,
-    /// For how long a node has to have been up to take part; zero for any.
+    /// For how long a node must have been up to take part; zero for any time.
     up_for: Duration,
     /// The hold as the local lock and the guard have it.
     whole: Weak<Hold>,
-    /// By node.
+    /// The parts, by node.
     parts: Vec<Arc<Hold>>,
     state: Mutex<State>,
 }
@@ -51,7 +54,7 @@ pub(crate) struct QuorumHold {
 struct State {
     parts: Parts,
     asked: Vec<Asked>,
-    /// The hold is over, or never was.
+    /// The hold is over, or was never granted.
     let_go: bool,
     /// The release for each node, if there is one.
     releases: Vec<Option<Arc<Call>>>,
@@ -60,15 +63,15 @@ struct State {
 /// The requests to a node.
 #[derive(Clone, Default)]
 struct Asked {
-    /// The request whose answer is still to come: the acquire, or a renewal of a part that is kept.
+    /// The request whose answer is due: the acquire, or a renewal of a part that is kept.
     call: Option<Arc<Call>>,
-    /// The lease that the request is for.
+    /// The lease that the request asks for.
     ttl: Duration,
     /// The node may keep something under the hold's number.
     may_be_kept: bool,
 }
 
-/// Parts are renewed as long as the whole is held, which has the limit.
+/// The lease of a part: the whole has the `max_hold`, and its parts are renewed while it is held.
 fn without_max(lease: LeasePolicy) -> LeasePolicy {
     match lease {
         LeasePolicy::Renewed { .. } => LeasePolicy::Renewed { max_hold: None },
@@ -77,7 +80,8 @@ fn without_max(lease: LeasePolicy) -> LeasePolicy {
 }
 
 impl QuorumHold {
-    /// A hold that is about to be requested, as the local lock and the guard will have it, and what the nodes keep of it.
+    /// A hold that is about to be requested, as the local lock and the guard will have it, with the parts that the
+    /// nodes keep.
     pub(crate) fn new(
         nodes: &Arc<Nodes>,
         entry: &Arc<Entry>,
@@ -91,6 +95,8 @@ impl QuorumHold {
         let mut made = None;
         let hold = Arc::new_cyclic(|whole| {
             let part = |(node, at): (usize, &Node)| {
+                // The watchdog of each client orders its schedule by numbers of its own; all nodes know the part by the
+                // number of the whole.
                 let (entry, its) = (Arc::clone(&at.entry), at.session.owners.draw());
                 let part = Hold::new(entry, Mode::Exclusive, its, without_max(lease), ttl);
                 let part = part.known_as(owners.id(number));
@@ -115,7 +121,7 @@ impl QuorumHold {
         (made.expect("made with the hold"), hold)
     }
 
-    /// The acquire for a node, which is sent only once.
+    /// The acquire for a node, which is sent once: rule 1.
     pub(crate) fn acquire(&self, node: usize) -> Attempt {
         let (part, server) = (&self.parts[node], &self.nodes.list[node].session.server);
         let run_id = match self.up_for.is_zero() {
@@ -133,8 +139,8 @@ impl QuorumHold {
         }
     }
 
-    /// The round that began at `sent_at` is over, and has sent these `calls`. If a majority has granted it, and for long
-    /// enough to be of use, it is held from now on, and the watchdogs attend to the parts.
+    /// Ends the round that began at `sent_at` and has sent these `calls`. If a majority has granted the lock, and for
+    /// long enough to be useful, it is held from now on, and the watchdogs renew the parts.
     pub(crate) fn decide(
         &self,
         hold: &Hold,
@@ -144,6 +150,7 @@ impl QuorumHold {
         let mut state = self.state.lock();
         for (node, call) in calls.into_iter().enumerate() {
             if call.is_none() {
+                // The node was not asked in this round, and is not asked later: rule 1.
                 state.parts.lose(node);
             }
             state.asked[node] = Asked {
@@ -156,16 +163,19 @@ impl QuorumHold {
         let now = Instant::now();
         let until = state.parts.grant(now);
         let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
+            // The caller lets go of all that was requested, so a watchdog never sees these parts.
             return false;
         };
         hold.grant(sent_at);
         hold.change(|lease| lease.set_certain_until(until));
+        // Still with the mutex held: a watchdog that handles a part at once waits for it before it reports here.
         for node in 0..self.parts.len() {
             self.arm(&state, node);
         }
         true
     }
 
+    /// Puts a part on the schedule of its node's watchdog, if the hold is held and the part kept.
     fn arm(&self, state: &State, node: usize) {
         if state.parts.is_granted() && !state.let_go && state.parts.is_kept(node) {
             let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
@@ -177,7 +187,8 @@ impl QuorumHold {
         self.nodes.home()
     }
 
-    /// Handles the answers that have come.
+    /// Handles the answers that have arrived. Every use of the state begins with this, so that late grants and renewals
+    /// count: rule 3.
     fn read(&self, state: &mut State) {
         let now = Instant::now();
         for node in 0..self.parts.len() {
@@ -189,10 +200,12 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
+                // The connection was lost, and sends the undo of the acquire: rule 2.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(None) => {
                         let ttl = state.asked[node].ttl;
+                        // The node kept the part all the time, or it would not have found the number: rule 1.
                         part.change(|its| its.prolong(answer.sent_at, ttl));
                         state.parts.keep(node, part.valid_until(), now);
                     }
@@ -201,6 +214,7 @@ impl QuorumHold {
                     }
                     Err(_) => {}
                 },
+                // A renewal without an answer leaves the part as it was, and a part that is out stays out.
                 (Part::Kept(_), Err(_)) | (Part::Out, _) => {}
             }
         }
@@ -210,6 +224,8 @@ impl QuorumHold {
         let part = &self.parts[node];
         if matches!(answer.value, Value::Nil) {
             part.grant(answer.sent_at);
+            // A grant whose time is over already, or whose hold is lost, does not count and is not renewed. The release
+            // removes it.
             if state.parts.keep(node, part.valid_until(), now) {
                 self.arm(state, node);
             }
@@ -218,6 +234,7 @@ impl QuorumHold {
         if let Err(refused) = answer.value.extract_error() {
             self.nodes.list[node].session.server.learn(&refused);
         }
+        // The node keeps nothing under this number, so it gets no release.
         state.parts.lose(node);
         state.asked[node].may_be_kept = false;
     }
@@ -235,10 +252,12 @@ impl QuorumHold {
         is_lost
     }
 
-    /// Stores until when the hold is certain, after its parts have changed. `false` if too few are left, so that it is lost.
+    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left, so that
+    /// the hold is lost.
     fn update_validity(&self, state: &mut State) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
+            // Not granted yet, or over already: nothing can be lost.
             return true;
         };
         let until = state.parts.certain_until(Instant::now());
@@ -251,6 +270,8 @@ impl QuorumHold {
     /// Updates the validity, and reports the loss for this reason if the hold is lost.
     fn update_or_lose(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
         let is_held = self.update_validity(&mut state);
+        // Rule 5: a loss takes the mutex of the entry and tells the observer. If a guard releases the hold in between,
+        // `lose` does nothing.
         drop(state);
         if !is_held {
             self.lose(why);
@@ -263,6 +284,8 @@ impl QuorumHold {
             return;
         };
         self.home().lose(&hold, why);
+        // A client that is being closed took the majority away. The parts that are left are released instead of kept
+        // until their leases end.
         if why == LossReason::Closed {
             self.home().give_back(&hold);
         }
@@ -277,8 +300,8 @@ impl QuorumHold {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let round = self.ask_again(again);
         let mut state = self.state.lock();
-        // Earlier replies first, then those of the round. A call for a part that is out is forgotten: a number whose grant was
-        // not heard may be undone yet, so a renewal that finds it proves nothing.
+        // Earlier replies are read first, then those of the round. A call for a part that is out is ignored: the undo
+        // of an acquire without an answer may still be on its way, so a renewal that finds the number proves nothing.
         self.read(&mut state);
         for (node, call) in round.calls.iter().enumerate() {
             if state.parts.is_kept(node) {
@@ -295,6 +318,7 @@ impl QuorumHold {
         if is_renewed {
             self.set_policy(&state, again);
         }
+        // During the round the hold may have been lost, or its client closed, which releases all parts.
         let is_held = self.update_validity(&mut state) && !state.let_go;
         drop(state);
         if !is_held {
@@ -317,6 +341,7 @@ impl QuorumHold {
 
     /// Asks all nodes to renew their parts for a holder that locks again.
     fn ask_again(&self, again: &Again<'_>) -> Round {
+        // Recorded before the requests are sent: each may be executed although its reply is lost.
         for part in &self.parts {
             part.change(|its| its.record_request(again.ttl));
         }
@@ -335,7 +360,7 @@ impl QuorumHold {
         })
     }
 
-    /// The whole and its parts have the lease from now on that was requested again.
+    /// Gives the whole and its parts the lease that was requested.
     fn set_policy(&self, state: &State, again: &Again<'_>) {
         let (lease, ttl, now) = (again.lease, again.ttl, Instant::now());
         let Some(hold) = self.whole.upgrade() else {
@@ -349,24 +374,25 @@ impl QuorumHold {
     }
 }
 
-/// The reply of a node to a renewal: why the part is lost, if it is.
+/// Reads the reply of a node to a renewal: why the part is lost, or `None` if it was renewed.
 fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected> {
     script::renewed(value.clone()).map(Renewed::loss)
 }
 
 /// The release: sent to every node that may keep a part, and confirmed by a majority.
 impl QuorumHold {
-    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `asks_again`: the attempt was granted
-    /// too few nodes, and its caller asks again within milliseconds.
+    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `asks_again`: the attempt was
+    /// granted by too few nodes, and its caller asks again within milliseconds.
     pub(crate) fn let_go(&self, asks_again: bool) -> Arc<Call> {
         let mut state = self.state.lock();
+        // The guard, a loss and the closing of a client may all come here; the first queues the releases.
         if !std::mem::replace(&mut state.let_go, true) {
             self.read(&mut state);
             let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
             let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
-            // Others may have found a majority of nodes taken, by this attempt and perhaps by more, and wait for a message. A
-            // caller that asks again need not send them one: it takes the lock, or loses it to somebody who announces the
-            // release. A hold that a majority may have kept is always announced.
+            // Because of this attempt, and perhaps of more, other callers may have found a majority of nodes taken, and
+            // wait for a message. A caller that asks again need not send one: it gets the lock, or somebody else does,
+            // who announces the release. The release of a hold that a majority may have kept is always announced.
             let announces = was_held || !asks_again;
             for node in 0..self.parts.len() {
                 let release = self.release_part(&state, node, announces);
@@ -377,17 +403,18 @@ impl QuorumHold {
                     .was_released(state.releases.iter().flatten().map(Arc::clone));
             }
         }
-        // If there is nothing to release, a call that was never sent.
+        // If there is nothing to release, the caller gets a call that is never sent.
         let release = state.releases.iter().flatten().next().map(Arc::clone);
         release.unwrap_or_else(|| Call::deferred(self.parts[0].release(true, Instant::now())))
     }
 
-    /// Ends a part and queues its release, behind whatever was sent before.
+    /// Ends a part and queues its release, behind all requests that were sent before.
     fn release_part(&self, state: &State, node: usize, announces: bool) -> Option<Arc<Call>> {
         let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
         part.end();
         session.watchdog.disarm(part);
         if !state.asked[node].may_be_kept {
+            // The node was not asked, or has refused.
             return None;
         }
         let mut release = part.release(!state.parts.is_kept(node), Instant::now());
@@ -398,22 +425,22 @@ impl QuorumHold {
             None if announces => protocol.release(part.mode, owner.as_bytes()),
             None => protocol.undo(part.mode, owner.as_bytes()),
         };
-        // A node may have lost its part: the majority counts.
+        // A node may have lost its part, which is no fault of a release: the majority counts.
         release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);
         Some(call)
     }
 
-    /// Waits until a majority has confirmed the release. Returns why the hold was lost, if too many nodes had no part of it
-    /// any more.
+    /// Waits until a majority has confirmed the release. Returns why the hold was lost, if too many nodes no longer had
+    /// their part.
     fn wait_for_release(
         &self,
         until: Instant,
         in_time: bool,
     ) -> std::result::Result<Option<LossReason>, Short> {
         let (nodes, state) = (&*self.nodes, self.state.lock());
-        // A part that is out does not count, whatever its node says.
+        // By rule 2 a part that is out does not count, whatever its node replies.
         let is_in = |(node, _): &(usize, &Option<Arc<Call>>)| state.parts.part(*node) != Part::Out;
         let releases = state.releases.iter().enumerate();
         let calls: Vec<_> = releases
@@ -461,7 +488,7 @@ impl QuorumHold {
     }
 }
 
-/// The reply of a node to a release if it does not keep the lock.
+/// The reply of a node to a release if the node does not keep the lock.
 const GONE: Value = Value::Int(-1);
 
 impl Several for QuorumHold {
@@ -476,7 +503,7 @@ impl Several for QuorumHold {
         self.read(&mut state);
         let part = &self.parts[node];
         if !state.parts.keep(node, part.valid_until(), Instant::now()) {
-            // The part was renewed too late.
+            // The renewal was confirmed too late for the part, or the hold is lost. Ended, the part is not armed again.
             part.end();
         }
         self.update_or_lose(state, LossReason::Unreachable);

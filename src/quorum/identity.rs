@@ -1,4 +1,5 @@
-//! Which servers clients are connected to. Two addresses may lead to one server, and a master may become a replica.
+//! The identity of the servers to which clients are connected. Two addresses may lead to one server, and a master may
+//! become a replica.
 
 use std::result::Result as StdResult;
 use std::sync::Arc;
@@ -14,24 +15,24 @@ use crate::quorum::nodes::{Nodes, node_timeout};
 use crate::session::Session;
 use crate::time;
 
-/// What is known of one server.
+/// The identity of one server, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// A master, and its `run_id`, which is unique.
     Master(Arc<str>),
-    /// Not a master; its role.
+    /// Not a master, with its role.
     NoMaster(String),
-    /// It has not answered, or may not be asked.
+    /// The server has not answered, or the user may not ask it.
     Unknown,
 }
 
-/// The server says what it is, and in which role.
+/// The request for the id and the role of a server.
 fn question() -> Request {
     Request::command("asking a server who it is", &["INFO"])
 }
 
 impl Identity {
-    /// By the answer to the question.
+    /// Reads the answer to the question.
     fn of(info: &Value) -> Self {
         let info: String = redis::from_redis_value_ref(info).unwrap_or_default();
         let field = |name: &str| {
@@ -48,8 +49,8 @@ impl Identity {
     }
 }
 
-/// Returns which servers these are. Asks those not known yet, all at the same time, if there is a connection, and waits
-/// for their replies until `until` or `stop`.
+/// Returns the identities of these servers. Asks those not known yet, all at the same time, if there is a connection,
+/// and waits for their replies until `until` or `stop`.
 pub(crate) fn of<'a>(
     sessions: impl IntoIterator<Item = &'a Arc<Session>>,
     until: Instant,
@@ -57,6 +58,7 @@ pub(crate) fn of<'a>(
 ) -> Vec<Identity> {
     let begin = |session: &'a Arc<Session>| {
         let generation = session.connection.first().generation();
+        // An identity is known for one connection: after a reconnect the address may lead to another server.
         if let Some(run_id) = generation.and_then(|generation| session.server.run_id(generation)) {
             return Err(Identity::Master(run_id));
         }
@@ -82,21 +84,21 @@ pub(crate) fn of<'a>(
         }
         identity
     };
-    // All are sent before the first reply is waited for.
+    // All questions are sent before the first reply is awaited.
     let asked: Vec<_> = sessions.into_iter().map(begin).collect();
     asked.into_iter().map(answer).collect()
 }
 
-/// Whether the clients of a lock that a majority keeps are those of different masters.
+/// The check that the clients of a quorum are connected to different masters.
 #[derive(Default)]
 pub(crate) struct Masters {
     are_known: AtomicBool,
-    /// When to ask those not known yet again, as `time::nanos`.
+    /// When to ask the masters that are not known yet again, as `time::nanos`.
     look_at: AtomicU64,
 }
 
 impl Masters {
-    /// Asks all `nodes`, over new connections where there is none. Those that do not answer are asked later.
+    /// Asks all `nodes`, over new connections where there is none. Nodes that do not answer are asked later.
     ///
     /// # Errors
     ///
@@ -124,9 +126,9 @@ impl Masters {
         Ok(masters)
     }
 
-    /// Asks those that did not answer before and respond now, from time to time.
+    /// Asks, from time to time, the nodes that did not answer before and respond now.
     ///
-    /// Does not look for masters that have become replicas: a replica refuses to grant anything.
+    /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///
     /// # Errors
     ///
@@ -141,10 +143,11 @@ impl Masters {
             return Ok(());
         }
         let (now, span) = (Instant::now(), node_timeout(nodes.home().lease));
+        // Two threads may come here at the same time and ask twice, which does no harm.
         if time::nanos(now) >= self.look_at.load(Ordering::Relaxed) {
             self.look_at
                 .store(time::nanos(now + span), Ordering::Relaxed);
-            // The known ones as well, since they may have been restarted.
+            // Known nodes are asked as well, since they may have been restarted.
             let responds = |its: &&Arc<Session>| its.connection.first().responds(span);
             of(
                 nodes.sessions().filter(responds),

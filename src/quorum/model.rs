@@ -1,9 +1,9 @@
-//! The protocol of a lock on three masters, as a model: a client A that asks all of them, holds, renews and releases, and a
-//! client B that asks and holds meanwhile; masters that restart empty, and a network that loses and delays requests, and
+//! The protocol of a lock on three masters, as a model. A client A asks all of them, holds, renews and releases; a
+//! client B asks and holds at the same time. Masters restart empty, and the network loses and delays requests, and
 //! delivers them in any order. Searched exhaustively, see [`search`](crate::search).
 //!
-//! Which parts count and for how long is asked of the library: [`Parts`] and [`Lease`]. What is around them in `hold` and
-//! `ask` is bound to connections and threads, and restated: numbers, undoing, the release.
+//! The model asks the library which parts count, and for how long: [`Parts`] and [`Lease`]. The code around them in
+//! `hold` and `ask` is bound to connections and threads, and is restated: numbers, undos, the release.
 //!
 //! Time passes in ticks of two milliseconds, up to the limit of a [`Scene`]. Any step may be late.
 
@@ -19,7 +19,7 @@ use crate::time;
 
 const TICK: Duration = Duration::from_millis(2);
 
-/// In ticks. The margin takes a little more than one, so a part is certain at the ages 0 and 1.
+/// The lease, in ticks. The margin takes a little more than one, so a part is certain at the ages 0 and 1.
 const LEASE: u8 = 3;
 
 /// How much sooner a lease may end by a node's clock than by the client's, in ticks: within the margin.
@@ -27,10 +27,10 @@ const DRIFT: u8 = 1;
 
 const NODES: usize = 3;
 
-/// So many requests of A may be under way to a node.
+/// How many requests of A may be under way to a node.
 const UNDER_WAY: usize = 4;
 
-/// The number of one of A's rounds. One is used again once nothing refers to it any more.
+/// The number of one of A's rounds, which is used again once nothing refers to it.
 type Number = u8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,11 +52,11 @@ struct Sent {
     what: What,
     number: Number,
     at: u8,
-    /// What the node says, once it has executed it.
+    /// The node's answer, once it has executed the request.
     answer: Option<bool>,
 }
 
-/// What B knows of a node.
+/// The state of B's request to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 enum AskedByB {
     #[default]
@@ -69,14 +69,14 @@ enum AskedByB {
 struct Node {
     owner: Option<Owner>,
     ttl: u8,
-    /// For so many ticks it takes no part, since it was restarted.
+    /// For how many ticks the node takes no part, since it was restarted.
     rests: u8,
     sent: [Option<Sent>; UNDER_WAY],
     b: AskedByB,
 }
 
 impl Node {
-    /// `false` if too many are under way.
+    /// Sends a request; `false` if too many are under way.
     fn send(&mut self, what: What, number: Number, at: u8) -> bool {
         let free = self.sent.iter_mut().find(|sent| sent.is_none());
         let sent = Sent {
@@ -102,9 +102,9 @@ impl Node {
 enum Doing {
     #[default]
     Nothing,
-    /// Since when.
+    /// Has asked since this tick.
     Asks(u8),
-    /// The same.
+    /// Has held since this tick.
     Holds(u8),
     Done,
 }
@@ -115,7 +115,7 @@ struct State {
     a: Doing,
     number: Number,
     parts: Parts,
-    /// Until when A counts its hold as certain.
+    /// The end of the time for which A counts its hold as certain.
     until: Option<Instant>,
     b: Doing,
     time: u8,
@@ -125,7 +125,7 @@ struct State {
 
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // The nodes are alike, so it does not matter which is which. Nor do numbers, as long as the same ones are the same.
+        // The nodes are alike, so their order does not matter. Of numbers only equality matters.
         let mut nodes = [0; NODES];
         for (at, digest) in nodes.iter_mut().enumerate() {
             let mut node = self.nodes[at];
@@ -155,11 +155,12 @@ impl Hash for State {
 
 #[derive(Debug, Clone, Copy)]
 struct Scene {
-    /// So many ticks pass.
+    /// How many ticks pass.
     ticks: u8,
-    /// So many rounds of A; `None` for as many as it takes. Then requests arrive in order, and B repeats its rounds as well.
+    /// How many rounds A tries; `None` for as many as it takes. Then requests arrive in order, and B repeats its rounds
+    /// as well.
     rounds: Option<u8>,
-    /// So many times a node restarts empty.
+    /// How often a node restarts empty.
     restarts: u8,
     /// A restarted node takes no part for as long as a lease.
     rests: bool,
@@ -180,7 +181,7 @@ enum Variant {
     LateGrantFromArrival,
     /// A renewal counts from when its answer is read.
     RenewalFromArrival,
-    /// Once it is granted, nodes that have not answered are sent an undo, and their grants count all the same.
+    /// Once the hold is granted, nodes that have not answered get an undo, and their grants count all the same.
     UndoesUnanswered,
     /// The clocks differ by more than the margin.
     ClocksBeyondMargin,
@@ -238,17 +239,17 @@ impl Masters {
         self.scene.rounds.is_none()
     }
 
-    /// When something was asked for in that tick.
+    /// The moment of a request in that tick.
     fn at(&self, tick: u8) -> Instant {
         self.begin + TICK * u32::from(tick)
     }
 
-    /// When anything else happened: a reply is later than its request.
+    /// The moment of any other event in that tick: a reply is later than its request.
     fn now(&self, tick: u8) -> Instant {
         self.at(tick) + TICK / 2
     }
 
-    /// Until when a part is certain that was asked for then.
+    /// The certain end of a part that was requested in that tick.
     fn until(&self, asked_at: u8) -> Instant {
         let renewed = LeasePolicy::Renewed { max_hold: None };
         let mut lease = Lease::new(renewed, TICK * LEASE.into());
@@ -294,7 +295,7 @@ impl Masters {
         Self::send_to_all(state, What::Acquire)
     }
 
-    /// The round, or the hold, is over: no answer counts any more, and everything is undone.
+    /// Ends the round, or the hold: no answer counts any more, and everything is undone.
     fn lets_go(&self, state: &mut State) -> bool {
         (state.parts, state.until) = (Parts::new(self.majority), None);
         for node in &mut state.nodes {
@@ -309,7 +310,7 @@ impl Masters {
         self.is(Variant::NoUndo) || Self::send_to_all(state, What::Undo)
     }
 
-    /// A reads an answer; `false` if nothing comes of it.
+    /// A reads an answer; `false` if that changes nothing.
     fn reads(&self, state: &mut State, node: usize, slot: usize) -> bool {
         let Some(sent) = state.nodes[node].sent[slot] else {
             return false;
@@ -395,7 +396,7 @@ impl Masters {
 
     fn takes(&self, node: &mut Node, owner: Owner) -> bool {
         let rests = node.rests > 0 && !self.is(Variant::NoRest);
-        // An acquire finds what one with the same number has left.
+        // An acquire succeeds on a node that an acquire with the same number has taken.
         let is_free = node.owner.is_none_or(|its| its == owner);
         if is_free && !rests {
             (node.owner, node.ttl) = (Some(owner), LEASE);
@@ -425,7 +426,7 @@ impl Masters {
         for (at, node) in state.nodes.iter().enumerate() {
             let renewing = node.sent().any(|sent| sent.what == What::Renew);
             let now = self.now(state.time);
-            // In the tick of the grant it says nothing new.
+            // In the tick of the grant a renewal confirms nothing new.
             if matches!(state.a, Doing::Holds(_))
                 && state.parts.is_kept(at)
                 && !renewing
@@ -505,7 +506,7 @@ impl Masters {
                     if takes {
                         node.b = AskedByB::Granted;
                     }
-                    // One that is refused may as well be late.
+                    // A refusal need not be modelled: the request may as well be late.
                     takes
                 });
             }
@@ -591,7 +592,7 @@ impl Model for Masters {
         if self.b_holds(after) {
             return Some(EXCLUSION);
         }
-        // That is sooner found than two holders, and less to the point.
+        // A variant is searched for two holders; that too few nodes keep the hold is found sooner, and proves less.
         let checks = self.is(Variant::AsItIs) && !forgets;
         let keeps = |node: &&Node| node.owner == Some(Owner::A(after.number));
         let kept = after.nodes.iter().filter(keeps).count();
@@ -620,7 +621,7 @@ impl Model for Masters {
 
     fn is_due(&self, goal: usize, step: Step) -> bool {
         match step {
-            // A round that is not successful is repeated.
+            // A round without success is repeated.
             Step::Start | Step::EndRound | Step::StartB | Step::EndRoundB => goal < 2,
             Step::Restart(_) | Step::Expire(_) | Step::Tick => false,
             _ => true,
@@ -658,7 +659,7 @@ impl Model for Masters {
     }
 }
 
-/// Both repeat their rounds until they hold it. No time passes.
+/// Both clients repeat their rounds until they hold the lock. No time passes.
 const ROUNDS: Scene = Scene {
     ticks: 0,
     rounds: None,

@@ -1,4 +1,4 @@
-//! The servers of one lock, and what a thread knows of them before it asks.
+//! The servers of one lock, and their state as a thread knows it before it asks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,18 @@ use crate::time;
 
 /// How long to wait for one node: this part of the lease, within these limits.
 ///
-/// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of
-/// 10 s. This is longer, since a busy machine answers late, and since nobody waits for a node that is not needed.
+/// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of 10
+/// s. The limits here are longer, since a busy machine answers late, and since no thread waits for a node that is not
+/// needed.
 const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
-/// The shortest and the longest random pause before a majority is asked for again. A thread also blocks on one connection for
-/// no longer than the shortest before it looks at the others.
+/// The shortest and the longest random pause before a majority is requested again. A thread also blocks on one
+/// connection for no longer than the shortest before it reads the others.
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 
-/// A random pause, so that callers who each got some of the nodes do not collide again.
+/// A random pause, so that callers that each got some of the nodes do not collide again.
 pub(crate) fn pause() -> Duration {
     time::between(PAUSE.0, PAUSE.1)
 }
@@ -58,7 +59,8 @@ impl Nodes {
         }
     }
 
-    /// The nodes, nearest first, and how long each may take to answer: it has taken so long to greet (bench: distance, uneven).
+    /// The nodes, nearest first, each with the time that an answer may take: the time of its greeting (bench: distance,
+    /// uneven).
     pub(crate) fn by_distance(&self) -> Vec<(Duration, usize)> {
         let greeted_in = |node: &Node| node.session.connection.first().greeted_in();
         let mut nodes: Vec<_> = self.list.iter().map(greeted_in).zip(0..).collect();
@@ -66,7 +68,7 @@ impl Nodes {
         nodes
     }
 
-    /// A hold was released by these calls. Memory only.
+    /// Stores the calls that release a hold. Memory only.
     pub(crate) fn was_released(&self, calls: impl Iterator<Item = Arc<Call>>) {
         let mut released = self.released.lock();
         released.swap(0, 1);
@@ -74,7 +76,8 @@ impl Nodes {
         released[0].extend(calls);
     }
 
-    /// How many processes were notified of the latest release that a node has confirmed by now; `None` if that is not known.
+    /// How many processes were notified of the latest release that a node has confirmed by now; `None` if no reply is
+    /// known.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {
@@ -88,7 +91,7 @@ impl Nodes {
         self.list.iter().map(|node| &node.session)
     }
 
-    /// The client that keeps the lock and has the settings.
+    /// The client whose registry has the local lock and whose settings apply.
     pub(crate) fn home(&self) -> &Arc<Session> {
         &self.list[0].session
     }
@@ -98,7 +101,7 @@ impl Nodes {
         self.list[node].session.connection.first().no_answer()
     }
 
-    /// Has each watchdog send what is queued, and read replies that nobody waits for.
+    /// Makes each watchdog send what is queued, and read replies for which no thread waits.
     pub(crate) fn housekeep_soon(&self) {
         for node in &self.list {
             node.session.watchdog.housekeep_soon();
@@ -106,7 +109,8 @@ impl Nodes {
     }
 }
 
-/// The most that one of several nodes has notified of a release. A node that no longer had the lock says nothing about that.
+/// The highest number of processes that a node has notified of a release. A node that no longer had the lock has
+/// notified nobody and does not count.
 fn most_notified(replies: impl Iterator<Item = Value>) -> Option<i64> {
     let notified = replies.filter_map(|reply| match script::released(&reply) {
         Ok(Released::Yes { listeners }) => Some(listeners),

@@ -1,4 +1,4 @@
-//! What is known of the parts of one hold, and what a majority makes of it. Pure: no I/O, no clock.
+//! The parts of one hold, and how long a majority of them is certain. Pure: no I/O, no clock.
 //!
 //! ```text
 //!   one part   granted                              the hold   a majority granted      certain for as long as a
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A part that is out never counts again, and a hold that is lost has no parts any more: somebody else may have had the
-//! lock since.
+//! lock since. These are rules 2 and 4 at `QuorumHold`.
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -18,9 +18,9 @@ use crate::quorum::tally::Majority;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
-    /// Its answer may still come.
+    /// The node was asked, and its answer may still arrive.
     Asked,
-    /// The node certainly keeps it until then.
+    /// The node certainly keeps the part until then.
     Kept(Instant),
     Out,
 }
@@ -30,7 +30,7 @@ pub(crate) enum Part {
 pub(crate) struct Parts {
     majority: Majority,
     parts: Vec<Part>,
-    /// A majority has granted it.
+    /// A majority has granted the hold.
     is_granted: bool,
 }
 
@@ -58,20 +58,22 @@ impl Parts {
 
     /// A node has confirmed that it keeps its part until then; `false` if the part does not count.
     pub(crate) fn keep(&mut self, node: usize, until: Instant, now: Instant) -> bool {
+        // First, so that a part whose time is over, or the part of a lost hold, is out and stays out.
         self.expire(now);
         if self.parts[node] != Part::Out {
             self.parts[node] = Part::Kept(until);
+            // The confirmation itself may arrive after the time that it confirms.
             self.expire(now);
         }
         self.is_kept(node)
     }
 
-    /// A part counts no longer.
+    /// Makes a part count no longer.
     pub(crate) fn lose(&mut self, node: usize) {
         self.parts[node] = Part::Out;
     }
 
-    /// The round is over. Returns until when the hold is certain, if a majority has granted it.
+    /// Ends the round. Returns until when the hold is certain, if a majority has granted it.
     pub(crate) fn grant(&mut self, now: Instant) -> Option<Instant> {
         let until = self.certain_until(now);
         self.is_granted = until.is_some();
@@ -84,7 +86,7 @@ impl Parts {
         self.untils().count()
     }
 
-    /// Until when a majority certainly keeps its parts.
+    /// The moment until which a majority certainly keeps its parts; `None` if there is no majority.
     pub(crate) fn certain_until(&mut self, now: Instant) -> Option<Instant> {
         self.expire(now);
         let until = self.majority.bound(self.untils().map(Reverse));
@@ -104,6 +106,8 @@ impl Parts {
                 *part = Part::Out;
             }
         }
+        // Rule 4. With fewer than a majority another holder may have had the lock in between, so a late grant or
+        // renewal must not revive the hold.
         if self.is_granted && !self.majority.has(self.untils().count()) {
             self.parts.fill(Part::Out);
         }
@@ -137,12 +141,12 @@ mod tests {
         assert!(parts.keep(3, at(begin, 90), at(begin, 70)));
         assert_eq!(parts.certain_until(at(begin, 71)), Some(at(begin, 90)));
         assert!(parts.keep(0, at(begin, 200), at(begin, 75)));
-        // The third is over, and its renewal comes too late.
+        // The time of the third part is over, and its renewal arrives too late.
         assert_eq!(parts.certain(at(begin, 80)), 3);
         assert!(!parts.keep(2, at(begin, 200), at(begin, 81)));
         assert_eq!(parts.certain_until(at(begin, 82)), Some(at(begin, 90)));
         assert_eq!((parts.part(2), parts.part(4)), (Part::Out, Part::Asked));
-        // A grant that is over when it comes.
+        // The time of a grant is over when it arrives.
         assert!(!parts.keep(4, at(begin, 85), at(begin, 86)));
         assert_eq!(parts.part(4), Part::Out);
     }
@@ -159,7 +163,7 @@ mod tests {
                 }
                 true => at(begin, 80),
             };
-            // Neither what comes late nor a renewal makes it count again.
+            // No late grant and no renewal makes the hold count again.
             assert!(!parts.keep(3, at(begin, 300), now));
             assert!(!parts.keep(0, at(begin, 300), now));
             assert_eq!((parts.certain(now), parts.certain_until(now)), (0, None));

@@ -1,9 +1,9 @@
 //! A request to all nodes at the same time.
 //!
-//! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it blocks on the nearest
-//! node that has not answered, for a moment at a time, and in between reads what has come from the others without waiting. A
-//! reader thread for each connection would cost a thread switch per server, and one condition variable for all replies would
-//! need such threads.
+//! A thread that waits for a reply reads the socket itself, and cannot block on several sockets. So it blocks on the
+//! nearest node that has not answered, for a moment at a time, and in between reads the replies of the others without
+//! waiting. A reader thread for each connection would cost a thread switch per server, and a condition variable for all
+//! replies would need such threads.
 //!
 //! ```text
 //!   one node   a connection stands        answered
@@ -28,7 +28,8 @@ use crate::verdict::{Kind, Verdict, verdict};
 
 /// The state of the request to one node.
 pub(crate) enum NodeReply {
-    /// There is no connection, or it owes too much; why, once that was looked at.
+    /// The request is not sent: there is no connection, or too many earlier requests are unanswered there. The fault,
+    /// once it is known.
     Unsent(Option<Fault>),
     Pending,
     Came(Value),
@@ -54,20 +55,20 @@ pub(crate) struct Round {
 /// The question to all nodes.
 pub(crate) struct RoundRequest<'a> {
     pub(crate) goal: Goal,
-    /// Of the hold in question. How long the nodes may take follows from it.
+    /// The lease of the hold, which limits how long the nodes may take.
     pub(crate) lease: Duration,
     pub(crate) until: Instant,
     pub(crate) stop: &'a dyn Fn() -> bool,
-    /// The command for a node; `None` if all is on its way.
+    /// Makes the command for a node; `None` if all commands are on their way.
     pub(crate) make: Option<&'a dyn Fn(usize) -> Attempt>,
-    /// Whether it may be sent again if its connection is lost.
+    /// Whether a command may be sent again if its connection is lost.
     pub(crate) may_repeat: bool,
     /// Which replies count towards the goal, by node.
     pub(crate) counts: &'a dyn Fn(usize, &Value) -> bool,
 }
 
 impl Round {
-    /// The replies that have come, by node.
+    /// The replies that have arrived, by node.
     pub(crate) fn values(&self) -> impl Iterator<Item = (usize, &Value)> {
         let replies = self.replies.iter().enumerate();
         replies.filter_map(|(node, reply)| Some((node, reply.value()?)))
@@ -91,10 +92,10 @@ impl Round {
 }
 
 impl Nodes {
-    /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the goal is
-    /// reached, when a majority has answered and the goal cannot be reached any more, or when the time is up.
+    /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the
+    /// goal is reached, when a majority has answered and the goal cannot be reached any more, or when the time is up.
     ///
-    /// A node without a connection, or one that has owed a reply for too long, takes no time as long as the others are
+    /// A node without a connection, or with a reply overdue for too long, takes no time as long as the others are
     /// enough; a connection is made in the background.
     pub(crate) fn round(&self, request: &RoundRequest<'_>) -> Round {
         let (n, timeout) = (self.list.len(), node_timeout(request.lease));
@@ -103,8 +104,8 @@ impl Nodes {
             replies: (0..n).map(|_| NodeReply::Unsent(None)).collect(),
             calls: vec![None; n],
         };
-        // Always in the same order: of several who ask at the same time the first then is first everywhere, so that nodes
-        // are not split between them.
+        // All callers ask in the same order. Of several that ask at the same time, the first at one node is likely to
+        // be the first at all, so that the nodes are not split between them.
         for node in 0..n {
             let session = &self.list[node].session;
             if session.is_closed() {
@@ -112,7 +113,8 @@ impl Nodes {
                 continue;
             }
             let connection = session.connection.first();
-            // Rounds end with a majority, so replies to an earlier one may be unread: read them first.
+            // Rounds end with a majority, so replies to an earlier round may be unread; these are read first, without
+            // waiting.
             let is_asked = connection.responds(timeout)
                 && connection
                     .wait_for_owed(Instant::now(), request.stop)
@@ -131,7 +133,7 @@ impl Nodes {
         let (nodes, begun) = (self.by_distance(), Instant::now());
         let mut turns = nodes.iter().cycle();
         loop {
-            // Even if the time is up: a reply that has come counts.
+            // Read even if the time is up, since a reply that has arrived counts.
             for (_, node) in &nodes {
                 self.read(round, request, *node, Instant::now());
             }
@@ -141,6 +143,7 @@ impl Nodes {
             }
             if step == Step::Connect {
                 let is_unsent = |node: usize| matches!(round.replies[node], NodeReply::Unsent(_));
+                // The next unsent node each time, so that one that cannot be reached does not take all of the time.
                 if let Some((_, node)) = turns.find(|(_, node)| is_unsent(*node)) {
                     self.connect(round, request, *node, until);
                 }
@@ -148,7 +151,7 @@ impl Nodes {
             }
             let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
             if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
-                // A node that is late by its distance may be slow today, so the others are looked at more often.
+                // A node that takes longer than its distance suggests may be slow, so the others are read more often.
                 let waited = now - begun;
                 let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
                 let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);
@@ -169,7 +172,7 @@ impl Nodes {
             return false;
         };
         let connection = &self.list[node].session.connection;
-        // Once a majority has answered, the other replies may never be read.
+        // The reply may never be read, since the round ends with a majority. The connection must not count on a reader.
         let call = Call::unattended(make(node));
         call.may_go();
         if connection.submit(&call).is_none() {
@@ -181,7 +184,7 @@ impl Nodes {
         true
     }
 
-    /// Waits for a connection for a moment, and sends the request.
+    /// Waits shortly for a connection, and sends the request.
     fn connect(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize, until: Instant) {
         let connection = &self.list[node].session.connection;
         let by = until.min(Instant::now() + PAUSE.0);
@@ -198,13 +201,13 @@ impl Nodes {
         };
     }
 
-    /// Reads the reply of a node, if it is pending and comes until `by`.
+    /// Reads the reply of a node, if it is pending and arrives by `by`.
     fn read(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize, by: Instant) {
         let connection = &self.list[node].session.connection;
         let (NodeReply::Pending, Some(call)) = (&round.replies[node], &round.calls[node]) else {
             return;
         };
-        // A read blocks for a millisecond at least, so it is not begun for nothing.
+        // A read blocks for at least a millisecond, so it is not begun without a chance.
         let waits = || Instant::now() < by;
         if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;
@@ -219,13 +222,13 @@ impl Nodes {
                     }
                     NodeReply::Failed(self.unanswered(node))
                 }
-                // Its masters are single servers, which send nobody elsewhere.
+                // The masters of a quorum are single servers, which redirect nobody.
                 Verdict::Elsewhere(_) => NodeReply::Failed(self.unanswered(node)),
                 Verdict::Later(err) => NodeReply::Failed(Fault::Unreachable(err)),
                 Verdict::Never(err) => NodeReply::Failed(Fault::Refused(err)),
             },
             Err(WaitFault::Broken(_)) if call.deferred.is_some() && call.outcome().is_none() => {
-                // The connection sends the release again once it is up.
+                // The connection sends a release again by itself once it is up, so the node stays pending.
                 if waits() {
                     std::thread::sleep(PAUSE.0 / 5);
                 }
@@ -234,6 +237,7 @@ impl Nodes {
             Err(WaitFault::Broken(err)) if call.deferred.is_some() => {
                 NodeReply::Failed(Fault::Refused(err))
             }
+            // A renewal, or a question, may be executed twice. An acquire may not: rule 1 at `QuorumHold`.
             Err(WaitFault::Broken(err)) if request.may_repeat => {
                 NodeReply::Unsent(Some(connection.first().unreachable(err)))
             }
@@ -243,7 +247,7 @@ impl Nodes {
         };
     }
 
-    /// The failure for a round in which too few agreed.
+    /// The failure of a round in which too few nodes agreed.
     pub(crate) fn short(&self, agreed: usize, replies: Vec<NodeReply>) -> Short {
         let failure = |(node, reply)| match reply {
             NodeReply::Failed(fault) | NodeReply::Unsent(Some(fault)) => Some((node, fault)),

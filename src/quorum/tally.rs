@@ -1,9 +1,9 @@
 //! Majority arithmetic. Pure: no I/O, no clock.
 //!
-//! Two majorities of the same nodes have a node in common, and a node has one holder. So whoever has a majority holds the
-//! lock.
+//! Two majorities of the same nodes have a node in common, and a node has one holder. So at most one client has a
+//! majority, and that client holds the lock.
 
-/// More than half of so many nodes: of an even number one more than half.
+/// More than half of so many nodes; of an even number, half of them and one more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Majority {
     nodes: usize,
@@ -27,7 +27,7 @@ impl Majority {
         yes >= self.needed()
     }
 
-    /// The fewest nodes of which every majority has one: without so many there is none.
+    /// The fewest nodes whose refusal leaves no majority: every majority contains one of them.
     pub(crate) fn blocking(self) -> usize {
         self.nodes + 1 - self.needed()
     }
@@ -40,12 +40,12 @@ impl Majority {
     }
 }
 
-/// How many answers a round of requests is for.
+/// The number of answers that a round of requests wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     Majority,
-    /// The same, for a caller who will ask again. It does not connect to further nodes once it was refused, so that others
-    /// get what it was granted soon.
+    /// A majority, for a caller that asks again. Once it was refused it does not connect to further nodes, so that
+    /// others soon get the nodes that it was granted.
     MajoritySoon,
     All,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Progress {
     pub(crate) unsent: usize,
 }
 
-/// What a round does next.
+/// The next step of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Finish,
@@ -73,7 +73,7 @@ pub(crate) enum Step {
 }
 
 impl Goal {
-    /// From how many answers that count the goal is reached.
+    /// With how many answers that count the goal is reached.
     pub(crate) fn wanted(self, majority: Majority) -> usize {
         match self {
             Self::Majority | Self::MajoritySoon => majority.needed(),
@@ -81,8 +81,8 @@ impl Goal {
         }
     }
 
-    /// A round ends when it has reached its goal. One that cannot reach it any more ends once a majority has answered: with
-    /// fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
+    /// A round ends when it has reached its goal. A round that cannot reach it any more ends once a majority has
+    /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
     pub(crate) fn next(self, majority: Majority, seen: Progress) -> Step {
         let wanted = self.wanted(majority);
         let unsent = match self {
@@ -110,7 +110,7 @@ mod tests {
 
     const SIZES: [usize; 5] = [2, 3, 4, 5, 7];
 
-    /// Every vote of `n` nodes: each says one of three things.
+    /// Every vote of `n` nodes, each of which says one of three things.
     fn votes(n: usize) -> impl Iterator<Item = Vec<u8>> {
         let all = 3_usize.pow(u32::try_from(n).unwrap_or(0));
         (0..all).map(move |mut code| {
