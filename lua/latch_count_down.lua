@@ -30,7 +30,7 @@ redis.call('set', KEYS[4], counts and 1 or 0, 'px', keep_ms)
 if KEYS[5] then
   redis.call('del', KEYS[5])
 end
--- A count of 0 or less may be Redisson's or a user's: it means open, and its key goes.
+-- A count of 0 or less, of Redisson or of a user, means that the latch is open: its key is deleted.
 if not counts then
   redis.call('del', KEYS[1])
   return 0

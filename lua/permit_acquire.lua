@@ -24,7 +24,7 @@ if wrong then
 end
 available = return_expired(available, back)
 
--- An earlier run of this request took the permits: one of its ids is enough to know.
+-- If an earlier run of this request took the permits, each of its ids is in the set, and finding one is enough.
 for at = 1, #ids, 16 do
   local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then
@@ -57,7 +57,9 @@ for from = 1, #ids, 1600 do
   end
   redis.call('zadd', KEYS[2], unpack(taken))
 end
--- If the count fails, the ids go again: permits that are listed but not counted would raise the total when they expire.
+-- If the count fails, the ids are removed again: permits that are listed but not counted would raise the total when
+-- they
+-- expire.
 local counted = redis.pcall('decrby', KEYS[1], wanted)
 if type(counted) == 'table' then
   for at = 1, #ids, 16 do

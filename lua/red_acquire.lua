@@ -13,7 +13,7 @@
 --          given one is not taken; run twice the second run takes nothing: this owner is there already if two
 --          masters are one server, which counts once;
 --          a key that holds no such lock: the reply is a WRONGTYPE error;
---          a server that was restarted too lately, or is another: the reply is a RESTARTED error
+--          a server that was restarted too recently, or is another one: the reply is a RESTARTED error
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local left_ms = redis.call('pttl', KEYS[1])

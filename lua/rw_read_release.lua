@@ -38,7 +38,7 @@ end
 local count = redis.call('hlen', KEYS[1])
 local own_ms = count > FEW and redis.call('pttl', KEYS[3]) or 0
 redis.call('del', KEYS[3])
--- A lock has a hold beside its mode, and whoever ends the last one deletes it.
+-- A lock has a hold beside its mode, since the release of the last hold deletes the hash.
 if count == 1 or mode ~= 'read' and mode ~= 'write' and count > 0 then
   return -2
 end

@@ -32,7 +32,7 @@ if value then
   return 0
 end
 redis.call('set', KEYS[1], permits)
--- A user without rights on the channel still creates it; waiters then poll.
+-- A user without rights on the channel still creates the semaphore; waiters then poll.
 if permits ~= '0' then
   redis.pcall('publish', KEYS[2], permits)
 end

@@ -43,7 +43,8 @@ local function no_lock(kind, mode, is_deleted)
     end
   end
   local is_rw = mode == 'read' or mode == 'write'
-  -- HSCAN may find no field in a large hash from which most were removed. No field, no verdict: it passes as a lock.
+  -- HSCAN may find no field in a large hash from which most were removed. Without a field to check, the hash passes as
+  -- a lock.
   if #fields > 0 and (holds <= 0 or kind ~= 'lock' and not is_rw) then
     return not_a(kind)
   elseif is_rw and kind == 'lock' then
