@@ -366,7 +366,7 @@ impl<'a> Contender<'a> {
             Order::Local => None,
         };
         if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
-            // A later grant to another thread was recorded first, which proves that this hold is over.
+            // A later grant to another thread was recorded first, which proves that this hold was over before.
             drop(state);
             return self.decline(&hold, self.lock.granted_too_late());
         }
@@ -450,7 +450,6 @@ impl Strategy for Contender<'_> {
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
-        // Several servers, or one.
         let reply = match &self.lock.quorum {
             Some(servers) => {
                 let known = self.contest.knows(self.listening.signals().messages);

@@ -167,8 +167,8 @@ impl LockSpec {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
                 Entered::Mine { hold, count, lease } => match lease {
-                    // The watchdog renews the hold, so one more count needs no request. Counted with the mutex held in
-                    // which the hold was found, so it cannot have ended in between.
+                    // The watchdog renews the hold, so one more count needs no request. The mutex has been held since
+                    // `enter` found the hold, so the hold cannot have ended in between.
                     LeasePolicy::Renewed { .. } => {
                         state.lock.reenter(thread, &hold, lease);
                         drop(state);
@@ -310,8 +310,8 @@ impl LockSpec {
         listening: &mut Listening,
         wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
-        // Checked here, where the thread would wait for another thread of its process, and in `acquire` for other
-        // processes.
+        // Checked once, before the thread waits for another thread of its process. `Waiting::run` checks before a wait
+        // for other processes.
         let deadlocked = self.has_it_otherwise();
         let stop = || deadlocked.is_some() || self.must_stop(wait);
         let left = |now| lease_left(entry, now);
@@ -329,8 +329,8 @@ impl LockSpec {
             wake(next);
         }
         match listening.take_wakeup() {
-            // A waker took this thread off the queue just before it gave up, and stored the wakeup with the mutex held:
-            // rule 2 at `Entry`. The wakeup has to be used, or nobody would be the contender.
+            // A waker took this thread off the queue just before it gave up: rule 2 at `Entry`. The thread has to use
+            // the wakeup, or the hold would have no guard, or the lock no contender.
             Some(wakeup) => Ok(Some(wakeup)),
             None if self.must_stop(wait) => Err(self.stopped()),
             None => match deadlocked {

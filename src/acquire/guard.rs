@@ -221,7 +221,7 @@ impl GuardInner {
             return Err(Error::Closed);
         }
         let now = Instant::now();
-        // By the moment of the release: if Redis does not know the hold then, this says whether it was lost or had
+        // If the reply says that Redis no longer had the hold, this tells a hold that was taken away from one that had
         // expired.
         let in_time = self.hold.valid_until() > now;
         let release = match self.let_go(now, false) {
@@ -275,8 +275,8 @@ impl GuardInner {
         let left = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
-        // With the mutex held: once it is released another thread may have the hold, whose loss does not concern this
-        // guard.
+        // With the mutex held: once that is released another thread may have the hold, and a loss then does not concern
+        // this guard.
         if std::mem::take(&mut self.is_observed) {
             self.ended = hold.unobserve(self.thread);
         }

@@ -56,8 +56,8 @@ impl Session {
             }
             Err(Fault::Refused(refusal)) => refusal,
             Err(fault) => {
-                // The command may still be executed. Under the next holder of a hand-over the server could not tell it
-                // from a command of that holder, so the hold is not handed over any more.
+                // The command may still be executed. If the hold were handed over, the server could not tell it from a
+                // command of the next holder: both have the same number.
                 if matches!(fault, Fault::Unknown(_)) {
                     hold.stays_unanswered();
                 }
@@ -66,7 +66,7 @@ impl Session {
                     .at(&self.endpoint));
             }
         };
-        // The server did not find the hold, or found another: that ends the hold for this process as well, before its
+        // If the server did not find the hold, or found another, the hold is lost: the guard learns that before the
         // next renewal.
         let in_time = Instant::now() < hold.valid_until();
         let Some(reason) =

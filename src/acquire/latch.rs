@@ -103,8 +103,8 @@ fn is_over(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
             *first_round = Some(round);
             false
         }
-        // The latch was opened and closed again between two questions: the mark of the new round differs. An empty mark
-        // is a lost one, which proves nothing.
+        // A latch that was opened and closed again between two questions has another mark. An empty mark was lost in
+        // Redis, and proves nothing.
         (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
     }
 }

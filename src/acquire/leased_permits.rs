@@ -157,7 +157,7 @@ impl Batch {
             info: DeferredInfo {
                 name: Arc::clone(self.entry.name()),
                 owner: Text::default(),
-                // A frozen server executes the acquire when it resumes, and the lease begins only then.
+                // As long as the undo of a hold, for the same reason: see `UNDO_FOR`.
                 useful_until: Instant::now() + self.ttl.max(UNDO_FOR),
                 undo: true,
                 for_good: false,

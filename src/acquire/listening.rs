@@ -110,8 +110,8 @@ impl Listening {
         stop: &dyn Fn() -> bool,
     ) {
         if !std::mem::replace(&mut self.has_parked, true) {
-            // Before the check in `Waiter::park`: a token that is cancelled later finds the waiter, one cancelled
-            // earlier is seen there.
+            // Watched before the check in `Waiter::park`: a token that is cancelled later wakes the waiter, and one
+            // that was cancelled earlier is found by the check.
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));
         }

@@ -299,8 +299,8 @@ impl Members {
             if !asks_again(refused) {
                 return Ok(Gathering::Busy(refused));
             }
-            // The members behind the refused one are released, or two threads could hold what the other needs and both
-            // ask again.
+            // Members behind the refused one are released: two threads could otherwise each hold the member for which
+            // the other asks again.
             held.drop_from(refused);
             let now = Instant::now();
             let round_trip = now - began;
@@ -345,7 +345,7 @@ impl Members {
             return Err(vec![failure]);
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
-        // All are finished, even after a refusal: each reply may be a grant that has to be kept or released.
+        // Every attempt is finished, even after a refusal: its reply may be a grant, which has to be kept or released.
         for (index, one) in pending {
             match self.parts[index].finish(Ok(one)) {
                 Ok(Outcome::Granted(one)) => held[index] = Some(one),

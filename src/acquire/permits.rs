@@ -160,8 +160,8 @@ impl<G: Grants> Permits<'_, G> {
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
         state.lock.forget_refusal();
-        // Closing gives back what is counted as `out`. With the mutex held, this grant either counts there or is undone
-        // here.
+        // Closing sets the flag and later gives back all permits that are counted as out. With the mutex held, this
+        // grant is either undone here or counted before that.
         let granted = match session.is_closed() {
             true => Granted::Closed,
             false => state.local_semaphore().granted(self.ticket, counted, now),
@@ -258,8 +258,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
                 let session = self.spec.session();
                 session.counters.local_handoffs.add(1);
                 if session.is_closed() {
-                    // Closing has given these permits back if they were counted then; `give` knows, and returns them
-                    // only once.
+                    // Closing gives back all permits that are counted as out. If it has done so, `give` does nothing.
                     self.give_away(since);
                     return Err(Error::Closed);
                 }

@@ -46,7 +46,8 @@ pub(crate) fn ask(
         if stop() {
             return Err(lock.stopped().into());
         }
-        // No time is left for another round. A last round that was cut short says less than the one before it.
+        // Without time for another round, the attempt ends. A last round that was cut short explains less than the one
+        // before it.
         let (now, pause) = (Instant::now(), pause());
         if now + pause >= until {
             let short = short.unless_cut_short(now >= until, before);

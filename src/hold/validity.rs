@@ -255,7 +255,7 @@ impl Lease {
         if mode == Mode::Shared {
             soon = soon.min(u64::from(self.keep_lock_us) * 1000);
         }
-        // Never later than the end, whose loss has to be reported even if a renewal is on its way.
+        // Never later than the end: the loss has to be reported then, even while a renewal is on its way.
         let due = time::nanos(sent_at).saturating_add(soon);
         due.min(self.until).min(self.max_until)
     }

@@ -372,7 +372,8 @@ impl WatchdogThread {
                 Duty::Nothing => {}
                 Duty::Wait(until) => watchdog.arm(its.clone(), until),
                 Duty::Renew => {
-                    // From when the renewal was due, so that this also measures a thread that the system did not run.
+                    // Measured from when the renewal was due, so that a delay of this thread by the system counts as
+                    // well.
                     let late = now.saturating_duration_since(due).as_micros();
                     let late = u64::try_from(late).unwrap_or(u64::MAX);
                     self.task.counters.renewal_lateness_max_us.max(late);

@@ -73,8 +73,8 @@ impl<R> Cohort<R> {
     /// The release at the end of the tenure has notified `others` other processes.
     pub(super) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case, so it needs no debt. If the cohort has started again, Redis has
-        // granted the lock to another thread of this process while the reply was on its way: the notified processes had
-        // their chance.
+        // granted the lock to another thread of this process while the reply was on its way, so the notified processes
+        // have had their turn to ask.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };

@@ -256,7 +256,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             return has;
         }
         if self.order == Order::Server {
-            // Redis keeps the queue, so a local one would only decide differently.
+            // Redis keeps the queue: every thread is a contender, with a place of its own there.
             *self.asking(mode) += 1;
             return Entered::Contend {
                 yields_after: None,
@@ -523,8 +523,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         // Only the first in the queue: a later one that wants the same lease must not overtake it.
         let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
         let next = self.queue.pop_if(same)?;
-        // The hold has the next thread from here on, although that thread still sleeps. If the hold is lost before it
-        // runs, it finds that when it takes its wakeup.
+        // From here on the hold belongs to the next thread, which still sleeps. If the hold is lost before that thread
+        // runs, it finds the loss when it takes its wakeup.
         holder.thread = next.thread;
         Some(next.waiter)
     }

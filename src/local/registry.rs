@@ -201,7 +201,8 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         let entry = self.unregistered(key.clone(), fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
-        // The new name pays for itself, so that names that are used once do not pile up between two sweeps.
+        // Each new name has a few free ones checked, so that names that are used once do not pile up between two
+        // sweeps.
         self.sweep_up_to(4, now);
         Ok(entry)
     }
@@ -252,12 +253,13 @@ impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
         let Some(ByKey(entry)) = shard.get(key) else {
             return false;
         };
-        // If only the set refers to the entry, no other thread can get it while the shard is locked: rule 2. A thread that
-        // has the entry may be about to enter it, so the entry is checked again later.
+        // If only the set refers to the entry, no other thread can get it while the shard is locked: rule 2. Otherwise
+        // a thread may be about to enter it, and the entry is checked again later.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.state.is_free() {
-            // A thread uses the entry since it was listed, and lists it again when it leaves it free: rule 3.
+            // A thread has begun to use the entry since it was listed, and lists it again when it leaves it free: rule
+            // 3.
             state.is_listed = false;
             return false;
         }
