@@ -24,7 +24,7 @@ pub(crate) trait Scheduled: Clone {
 
     fn times(&self) -> &Times;
 
-    /// Whether it counts as one of the [entries](Schedule::len).
+    /// Whether [`Schedule::len`] counts the entry.
     fn counts(&self) -> bool;
 }
 

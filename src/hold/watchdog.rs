@@ -41,11 +41,11 @@ use crate::time;
 /// The longest wait for bytes before the thread checks again what is due.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// The most holds handled in one go, so that with very many of them renewals are sent in between.
+/// The most entries handled without a pause, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
 
-/// How long after it was asked for housekeeping runs, and for how long at most: reading replies that nobody waits for,
-/// dropping idle entries.
+/// How long after a request the housekeeping begins, and for how long it runs at most. It reads replies for which no
+/// thread waits, and drops idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
 /// A span that is short beside the lease: this part of it, and at most this long. A renewal may be sent earlier by that

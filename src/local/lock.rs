@@ -87,7 +87,7 @@ impl Validity {
         self.complete && self.to_spare(lease, now)
     }
 
-    /// Whether enough of the lease is left for another thread: a half if it is renewed, nine tenths if not.
+    /// Whether enough of the lease is left for another thread: a half of a renewed lease, nine tenths of a fixed one.
     fn to_spare(self, lease: LeasePolicy, now: Instant) -> bool {
         let needed = match lease {
             LeasePolicy::Renewed { .. } => self.lease / 2,
@@ -118,7 +118,7 @@ struct SharedHolders<H> {
     lease: LeasePolicy,
     /// When Redis granted it. More threads may join for a tenure.
     since: Instant,
-    /// Each with its count.
+    /// The threads, each with its count.
     threads: Vec<(u64, u32)>,
 }
 

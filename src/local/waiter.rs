@@ -49,7 +49,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Whether a message, a confirmation or the loss of a subscription has come since `seen`.
+    /// Whether a message, a confirmation or the loss of a subscription has arrived since `seen`.
     pub(crate) fn are_news_since(self, seen: Self) -> bool {
         self.messages > seen.messages || self.listening != seen.listening
     }

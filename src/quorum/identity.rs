@@ -102,7 +102,7 @@ impl Masters {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for two of one server, and for one that is no master.
+    /// [`Error::Config`] if two clients are connected to one server, or one to a server that is no master.
     pub(crate) fn of(nodes: &Nodes, until: Instant) -> Result<Self> {
         let by = until.min(Instant::now() + node_timeout(nodes.home().lease));
         nodes
@@ -132,7 +132,7 @@ impl Masters {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] once two are known to be one server.
+    /// [`Error::Config`] once two clients are known to be connected to one server.
     pub(crate) fn check(
         &self,
         nodes: &Nodes,
@@ -158,7 +158,7 @@ impl Masters {
         self.compare(nodes)
     }
 
-    /// An error if two are known to be one server.
+    /// An error if two clients are known to be connected to one server.
     fn compare(&self, nodes: &Nodes) -> Result<()> {
         let known = nodes.sessions().map(|session| session.server.last_run_id());
         let known: Vec<_> = known.collect();

@@ -3,12 +3,12 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `tally` | majority arithmetic, and what a round of requests does next (pure) |
-//! | `parts` | what is known of each node's part of a hold, and what a majority makes of it (pure) |
+//! | `parts` | which parts of a hold count, and how long a majority of them is certain (pure) |
 //! | `nodes` | the servers of a lock, and how one thread waits for several of them |
 //! | `round` | one request to all nodes |
-//! | `ask` | asking for the lock, and about it |
+//! | `ask` | requests for the lock, and questions about it |
 //! | `hold` | a hold of one part for each node, and its release |
-//! | `failure` | too few agreed |
+//! | `failure` | why one server, or too many of several, did not answer |
 //! | `identity` | which servers these are: each has to be a master of its own |
 
 pub(crate) mod ask;

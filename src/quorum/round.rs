@@ -165,8 +165,8 @@ impl Nodes {
         request.goal.next(self.majority, progress)
     }
 
-    /// Sends the request to a node, if there is a connection. The caller has waited for what others
-    /// [owe](crate::net::pipeline::Pipeline::owed) there.
+    /// Sends the request to a node, if there is a connection. The caller has waited for the replies that earlier
+    /// attempts [owe](crate::net::pipeline::Pipeline::owed) there.
     fn send(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize) -> bool {
         let Some(make) = request.make else {
             return false;
