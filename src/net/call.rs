@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::net::request::Request;
 use crate::net::text::Text;
 use crate::time::{self, Unanswered};
-use crate::verdict::{Asked, Kind, Redirection};
+use crate::verdict::{Asked, Kind};
 
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
@@ -90,14 +90,6 @@ pub(crate) trait OnReply: Send + Sync {
 
     /// It will not be sent again.
     fn given_up(&self, release: &DeferredInfo, why: &RedisError);
-
-    /// Whether a release that belongs to another node is [sent there](Self::redirect).
-    fn redirects(&self) -> bool {
-        false
-    }
-
-    /// Sends a release to the node that `to` names. Called without any mutex, and writes.
-    fn redirect(&self, _release: &Arc<Call>, _to: &Redirection) {}
 }
 
 /// A command to be sent once, and what undoes it if its outcome is unknown.
@@ -155,16 +147,11 @@ pub(crate) struct CallState {
     /// A script is sent by its text.
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
-    /// How many threads [follow](Call::follow) it, and may be made leader.
-    pub(crate) following: u32,
-    /// At which node the last of them does. Those of another leave once they wake up.
-    pub(crate) followed_at: usize,
+    followers: Followers,
     /// It has waited for what attempts that were given up owe.
     pub(crate) has_waited: bool,
-    /// Its sequence number among the unacknowledged calls, kept across lost connections; 0 until it has one.
+    /// Its position in the [ledger](crate::net::ledger); 0 until it has one.
     pub(crate) seq: u64,
-    /// Sent as part of a portion of unacknowledged calls: the next portion is sent when all of this one are answered.
-    pub(crate) in_portion: bool,
     /// Sent behind `ASKING`: the slot is not that node's own yet.
     pub(crate) asking: bool,
     /// How many replies come before the one that counts.
@@ -177,15 +164,37 @@ pub(crate) struct CallState {
     pub(crate) redirected: u8,
 }
 
+/// The threads that [follow](Call::follow) a call. Each may be made leader of the connection that the call was sent over, so
+/// those of an earlier sending do not count.
+#[derive(Clone, Copy, Default)]
+struct Followers {
+    sending: u64,
+    count: u32,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
-    Idle,
+    /// On no connection: why not, if it was on one.
+    Idle(Option<RedisError>),
     Awaiting,
     Done(Value),
     Broken(RedisError),
 }
 
 impl CallState {
+    /// It is queued on a connection. Threads that have followed it on another one, or earlier, were woken.
+    pub(crate) fn begin_sending(&mut self) {
+        self.phase = CallPhase::Awaiting;
+        self.sendings += 1;
+        self.followers.sending += 1;
+        self.followers.count = 0;
+    }
+
+    /// Whether a thread waits to be woken.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.followers.count > 0
+    }
+
     /// Takes one of the replies that are due; `Some` with the one that counts if that was the last.
     pub(crate) fn take_reply(&mut self, value: Value, awaits_replicas: bool) -> Option<Value> {
         if self.before > 0 {
@@ -223,15 +232,13 @@ impl Call {
             node: AtomicUsize::new(0),
             is_heard_by_us,
             state: Progress(Mutex::new(CallState {
-                phase: CallPhase::Idle,
+                phase: CallPhase::Idle(None),
                 sent_at: time::instant(0),
                 by_text: false,
                 sendings: 0,
-                following: 0,
-                followed_at: 0,
+                followers: Followers::default(),
                 has_waited: false,
                 seq: 0,
-                in_portion: false,
                 asking: false,
                 before: 0,
                 own: None,
@@ -249,8 +256,8 @@ impl Call {
         mut its: MutexGuard<'a, CallState>,
         most: Option<Duration>,
     ) -> MutexGuard<'a, CallState> {
-        its.following += 1;
-        its.followed_at = self.node();
+        its.followers.count += 1;
+        let sending = its.followers.sending;
         let mut its = match most {
             None => (self.changed.wait(its)).unwrap_or_else(PoisonError::into_inner),
             Some(most) => {
@@ -258,7 +265,9 @@ impl Call {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        its.following -= 1;
+        if its.followers.sending == sending {
+            its.followers.count -= 1;
+        }
         its
     }
 
@@ -325,7 +334,7 @@ impl Call {
                 acknowledged: self.acknowledged_to(&state),
             })),
             CallPhase::Broken(err) => Some(Err(err.clone())),
-            CallPhase::Idle | CallPhase::Awaiting => None,
+            CallPhase::Idle(_) | CallPhase::Awaiting => None,
         }
     }
 
@@ -369,10 +378,10 @@ impl Call {
     }
 
     /// The server has rejected it before it ran, so its last sending does not count.
-    pub(crate) fn discount_sending(&self) {
+    pub(crate) fn discount_sending(&self, why: Option<RedisError>) {
         let mut its = self.state.lock();
         its.sendings -= 1;
-        its.phase = CallPhase::Idle;
+        its.phase = CallPhase::Idle(why);
     }
 
     /// Sends the script by its text from now on.

@@ -237,7 +237,7 @@ impl Request {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }
 
-    /// How many bytes it adds to another request of its script.
+    /// How many bytes its keys and arguments take, which is what it adds to another request of its script.
     pub(crate) fn joined_len(&self) -> usize {
         self.packed.len()
     }

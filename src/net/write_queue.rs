@@ -14,7 +14,7 @@
 //!   nobody leads, housekeeping is woken at once, since no other thread may come.
 //! - **Writing**: bytes queued by others are written by the same thread.
 //! - **Full**: the server does not read. Only the leader, before each short read, and housekeeping, which is woken at once and
-//!   returns every few milliseconds, try again. Releases are not queued here but kept, to be sent in portions; housekeeping is
+//!   returns every few milliseconds, try again. Releases go to the ledger, from which they are taken in batches; housekeeping is
 //!   woken for them once the socket takes bytes again.
 
 use std::io;

@@ -82,7 +82,7 @@ impl Known {
         while let Some((number, call)) = self.pending.front() {
             let its = call.state.lock();
             let sent_once = match its.phase {
-                CallPhase::Idle | CallPhase::Awaiting => break,
+                CallPhase::Idle(_) | CallPhase::Awaiting => break,
                 // One that was sent twice may arrive once more.
                 CallPhase::Done(_) => its.sendings == 1,
                 CallPhase::Broken(_) => false,

@@ -188,7 +188,7 @@ impl Connection {
                 drop(state);
                 // Before anybody goes on: a process that only waits for this may end right after it.
                 self.flush(true);
-                // Kept releases go out in portions, each behind the replies to the one before.
+                // Releases of the ledger go out in batches, each behind the replies to the one before.
                 self.housekeeper.housekeep_now();
             }
             // An attempt of an earlier outage.
@@ -321,7 +321,7 @@ impl Connection {
         let Some(lost) = state.pipeline.lost(why) else {
             return;
         };
-        let unacknowledged = state.pipeline.has_unacknowledged();
+        let owes = state.pipeline.owes();
         let finished = match sound {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
@@ -341,14 +341,10 @@ impl Connection {
             false => up.writer.shut_down(),
         }
         self.changed.notify_all();
-        for call in lost.calls {
-            // Most of them may be releases that nobody waits for, and to wake nobody costs a system call.
-            let is_followed = call.state.lock().following > 0;
-            if is_followed {
-                call.wake();
-            }
+        for call in lost.followed {
+            call.wake();
         }
-        if unacknowledged {
+        if owes {
             self.housekeeper.housekeep_soon();
         }
     }

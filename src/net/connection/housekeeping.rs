@@ -13,9 +13,6 @@ use crate::net::socket;
 /// How old the oldest outstanding command must be before another thread than its own reads the reply.
 const UNREAD: Duration = Duration::from_millis(20);
 
-/// How many unacknowledged calls are given up in one step.
-const AT_ONCE: usize = 256;
-
 impl Connection {
     /// Tests an idle connection, and has another made if it is lost. For a client that holds something, so
     /// that there is a connection for the release.
@@ -45,8 +42,8 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody waits for, sends unacknowledged calls again, and has a connection replaced whose login is old:
-    /// one step of it, a few milliseconds long.
+    /// Reads replies that nobody waits for, sends what the ledger has, and has a connection replaced whose login is old: one
+    /// step of it, a few milliseconds long.
     pub(crate) fn housekeep(self: &Arc<Self>) -> Left {
         let left = self.housekeep_unread_for(UNREAD);
         self.renew_login();
@@ -59,28 +56,27 @@ impl Connection {
     }
 
     fn housekeep_unread_for(self: &Arc<Self>, unread_for: Duration) -> Left {
-        let gave_up = self.give_up_ended();
         let mut state = self.state.lock();
         let generation = state.generation;
         match &state.phase {
             Phase::Closed => return Left::Nothing,
             Phase::Down(_) => {
-                let is_needed = state.pipeline.has_unacknowledged();
+                let owes = state.pipeline.owes();
                 drop(state);
-                if is_needed {
+                if owes {
                     self.want();
                 }
-                return gave_up.max(Left::later(is_needed));
+                return Left::later(owes);
             }
             Phase::Up(_) => {}
         }
         state.pipeline.feed(Instant::now());
-        let more = state.pipeline.has_unacknowledged();
+        let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {
             return Left::Later;
         };
         let Some(sent_at) = in_flight.due_since() else {
-            return gave_up.max(Left::later(more));
+            return Left::later(more);
         };
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
@@ -101,11 +97,10 @@ impl Connection {
             let is_full = state
                 .up(generation)
                 .is_some_and(|(_, in_flight)| in_flight.unwritten.is_full());
-            let more = state.pipeline.has_unacknowledged();
-            return gave_up.max(match more || is_full {
+            return match state.pipeline.owes() || is_full {
                 true => Left::Soon,
                 false => Left::Later,
-            });
+            };
         };
         self.lead(reader, generation, None, now, now + GLANCE);
         // After reading: now it is certain that nothing had come.
@@ -113,31 +108,16 @@ impl Connection {
             self.fail_silent(generation);
             return Left::Later;
         }
-        // Each portion waits for the replies to the one before.
+        // Each batch waits for the replies to the one before.
         match self.state.lock().up(generation) {
             Some((_, in_flight)) if in_flight.last_heard > heard_at => Left::More,
             Some((_, in_flight)) if is_urgent || in_flight.unwritten.is_full() => Left::Soon,
-            _ => gave_up.max(Left::Later),
+            _ => Left::Later,
         }
     }
 
-    /// Gives up unacknowledged calls that are of no use any more, also without a connection. Not all at once, since an outage
-    /// may leave very many.
-    fn give_up_ended(&self) -> Left {
-        let why = socket::timed_out("redis has not accepted it while it was of use");
-        let ended = (self.state.lock().pipeline).take_ended(Instant::now(), AT_ONCE, &why);
-        for deferred in ended.iter().filter_map(|call| call.deferred.as_ref()) {
-            self.on_reply.given_up(deferred, &why);
-        }
-        match ended.len() {
-            AT_ONCE => Left::More,
-            _ => Left::Nothing,
-        }
-    }
-
-    /// Closes the connection; waiting and later calls fail with `Closed`. Returns how many unacknowledged releases, and how
-    /// many unacknowledged undos of acquires, are given up.
-    pub(crate) fn close(&self) -> (u64, u64) {
+    /// Closes the connection; waiting and later calls fail with `Closed`. Deferred calls without a reply go to the ledger.
+    pub(crate) fn close(&self) {
         self.take_down(
             self.state.lock(),
             Phase::Closed,
@@ -145,9 +125,6 @@ impl Connection {
             true,
         );
         self.changed.notify_all();
-        let (releases, undos) = self.state.lock().pipeline.forget();
-        self.counters.releases_failed.add(releases);
-        (releases, undos)
     }
 }
 
@@ -162,8 +139,10 @@ pub(super) mod tests {
 
     use crate::config::server::Server;
     use crate::net::call::{Deferred, DeferredInfo, OnReply};
-    use crate::net::connection::Housekeeper;
+    use crate::net::connection::{Housekeeper, Settings};
+    use crate::net::ledger::Ledger;
     use crate::net::masters::Masters;
+    use crate::net::pipeline::Destination;
     use crate::net::request::Script;
     use crate::net::socket::Endpoint;
     use crate::net::text::Text;
@@ -185,20 +164,23 @@ pub(super) mod tests {
     }
 
     /// To a server that is away.
-    pub(in crate::net::connection) fn connection() -> Connection {
+    pub(in crate::net::connection) fn connection(node: usize) -> Connection {
         let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
         let masters = Arc::new(Masters::new(endpoint, timeout));
-        let (housekeeper, on_reply) = (Arc::new(Nobody), Arc::new(Nobody));
-        Connection::new(
-            masters,
-            timeout,
-            timeout,
-            Arc::default(),
-            housekeeper,
-            on_reply,
-        )
+        let settings = Settings {
+            connect_timeout: timeout,
+            command_timeout: timeout,
+            counters: Arc::default(),
+            housekeeper: Arc::new(Nobody),
+        };
+        let to = Destination {
+            node,
+            sharded: false,
+        };
+        let ledger = Arc::new(Ledger::new(Arc::clone(&masters)));
+        Connection::new(masters, "test", to, settings, ledger, Arc::new(Nobody))
     }
 
     pub(in crate::net::connection) fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {
@@ -215,7 +197,7 @@ pub(super) mod tests {
 
     #[test]
     fn nobody_waits_for_what_an_attempt_owes_once_another_node_has_to_answer_it() {
-        let (connection, now) = (connection(), Instant::now());
+        let (connection, now) = (connection(0), Instant::now());
         connection.state.lock().pipeline.connected(now);
         let mut last = None;
         for _ in 0..100 {
@@ -226,18 +208,5 @@ pub(super) mod tests {
         last.expect("one").sent_to(1);
         let waited = connection.wait_for_owed(now + Duration::from_secs(60), &|| false);
         assert!(waited.is_ok(), "{waited:?}");
-    }
-
-    #[test]
-    fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
-        let (connection, now) = (Arc::new(connection()), Instant::now());
-        let name: Arc<str> = "name".into();
-        for _ in 0..4 * AT_ONCE {
-            assert!(connection.submit(&undo(&name, now)).is_none());
-        }
-        for step in 0..5 {
-            let is_last = connection.housekeep() == Left::Nothing;
-            assert_eq!(is_last, step == 4, "step {step}");
-        }
     }
 }

@@ -10,7 +10,6 @@ use crate::net::call::{Call, CallPhase, CallState, Fault};
 use crate::net::pipeline::{InFlight, Received};
 use crate::net::socket::{self, Reader};
 use crate::report;
-use crate::verdict::Redirection;
 
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
@@ -75,9 +74,10 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &mine) {
                 return outcome;
             }
-            // Whoever reads for another node settles it without this mutex, so that who followed it here could miss that.
+            // Another node executes the call now. The thread that reads there does not wake those that wait here.
             if call.node() != self.node {
-                return Err(WaitFault::Stopped);
+                let why = socket::timed_out("another node of the cluster has to answer");
+                return Err(WaitFault::Broken(why));
             }
             let (now, generation) = (Instant::now(), state.generation);
             let Some((up, in_flight)) = state.up(generation) else {
@@ -148,8 +148,6 @@ impl Connection {
         };
         match self.wait_for(&owed, false, until, stop) {
             Ok(_) | Err(WaitFault::Broken(_)) => Ok(()),
-            // This node has answered it, and another has to.
-            Err(WaitFault::Stopped) if owed.node() != self.node && !stop() => Ok(()),
             Err(WaitFault::TimedOut) => Err(self.no_answer()),
             Err(WaitFault::Stopped) => Err(Fault::Stopped),
             Err(WaitFault::Closed) => Err(Fault::Closed),
@@ -188,7 +186,7 @@ impl Connection {
         let mut read_at = now;
         let mut slice = until.saturating_duration_since(read_at);
         // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
-        let mut served = Served(Vec::new());
+        let mut served = Served::default();
         loop {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
@@ -222,11 +220,8 @@ impl Connection {
                 Err(err) => return self.fail(generation, &err, false),
             };
             let now = Instant::now();
-            let handed = self.hand_out(first, &mut reader, generation, call, now, &mut served);
-            for (release, to) in handed.elsewhere {
-                self.on_reply.redirect(&release, &to);
-            }
-            match handed.then {
+            let then = self.hand_out(first, &mut reader, generation, call, now, &mut served);
+            match then {
                 // The leader stops in time, however many replies come for others.
                 Then::ReadOn if now < until => {}
                 Then::ReadOn | Then::StepDown => {
@@ -250,15 +245,11 @@ impl Connection {
         call: Option<&Arc<Call>>,
         now: Instant,
         served: &mut Served,
-    ) -> HandedOut {
-        let mut handed = HandedOut {
-            elsewhere: Vec::new(),
-            then: Then::ReadOn,
-        };
+    ) -> Then {
+        let mut then = Then::ReadOn;
         let mut state = self.state.lock();
         if state.up(generation).is_none() {
-            handed.then = Then::Gone;
-            return handed;
+            return Then::Gone;
         }
         let mut next = Some(first);
         for left in (0..AT_ONCE).rev() {
@@ -268,41 +259,37 @@ impl Connection {
             match state.pipeline.reply(value, now, &*self.on_reply) {
                 Received::Of(replied) => {
                     if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
-                        handed.then = Then::StepDown;
+                        then = Then::StepDown;
                     }
-                    if let Some(to) = replied.elsewhere {
-                        handed.elsewhere.push((Arc::clone(&replied.call), to));
+                    if replied.is_elsewhere {
+                        self.housekeeper.housekeep_now();
                     }
                     if replied.following {
                         served.0.push(replied.call);
                     }
                     if let Some(err) = replied.leaving {
-                        handed.then = Then::Fail(err);
-                        break;
+                        return Then::Fail(err);
                     }
                 }
                 Received::Part => {}
-                Received::Stray => {
-                    handed.then = Then::Fail(socket::unasked());
-                    break;
-                }
+                Received::Stray => return Then::Fail(socket::unasked()),
             }
             if left == 0 || !reader.has_unread() {
                 break;
             }
             let is_due = state.up(generation).is_some_and(|(_, its)| its.due() > 0);
             match reader.next_unread() {
-                _ if !is_due => handed.then = Then::Fail(socket::unasked()),
+                _ if !is_due => return Then::Fail(socket::unasked()),
                 Ok(value) => next = value,
-                Err(err) => handed.then = Then::Fail(err),
+                Err(err) => return Then::Fail(err),
             }
         }
         // The successor needs a thread that has put the reader back, and this one may have nothing more to read.
         let is_over = |(up, in_flight): (&mut Up, &mut InFlight)| up.is_over(in_flight);
-        if matches!(handed.then, Then::ReadOn) && state.up(generation).is_some_and(is_over) {
-            handed.then = Then::StepDown;
+        if matches!(then, Then::ReadOn) && state.up(generation).is_some_and(is_over) {
+            then = Then::StepDown;
         }
-        handed
+        then
     }
 
     /// Puts the reader back, writes what is left, and wakes the next leader. From time to time it wakes all who follow, since
@@ -345,25 +332,14 @@ impl Connection {
 
 /// What became of a call, unless its reply is still to come.
 fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), WaitFault>> {
+    let no_connection = || socket::timed_out("there was no connection to send it over");
     Some(match &call.phase {
         CallPhase::Awaiting => return None,
         CallPhase::Done(value) => Ok((value.clone(), call.sent_at)),
         CallPhase::Broken(err) => Err(WaitFault::Broken(err.clone())),
-        CallPhase::Idle if matches!(state.phase, Phase::Closed) => Err(WaitFault::Closed),
-        CallPhase::Idle => {
-            let lost = || socket::timed_out("the connection was lost");
-            Err(WaitFault::Broken(
-                state.pipeline.refusal().unwrap_or_else(lost),
-            ))
-        }
+        CallPhase::Idle(_) if matches!(state.phase, Phase::Closed) => Err(WaitFault::Closed),
+        CallPhase::Idle(why) => Err(WaitFault::Broken(why.clone().unwrap_or_else(no_connection))),
     })
-}
-
-/// What is left to be done after replies were handed to their calls.
-struct HandedOut {
-    /// Releases that belong to other nodes.
-    elsewhere: Vec<(Arc<Call>, Redirection)>,
-    then: Then,
 }
 
 /// How a leader goes on.
@@ -404,6 +380,7 @@ impl Drop for Leader<'_> {
 }
 
 /// Calls that have their replies and whose threads have to be woken. Dropping it wakes them.
+#[derive(Default)]
 struct Served(Vec<Arc<Call>>);
 
 impl Served {
@@ -455,7 +432,6 @@ pub(super) mod appointments {
 
     use super::super::housekeeping::tests::{connection, undo};
     use crate::net::call::{DeferredInfo, OnReply};
-    use crate::net::pipeline::Destination;
     use crate::net::request::Request;
     use crate::net::socket::{Duplex, Socket};
 
@@ -473,7 +449,12 @@ pub(super) mod appointments {
 
     /// One on which this thread leads, and nobody does the housekeeping; and the server's end of it.
     pub(in crate::net::connection) fn led() -> (Connection, Reader, UnixStream) {
-        let (connection, (ours, server)) = (connection(), UnixStream::pair().expect("a pair"));
+        led_at(0)
+    }
+
+    /// The same at one of several nodes.
+    fn led_at(node: usize) -> (Connection, Reader, UnixStream) {
+        let (connection, (ours, server)) = (connection(node), UnixStream::pair().expect("a pair"));
         ours.set_write_timeout(Some(GLANCE)).expect("a limit");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         let mut state = connection.state.lock();
@@ -500,7 +481,7 @@ pub(super) mod appointments {
 
     fn are_followed(calls: &[Arc<Call>]) {
         for call in calls {
-            while call.state.lock().following == 0 {
+            while !call.state.lock().is_followed() {
                 thread::yield_now();
             }
         }
@@ -519,7 +500,7 @@ pub(super) mod appointments {
             scope.spawn(|| done.send(connection.wait(&calls[1], until, &|| false)));
             are_followed(&calls);
             stops.store(true, Ordering::SeqCst);
-            connection.step_down(reader, 1, Instant::now(), Served(Vec::new()));
+            connection.step_down(reader, 1, Instant::now(), Served::default());
             let stopped = first.join().expect("it does not panic");
             assert!(matches!(stopped, Err(WaitFault::Stopped)), "{stopped:?}");
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");
@@ -600,30 +581,23 @@ pub(super) mod appointments {
 
     #[test]
     fn who_waits_for_another_node_is_not_to_lead_here() {
-        let (elsewhere, _reader, _server) = led();
-        let (connection, reader, mut server) = led();
-        let to = Destination {
-            node: 1,
-            sharded: false,
-        };
+        let (elsewhere, _reader, _server) = led_at(0);
+        let (connection, reader, mut server) = led_at(1);
         let (elsewhere, moved) = (&elsewhere, &send(&elsewhere));
         let until = Instant::now() + GENEROUS;
         let (done, is_done) = bounded(1);
-        let mut connection = connection.leading("test", to);
-        connection
-            .state
-            .get_mut()
-            .pipeline
-            .connected(Instant::now());
         let connection = &connection;
         thread::scope(|scope| {
             let left = scope.spawn(move || elsewhere.wait(moved, until, &|| false));
             are_followed(std::slice::from_ref(moved));
             assert!(connection.send(moved).is_some());
-            connection.step_down(reader, 1, Instant::now(), Served(Vec::new()));
+            // Another thread has followed it here, and its time is up before the first thread is scheduled.
+            let follows = connection.wait(moved, Instant::now() + 4 * GLANCE, &|| false);
+            assert!(matches!(follows, Err(WaitFault::TimedOut)), "{follows:?}");
+            connection.step_down(reader, 1, Instant::now(), Served::default());
             moved.wake();
             let left = left.join().expect("it does not panic");
-            assert!(matches!(left, Err(WaitFault::Stopped)), "{left:?}");
+            assert!(matches!(left, Err(WaitFault::Broken(_))), "{left:?}");
             let call = send(connection);
             scope.spawn(move || done.send(connection.wait(&call, until, &|| false)));
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");

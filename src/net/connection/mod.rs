@@ -35,7 +35,6 @@
 //!
 //! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
 
-mod cluster;
 mod dialing;
 mod housekeeping;
 mod leading;
@@ -47,12 +46,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
-use crate::error::is_transient;
+use crate::error::{is_transient, named};
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
 use crate::net::dialling::Succession;
+use crate::net::ledger::Ledger;
 use crate::net::masters::Masters;
-use crate::net::pipeline::{InFlight, Pipeline};
+use crate::net::pipeline::{Destination, InFlight, Pipeline};
+use crate::net::request::Request;
 use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, SLICE, Socket};
 use crate::stats::Counters;
 
@@ -155,13 +156,23 @@ pub(crate) trait Housekeeper: Send + Sync {
     fn housekeep_now(&self);
 }
 
+/// How connections are made.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) housekeeper: Arc<dyn Housekeeper>,
+}
+
 /// The shared connection for the commands of all locks of a client.
 pub(crate) struct Connection {
     masters: Arc<Masters>,
     endpoint: Endpoint,
     /// Its name in `CLIENT LIST`.
     role: &'static str,
-    node: usize,
+    /// Which node it leads to.
+    pub(crate) node: usize,
     connect_timeout: Duration,
     /// How long a connection may be silent with a reply due.
     max_silence: Duration,
@@ -175,31 +186,61 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(
         masters: Arc<Masters>,
-        connect_timeout: Duration,
-        command_timeout: Duration,
-        counters: Arc<Counters>,
-        housekeeper: Arc<dyn Housekeeper>,
+        role: &'static str,
+        to: Destination,
+        settings: Settings,
+        ledger: Arc<Ledger>,
         on_reply: Arc<dyn OnReply>,
     ) -> Self {
         Self {
-            endpoint: masters.endpoint(0),
+            endpoint: masters.endpoint(to.node),
             masters,
-            role: socket::COMMANDS,
-            node: 0,
-            connect_timeout,
-            max_silence: command_timeout / 2,
+            role,
+            node: to.node,
+            connect_timeout: settings.connect_timeout,
+            max_silence: settings.command_timeout / 2,
             state: Mutex::new(State {
                 phase: Phase::Down(Down::new(None)),
                 generation: 0,
-                pipeline: Pipeline::default(),
+                pipeline: Pipeline::new(to, ledger),
                 doubted_until: Instant::now(),
                 finished: None,
             }),
             changed: Condvar::new(),
-            counters,
-            housekeeper,
+            counters: settings.counters,
+            housekeeper: settings.housekeeper,
             on_reply,
         }
+    }
+
+    /// Others that use it have to wait.
+    #[cfg(test)]
+    pub(crate) fn while_used(&self) -> impl Sized {
+        self.state.lock()
+    }
+
+    /// Whether there ever was a connection.
+    pub(crate) fn was_used(&self) -> bool {
+        self.state.lock().generation > 0
+    }
+
+    /// Whether there is no connection although one is needed.
+    pub(crate) fn is_missed(&self) -> bool {
+        let state = self.state.lock();
+        matches!(state.phase, Phase::Down(_)) && state.pipeline.owes()
+    }
+
+    /// Its node is no master any more.
+    pub(crate) fn retire(&self) {
+        if let Some(generation) = self.generation() {
+            let why = socket::timed_out("the node is no master any more");
+            self.leave(generation, &why);
+        }
+    }
+
+    /// An error of the connection with the address of this node, which is one of several.
+    pub(crate) fn named(&self, why: RedisError) -> RedisError {
+        named(&self.endpoint, why)
     }
 
     /// Whether there is a connection that is not known to have owed a reply for `max_silence` or longer.
@@ -290,12 +331,11 @@ impl Connection {
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
     }
 
-    /// Sends an unacknowledged call before all others, if there is a connection and the server serves.
-    pub(crate) fn bring(&self, call: &Arc<Call>) {
+    /// Sends what the ledger has about the keys of a request, if there is a connection and the server serves.
+    pub(crate) fn bring(&self, about: &Request) {
         let mut state = self.state.lock();
-        if state.pipeline.bring(call, Instant::now()) {
-            self.write_queued(state, false);
-        }
+        state.pipeline.bring(about, Instant::now());
+        self.write_queued(state, false);
     }
 }
 
@@ -304,7 +344,7 @@ impl Connection {
 pub(crate) enum WaitFault {
     Broken(RedisError),
     TimedOut,
-    /// The caller has to stop, or the call was sent to another node.
+    /// The caller has to stop.
     Stopped,
     Closed,
 }

@@ -105,8 +105,8 @@ impl Connection {
         let is_full = in_flight.unwritten.is_full();
         // This thread has written enough, and the threads whose bytes are left may not come again.
         let is_left = in_flight.has_bytes() && !is_full && !up.is_led();
-        // Releases that were kept while the socket was full are sent by housekeeping.
-        let was_kept = was_full && !is_full && state.pipeline.has_unacknowledged();
+        // Releases that went to the ledger while the socket was full are sent by housekeeping.
+        let was_kept = was_full && !is_full && state.pipeline.owes();
         if is_left || was_kept || is_full && !was_full {
             self.housekeeper.housekeep_now();
         }
@@ -257,7 +257,7 @@ pub(super) mod tests {
             // The thread that writes the rest does not send the release.
             let was_woken = woken.take() > 0;
             connection.housekeep();
-            let is_kept = connection.state.lock().pipeline.has_unacknowledged();
+            let is_kept = connection.state.lock().pipeline.owes();
             let left = unwritten(connection);
             connection.close();
             assert!(

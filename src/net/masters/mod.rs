@@ -133,7 +133,15 @@ impl Masters {
         if self.is_one() {
             return Some(0);
         }
-        self.table.read().owner(key.map_or(0, slot_of))
+        self.owner(key.map_or(0, slot_of))
+    }
+
+    /// The master of a slot.
+    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+        match self.is_one() {
+            true => Some(0),
+            false => self.table.read().owner(slot),
+        }
     }
 
     /// All masters.

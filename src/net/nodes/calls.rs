@@ -206,20 +206,14 @@ impl Nodes {
         })
     }
 
-    /// Waits for the reply to a submitted call, wherever it goes meanwhile.
+    /// Waits for the reply to a submitted call.
     pub(crate) fn wait(
         &self,
         call: &Arc<Call>,
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
-        loop {
-            let to = self.at(call);
-            match to.wait(call, until, stop) {
-                Err(WaitFault::Stopped) if call.node() != to.node() && !stop() => {}
-                waited => return waited,
-            }
-        }
+        self.at(call).wait(call, until, stop)
     }
 
     /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether it was sent more than once, so
@@ -235,10 +229,10 @@ impl Nodes {
                     if Instant::now() + BackOff::SERVER.first >= until {
                         return Err(Fault::Unreachable(err));
                     }
-                    // It is unacknowledged, so it is sent again.
-                    self.up(call, until, &|| false)?;
-                    self.bring(call);
-                    if matches!(call.state.lock().phase, CallPhase::Idle) {
+                    // Unless another node has it, it is in the ledger.
+                    let to = self.up(call, until, &|| false)?;
+                    to.bring(&call.request);
+                    if matches!(call.state.lock().phase, CallPhase::Idle(_)) {
                         std::thread::sleep(BackOff::SERVER.first);
                     }
                 }

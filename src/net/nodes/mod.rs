@@ -18,9 +18,8 @@
 //! ```
 //!
 //! **Calls that somebody waits for** follow at once, a few times in a row, and are made anew if their outcome is unknown
-//! ([`calls`]). **Releases that nobody waits for** are handed over by the thread that reads the answer. Those that no
-//! connection has acknowledged move to the new master's as soon as it is known that there is one, in their order. A
-//! release is always in one place: under way on one connection, or unacknowledged at one.
+//! ([`calls`]). **Releases that nobody waits for** are submitted there by the thread that reads the answer. Those that are on
+//! no connection are in the [ledger](super::ledger), from which the new master's connection takes them.
 //!
 //! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
 //! finds it there. One that is none any more is left unconnected.
@@ -30,7 +29,7 @@
 pub(crate) mod calls;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -38,23 +37,18 @@ use redis::{RedisError, Value};
 
 use crate::error::named;
 use crate::net::apart::Apart;
-use crate::net::call::{Call, CallPhase, Deferred, DeferredInfo, Fault, OnReply};
-use crate::net::connection::{Connection, Housekeeper, Left, TURN};
+use crate::net::call::{Call, CallPhase, Deferred, Fault, OnReply};
+pub(crate) use crate::net::connection::Settings;
+use crate::net::connection::{Connection, Left, TURN};
+use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
 use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::report::report;
-use crate::stats::Counters;
 use crate::verdict::{self, Kind, Reach, Redirection, Verdict, verdict};
 
-/// How the connections of a client are made.
-#[derive(Clone)]
-pub(crate) struct Settings {
-    pub(crate) connect_timeout: Duration,
-    pub(crate) command_timeout: Duration,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) housekeeper: Arc<dyn Housekeeper>,
-}
+/// How many useless entries of the ledger are settled in one step.
+const USELESS: usize = 256;
 
 /// The connections for one purpose to all masters.
 pub(crate) struct Nodes {
@@ -62,10 +56,11 @@ pub(crate) struct Nodes {
     /// The name of the connections.
     role: &'static str,
     settings: Settings,
+    ledger: Arc<Ledger>,
     on_reply: Arc<dyn OnReply>,
     connections: Numbered,
-    /// The version of the topology by which the unacknowledged calls are where they belong.
-    sorted: AtomicU64,
+    /// The version of the topology by which connections to nodes that are no masters were left.
+    left: AtomicU64,
     /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
     closed: Mutex<bool>,
 }
@@ -92,49 +87,20 @@ impl Numbered {
     }
 }
 
-/// Takes what becomes of releases, and hands those on that belong to another node.
-struct Forwarding {
-    releases: Arc<dyn OnReply>,
-    nodes: Weak<Nodes>,
-}
-
-impl OnReply for Forwarding {
-    fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
-        self.releases.released(release, reply, replayed);
-    }
-
-    fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
-        self.releases.given_up(release, why);
-    }
-
-    fn redirects(&self) -> bool {
-        self.nodes.upgrade().is_some_and(|nodes| !nodes.are_one())
-    }
-
-    fn redirect(&self, release: &Arc<Call>, to: &Redirection) {
-        if let Some(nodes) = self.nodes.upgrade() {
-            nodes.follow(release, to);
-            nodes.move_to_master(release);
-        }
-    }
-}
-
 impl Nodes {
     pub(crate) fn new(
         map: Arc<Masters>,
         role: &'static str,
         settings: Settings,
-        releases: Arc<dyn OnReply>,
+        on_reply: Arc<dyn OnReply>,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|nodes| Self {
-            sorted: AtomicU64::new(map.version()),
+        Arc::new(Self {
+            left: AtomicU64::new(map.version()),
+            ledger: Arc::new(Ledger::new(Arc::clone(&map))),
             map,
             role,
             settings,
-            on_reply: Arc::new(Forwarding {
-                releases,
-                nodes: Weak::clone(nodes),
-            }),
+            on_reply,
             connections: Numbered::default(),
             closed: Mutex::default(),
         })
@@ -149,10 +115,7 @@ impl Nodes {
         let mut last = None;
         loop {
             let why = match self.map.refresh(until, &|| false) {
-                Ok(()) => {
-                    self.sort();
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 // What was said before tells more than an attempt that was cut short at the end.
                 Err(why) if why.is_timeout() => last.unwrap_or(why),
                 Err(why) => why,
@@ -180,8 +143,8 @@ impl Nodes {
     /// Has a connection made to each master that `others` are connected to, if there is none.
     pub(crate) fn keep_up_with(&self, others: &Self) {
         for other in others.connections.all() {
-            if other.was_used() && self.map.is_master(other.node()) {
-                self.connection(other.node()).want();
+            if other.was_used() && self.map.is_master(other.node) {
+                self.connection(other.node).want();
             }
         }
     }
@@ -209,17 +172,15 @@ impl Nodes {
     fn new_connection(&self, node: usize, closed: bool) -> Connection {
         let connection = Connection::new(
             Arc::clone(&self.map),
-            self.settings.connect_timeout,
-            self.settings.command_timeout,
-            Arc::clone(&self.settings.counters),
-            Arc::clone(&self.settings.housekeeper),
+            self.role,
+            Destination {
+                node,
+                sharded: self.map.is_sharded(),
+            },
+            self.settings.clone(),
+            Arc::clone(&self.ledger),
             Arc::clone(&self.on_reply),
         );
-        let to = Destination {
-            node,
-            sharded: self.map.is_sharded(),
-        };
-        let connection = connection.leading(self.role, to);
         if closed {
             connection.close();
         }
@@ -242,74 +203,59 @@ impl Nodes {
         self.map.master_of(call.request.first_key())
     }
 
-    /// A node has sent a call to another.
-    fn follow(&self, call: &Call, to: &Redirection) {
-        let node = self.map.redirected(call.node(), to);
-        call.redirect(to.is_asking.then_some(node));
-    }
-
-    /// Has the connection to where a release belongs take it over.
-    fn move_to_master(&self, release: &Arc<Call>) {
-        let node = self.destination(release).unwrap_or(0);
-        let to = self.connection(node);
-        if to.take_over(release) {
-            to.deliver();
-            to.housekeep_soon();
-        } else if let Some(info) = &release.deferred {
-            // Those that a connection has are counted when it is closed.
-            let why = socket::timed_out("the client is closed");
-            self.on_reply.given_up(info, &why);
-            release.state.lock().phase = CallPhase::Broken(why);
-        }
-    }
-
-    /// Looks who has the slots, if that is in doubt, and has calls that nobody waits for follow.
+    /// Looks who has the slots, if that is in doubt.
     fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
         if let Err(err) = self.map.refresh(until, stop) {
             report!(Debug, "looking for the masters of the cluster: {err}");
         }
-        self.sort();
     }
 
-    /// Moves calls that no connection has acknowledged to where they belong by now, and leaves nodes that are no masters.
-    fn sort(&self) {
-        let version = self.map.version();
-        if self.sorted.swap(version, Ordering::AcqRel) == version {
-            return;
-        }
-        for connection in self.connections.all() {
-            self.move_strays(connection);
-            if !self.map.is_master(connection.node()) {
-                connection.retire();
-            }
-        }
-    }
-
-    fn move_strays(&self, from: &Connection) {
-        let strays = from.take_strays(|call| {
-            let asking = std::mem::take(&mut call.state.lock().asking);
-            let master = self.destination(call);
-            !asking && master.is_none_or(|master| master == from.node())
-        });
-        for call in &strays {
-            self.move_to_master(call);
-        }
-    }
-
-    /// What goes on in the background at each connection.
+    /// What goes on in the background at each connection, and in the ledger.
     fn work(&self, work: impl Fn(&Arc<Connection>) -> Left) -> Left {
         self.map.want();
-        self.sort();
-        let mut left = Left::Nothing;
+        let mut left = self.give_up_useless();
+        for call in self.ledger.take_asked() {
+            // Until there is a connection, the call is in the ledger, and the other node answers it like this again.
+            self.at(&call).want();
+            self.submit(&call);
+        }
+        // The connections take the rest.
+        for node in self.ledger.nodes() {
+            left = left.max(Left::Later);
+            match node {
+                Some(node) => _ = self.connection(node),
+                None => self.map.doubt(),
+            }
+        }
+        let version = self.map.version();
+        let has_changed = self.left.swap(version, Ordering::AcqRel) != version;
         for connection in self.connections.all() {
+            if has_changed && !self.map.is_master(connection.node) {
+                connection.retire();
+            }
             left = left.max(work(connection));
-            if !self.are_one() && connection.is_missed() {
+            if connection.is_missed() {
                 // Its node may be a master no more.
                 self.map.doubt();
-                self.move_strays(connection);
             }
         }
         left
+    }
+
+    /// Settles entries of the ledger that are useless. Not all at once, since an outage may leave very many.
+    fn give_up_useless(&self) -> Left {
+        let why = socket::timed_out("redis has not accepted it while it was of use");
+        let useless = self.ledger.take_useless(Instant::now(), USELESS);
+        for call in &useless {
+            call.state.lock().phase = CallPhase::Broken(why.clone());
+            if let Some(info) = &call.deferred {
+                self.on_reply.given_up(info, &why);
+            }
+        }
+        match useless.len() {
+            USELESS => Left::More,
+            _ => Left::Nothing,
+        }
     }
 
     /// Queues a call for where it belongs. Memory only; see [`Connection::submit`].
@@ -348,7 +294,7 @@ impl Nodes {
     /// Looks whether the connections stand that were used before. For a client that holds something.
     pub(crate) fn look_after(&self) {
         for connection in self.connections.all() {
-            if connection.was_used() && self.map.is_master(connection.node()) {
+            if connection.was_used() && self.map.is_master(connection.node) {
                 connection.look_after();
             }
         }
@@ -371,11 +317,16 @@ impl Nodes {
         }
     }
 
-    /// See [`Connection::close`].
+    /// Closes all connections; waiting and later calls fail with `Closed`. Returns how many releases in the ledger are given
+    /// up, and how many undos of acquires.
     pub(crate) fn close(&self) -> (u64, u64) {
         *self.closed.lock() = true;
-        let closed = self.connections.all().map(|connection| connection.close());
-        closed.fold((0, 0), |sum, its| (sum.0 + its.0, sum.1 + its.1))
+        for connection in self.connections.all() {
+            connection.close();
+        }
+        let (releases, undos) = self.ledger.forget();
+        self.settings.counters.releases_failed.add(releases);
+        (releases, undos)
     }
 }
 
@@ -443,7 +394,10 @@ impl Nodes {
         match &verdict {
             Verdict::Answer(_) => {}
             Verdict::SendText => call.send_text(),
-            Verdict::Elsewhere(to) => self.follow(call, to),
+            Verdict::Elsewhere(to) => {
+                let node = self.map.redirected(call.node(), to);
+                call.redirect(to.is_asking.then_some(node));
+            }
             Verdict::Later(err) | Verdict::Never(err) => {
                 call.rest();
                 match verdict::reach(err) {
@@ -498,15 +452,6 @@ impl Nodes {
     pub(crate) fn lost(&self) {
         self.map.doubt();
     }
-
-    /// Sends an unacknowledged call before all others, if its connection stands.
-    fn bring(&self, call: &Arc<Call>) {
-        let at = self.at(call);
-        if self.destination(call).is_some_and(|to| to != at.node()) {
-            self.move_strays(at);
-        }
-        self.at(call).bring(call);
-    }
 }
 
 #[cfg(test)]
@@ -517,7 +462,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use crate::config::server::Server;
-    use crate::net::call::Deferred;
+    use crate::net::call::{Deferred, DeferredInfo};
     use crate::net::request::{Request, Script};
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
@@ -540,7 +485,7 @@ mod tests {
 
     struct Nobody;
 
-    impl Housekeeper for Nobody {
+    impl crate::net::connection::Housekeeper for Nobody {
         fn housekeep_soon(&self) {}
 
         fn housekeep_now(&self) {}
@@ -597,19 +542,18 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_is_redirected_while_the_client_is_closed_counts_as_given_up() {
-        let releases = Arc::new(Releases::default());
-        let nodes = nodes(&releases);
+    fn a_release_that_is_redirected_before_the_client_is_closed_counts_as_given_up() {
+        let nodes = nodes(&Arc::default());
         let moved = has_moved(&nodes, "a", 1);
         assert_eq!(nodes.submit(&release("a")), None, "it is kept");
-        nodes.on_reply.redirect(&release("a"), &moved);
-        assert_eq!(nodes.close(), (2, 0));
-        let given_up = || releases.given_up.load(Ordering::SeqCst);
-        assert_eq!(given_up(), 0);
-        let late = release("a");
-        nodes.on_reply.redirect(&late, &moved);
-        assert!(matches!(late.outcome(), Some(Err(_))), "it is over");
-        assert_eq!(given_up(), 1);
+        for is_asking in [false, true] {
+            let to = Redirection {
+                is_asking,
+                ..moved.clone()
+            };
+            nodes.ledger.redirect(&release("a"), 0, &to);
+        }
+        assert_eq!(nodes.close(), (3, 0));
         assert_eq!(nodes.close(), (0, 0));
     }
 
@@ -622,15 +566,16 @@ mod tests {
         let numbers = [0, 40, 15, 16, 33];
         let those = numbers.map(|node| Arc::clone(nodes.connection(node)));
         for (node, its) in numbers.into_iter().zip(&those) {
-            assert_eq!(its.node(), node);
+            assert_eq!(its.node, node);
             assert!(Arc::ptr_eq(its, nodes.connection(node)));
         }
-        let all = nodes.connections.all().map(|its| its.node());
+        let all = nodes.connections.all().map(|its| its.node);
         assert_eq!(all.collect::<Vec<_>>(), [0, 15, 16, 33, 40]);
-        let takes = |node| nodes.connection(node).take_over(&release("a"));
-        assert!(takes(40));
         nodes.close();
-        assert!(!takes(40) && !takes(41));
+        for node in [40, 41] {
+            let up = nodes.connection(node).up(Instant::now(), &|| false);
+            assert!(matches!(up, Err(Fault::Closed)));
+        }
     }
 
     #[test]
@@ -644,7 +589,7 @@ mod tests {
             assert_eq!(nodes.submit(call), None, "it is kept");
         }
         let other = nodes.at(&b);
-        assert_ne!(other.node(), nodes.at(&a).node());
+        assert_ne!(other.node, nodes.at(&a).node);
         let (done, is_done) = crossbeam_channel::bounded(1);
         let used = other.while_used();
         std::thread::scope(|scope| {
@@ -656,6 +601,24 @@ mod tests {
             drop(used);
             assert!(done.is_ok(), "it waits for the other");
         });
+    }
+
+    #[test]
+    fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() {
+        let releases = Arc::default();
+        let nodes = at("redis://127.0.0.1:1/", &releases);
+        for _ in 0..4 * USELESS {
+            let mut release = release("a");
+            let its = Arc::get_mut(&mut release).and_then(|its| its.deferred.as_mut());
+            its.expect("a release").useful_until = Instant::now();
+            assert_eq!(nodes.submit(&release), None, "it is kept");
+        }
+        for step in 1..=5 {
+            let is_last = nodes.housekeep() == Left::Nothing;
+            assert_eq!(is_last, step == 5, "step {step}");
+            let given_up = releases.given_up.load(Ordering::SeqCst);
+            assert_eq!(given_up, USELESS * step.min(4));
+        }
     }
 
     #[test]

@@ -1,0 +1,407 @@
+//! The ledger: what has to reach Redis although no thread waits for it. There is one for each client and purpose.
+//!
+//! Entries are deferred calls: releases, undos of attempts that were given up, and withdrawals of places. A deferred call is in
+//! one place at any time:
+//!
+//! ```text
+//!               a connection stands, and its socket is not full          executed, or rejected for good
+//!    submitted ────────────────────────────────────────► under way ──────────────────────────────────► settled
+//!        │                                                ▲    │                                          ▲
+//!        │ otherwise                         taken by a   │    │ connection lost, rejected for now,       │ useless, or
+//!        │                                   connection   │    ▼ to be executed by another node           │ client closed
+//!        └────────────────────────────────────────────► in the ledger ────────────────────────────────────┘
+//! ```
+//!
+//! The way of a release:
+//!
+//! 1. **Submitted.** [`Nodes::submit`] queues the release at the connection to the master of its slot, behind all that was
+//!    submitted there before. That is memory only, and happens under the mutex of the local lock, so the next acquire of this
+//!    process comes behind it. [`Nodes::deliver`] then writes what the socket takes, and never waits. If bytes are left and no
+//!    thread goes on to write, housekeeping is woken.
+//! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
+//!    release for now, its connection takes nothing from the ledger for a moment. If another node has to execute the release,
+//!    the map of slots is corrected, and housekeeping is woken.
+//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. It goes back to the position that it
+//!    had among the entries and is sent again as it was.
+//! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So
+//!    other commands go in between, however many entries an outage has left. An entry is for the node that serves its
+//!    slot when it is taken: entries follow a slot that moves, and the successor of a failed master.
+//! 5. **In order.** A command first takes what the ledger has about its keys, or an acquire would find a hold that is long over. A
+//!    thread that waits for a release does the same.
+//! 6. **Useless.** Housekeeping gives up entries whose holds have ended by their leases, and has a connection made to each node
+//!    that serves an entry.
+//!
+//! Memory only, with no clock. Every operation costs the logarithm of how many entries there are, since an outage may leave
+//! hundreds of thousands.
+//!
+//! [`Nodes::submit`]: crate::net::nodes::Nodes::submit
+//! [`Nodes::deliver`]: crate::net::nodes::Nodes::deliver
+//! [`verdict`]: crate::verdict::verdict
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(test)]
+use std::time::Duration;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::net::call::Call;
+use crate::net::masters::Masters;
+use crate::net::request::Request;
+use crate::net::slot::slot_of;
+use crate::verdict::Redirection;
+
+/// How many bytes of entries a connection takes together, and one entry more: on a slow network the next command waits for them.
+const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
+
+/// How many entries about the same name go before a command. With so many replies due, attempts wait for what attempts that were
+/// given up have left to be undone; with fewer the server is about to answer.
+pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
+
+pub(crate) struct Ledger {
+    map: Arc<Masters>,
+    /// How many entries there are, mostly none: read without the mutex by each command.
+    count: AtomicUsize,
+    entries: Mutex<Entries>,
+}
+
+/// The slot of an entry, and its sequence number, which it keeps until it is settled.
+type Place = (u16, u64);
+
+#[derive(Default)]
+struct Entries {
+    /// Releases that a node asks for behind `ASKING`. Housekeeping submits them there.
+    asked: Vec<Arc<Call>>,
+    /// By slot and sequence number.
+    slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
+    /// Until when each is useful.
+    ends: BTreeSet<(Instant, Place)>,
+    /// The hashes of the keys of each. Keys with the same hash do no harm.
+    keys: BTreeSet<(u64, Place)>,
+    last_seq: u64,
+}
+
+fn hashes(request: &Request) -> impl Iterator<Item = u64> {
+    request.keys().map(|key| {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        hasher.finish()
+    })
+}
+
+impl Ledger {
+    pub(crate) fn new(map: Arc<Masters>) -> Self {
+        Self {
+            map,
+            count: AtomicUsize::new(0),
+            entries: Mutex::default(),
+        }
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Entries) -> T) -> T {
+        let mut entries = self.entries.lock();
+        let changed = change(&mut entries);
+        let count = entries.ends.len() + entries.asked.len();
+        self.count.store(count, Ordering::Release);
+        changed
+    }
+
+    pub(super) fn is_clustered(&self) -> bool {
+        !self.map.is_one()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Adds deferred calls. A call that was an entry before gets the position that it had.
+    pub(super) fn keep<'a>(&self, calls: impl IntoIterator<Item = &'a Arc<Call>>) {
+        let slot = |call: &Call| match self.map.is_one() {
+            true => 0,
+            false => call.request.first_key().map_or(0, slot_of),
+        };
+        self.change(|entries| {
+            for call in calls {
+                entries.insert(slot(call), call);
+            }
+        });
+    }
+
+    /// The node `from` has sent a call to another.
+    pub(super) fn redirect(&self, call: &Arc<Call>, from: usize, to: &Redirection) {
+        let node = self.map.redirected(from, to);
+        call.redirect(to.is_asking.then_some(node));
+        match to.is_asking {
+            true => self.change(|entries| entries.asked.push(Arc::clone(call))),
+            false => self.keep([call]),
+        }
+    }
+
+    /// Removes the calls that nodes ask for.
+    pub(super) fn take_asked(&self) -> Vec<Arc<Call>> {
+        self.change(|entries| std::mem::take(&mut entries.asked))
+    }
+
+    /// Removes the oldest of each slot that `node` serves.
+    pub(super) fn take(&self, node: usize) -> Vec<Arc<Call>> {
+        let serves = |slot: u16| self.map.owner(slot) == Some(node);
+        self.change(|entries| {
+            let slots = entries.slots.iter().filter(|(slot, _)| serves(**slot));
+            let calls = slots.flat_map(|(slot, calls)| calls.iter().map(|its| (*slot, its)));
+            let mut bytes = 0;
+            let places = calls.map_while(|(slot, (seq, call))| {
+                let has_space = bytes < BATCH;
+                bytes += call.request.joined_len();
+                has_space.then_some((slot, *seq))
+            });
+            let places: Vec<_> = places.collect();
+            entries.remove_all(places)
+        })
+    }
+
+    /// Removes the oldest that concern a key of `request`.
+    pub(super) fn take_about(&self, request: &Request) -> Vec<Arc<Call>> {
+        self.change(|entries| {
+            let mut places = BTreeSet::new();
+            for hash in hashes(request) {
+                let about = entries.keys.range((hash, FIRST)..=(hash, LAST));
+                places.extend(about.take(AT_ONCE).map(|(_, place)| *place));
+            }
+            entries.remove_all(places.into_iter().take(AT_ONCE))
+        })
+    }
+
+    /// Removes entries that are useless by now.
+    pub(super) fn take_useless(&self, now: Instant, most: usize) -> Vec<Arc<Call>> {
+        self.change(|entries| {
+            let useless = entries.ends.range(..=(now, LAST)).take(most);
+            let places: Vec<_> = useless.map(|(_, place)| *place).collect();
+            entries.remove_all(places)
+        })
+    }
+
+    /// Removes all: how many releases that is, and how many undos of acquires.
+    pub(super) fn forget(&self) -> (u64, u64) {
+        let all = self.change(std::mem::take);
+        let calls = all.slots.values().flat_map(BTreeMap::values);
+        let infos = calls
+            .chain(&all.asked)
+            .filter_map(|call| call.deferred.as_ref());
+        let (undos, releases) = infos.fold((0, 0), |(undos, releases), info| {
+            match info.undo && !info.for_good {
+                true => (undos + 1, releases),
+                false => (undos, releases + 1),
+            }
+        });
+        (releases, undos)
+    }
+
+    /// The nodes that serve an entry; `None` for one that no node is known to serve.
+    pub(super) fn nodes(&self) -> BTreeSet<Option<usize>> {
+        let entries = self.entries.lock();
+        let slots = entries.slots.keys();
+        slots.map(|slot| self.map.owner(*slot)).collect()
+    }
+
+    /// Whether `node` serves an entry.
+    pub(super) fn owes(&self, node: usize) -> bool {
+        !self.is_empty() && self.nodes().contains(&Some(node))
+    }
+}
+
+const FIRST: Place = (0, 0);
+const LAST: Place = (u16::MAX, u64::MAX);
+
+impl Entries {
+    fn insert(&mut self, slot: u16, call: &Arc<Call>) {
+        let Some(info) = &call.deferred else {
+            return;
+        };
+        let mut its = call.state.lock();
+        // The master of its slot is asked first again.
+        its.asking = false;
+        if its.seq == 0 {
+            self.last_seq += 1;
+            its.seq = self.last_seq;
+        }
+        let place = (slot, its.seq);
+        drop(its);
+        self.ends.insert((info.useful_until, place));
+        self.keys
+            .extend(hashes(&call.request).map(|hash| (hash, place)));
+        let calls = self.slots.entry(slot).or_default();
+        let known = calls.insert(place.1, Arc::clone(call));
+        debug_assert!(known.is_none(), "two entries at {place:?}");
+    }
+
+    fn remove_all(&mut self, places: impl IntoIterator<Item = Place>) -> Vec<Arc<Call>> {
+        let places = places.into_iter();
+        places.filter_map(|place| self.remove(place)).collect()
+    }
+
+    fn remove(&mut self, place: Place) -> Option<Arc<Call>> {
+        let calls = self.slots.get_mut(&place.0)?;
+        let call = calls.remove(&place.1)?;
+        if calls.is_empty() {
+            self.slots.remove(&place.0);
+        }
+        if let Some(info) = &call.deferred {
+            self.ends.remove(&(info.useful_until, place));
+        }
+        for hash in hashes(&call.request) {
+            self.keys.remove(&(hash, place));
+        }
+        Some(call)
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// That of a single server.
+    pub(crate) fn of_one() -> Self {
+        Self::at("redis://127.0.0.1:1/")
+    }
+
+    pub(crate) fn at(url: &str) -> Self {
+        let server = crate::config::server::Server::of(url).expect("a good URL");
+        let endpoint = crate::net::socket::Endpoint::new(server);
+        Self::new(Arc::new(Masters::new(endpoint, Duration::from_secs(1))))
+    }
+
+    /// A copy, with each call replaced.
+    pub(super) fn copy(&self, of: impl Fn(&Arc<Call>) -> Arc<Call>) -> Self {
+        let entries = self.entries.lock();
+        let slots = entries.slots.iter().map(|(slot, calls)| {
+            let calls = calls.iter().map(|(seq, call)| (*seq, of(call)));
+            (*slot, calls.collect())
+        });
+        Self {
+            map: Arc::clone(&self.map),
+            count: AtomicUsize::new(entries.ends.len()),
+            entries: Mutex::new(Entries {
+                asked: entries.asked.iter().map(&of).collect(),
+                slots: slots.collect(),
+                ends: entries.ends.clone(),
+                keys: entries.keys.clone(),
+                last_seq: entries.last_seq,
+            }),
+        }
+    }
+
+    pub(super) fn calls(&self) -> Vec<Arc<Call>> {
+        let entries = self.entries.lock();
+        let calls = entries.slots.values().flat_map(BTreeMap::values);
+        calls.cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::LazyLock;
+    use std::time::Duration;
+
+    use crate::net::call::{Deferred, DeferredInfo};
+    use crate::net::request::Script;
+    use crate::net::text::Text;
+
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
+
+    fn release(keys: &[&str], useful_until: Instant) -> Arc<Call> {
+        Call::deferred(Deferred {
+            request: Request::script("releasing", &SCRIPT, keys, &["o:1"]),
+            info: DeferredInfo {
+                name: keys[0].into(),
+                owner: Text::default(),
+                useful_until,
+                undo: false,
+                for_good: false,
+            },
+        })
+    }
+
+    fn names(calls: &[Arc<Call>]) -> Vec<&str> {
+        let infos = calls.iter().filter_map(|call| call.deferred.as_ref());
+        infos.map(|info| &*info.name).collect()
+    }
+
+    fn is_empty(ledger: &Ledger) -> bool {
+        let entries = ledger.entries.lock();
+        entries.slots.is_empty() && entries.ends.is_empty() && entries.keys.is_empty()
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_back_to_its_position() {
+        let later = Instant::now() + Duration::from_secs(1);
+        let calls = ["a", "b", "c"].map(|name| release(&[name], later));
+        let ledger = Ledger::of_one();
+        ledger.keep(&calls);
+        let first = ledger.take(0);
+        assert_eq!(names(&first), ["a", "b"]);
+        ledger.keep(&first[1..]);
+        ledger.keep(&first[..1]);
+        assert_eq!(names(&ledger.take(0)), ["a", "b"]);
+        assert!(!ledger.is_empty());
+        assert_eq!(names(&ledger.take(0)), ["c"]);
+        assert!(ledger.is_empty() && is_empty(&ledger));
+    }
+
+    #[test]
+    fn what_is_about_a_key_is_found_by_each_of_its_keys() {
+        let later = Instant::now() + Duration::from_secs(1);
+        let ledger = Ledger::of_one();
+        for keys in [&["a", "b"][..], &["c"], &["b"], &["b", "c"]] {
+            ledger.keep([&release(keys, later)]);
+        }
+        let fresh = Request::script("acquiring", &SCRIPT, &["b"], &["o:2", "1"]);
+        assert_eq!(names(&ledger.take_about(&fresh)), ["a", "b"]);
+        assert_eq!(names(&ledger.take_about(&fresh)), ["b"]);
+        assert!(ledger.take_about(&fresh).is_empty());
+        assert_eq!(names(&ledger.take(0)), ["c"]);
+    }
+
+    #[test]
+    fn what_is_useless_is_found_without_looking_at_the_rest() {
+        let now = Instant::now();
+        let after = |n| now + Duration::from_secs(n);
+        let ledger = Ledger::of_one();
+        for (name, end) in [("late", 9), ("soon", 1), ("next", 2)] {
+            ledger.keep([&release(&[name], after(end))]);
+        }
+        assert!(ledger.take_useless(now, 9).is_empty());
+        assert_eq!(names(&ledger.take_useless(after(2), 1)), ["soon"]);
+        assert_eq!(names(&ledger.take_useless(after(2), 9)), ["next"]);
+        assert_eq!(ledger.forget(), (1, 0));
+        assert!(ledger.is_empty() && is_empty(&ledger));
+    }
+
+    #[test]
+    fn an_entry_is_for_the_node_that_serves_its_slot_at_that_time() {
+        let later = Instant::now() + Duration::from_secs(1);
+        let ledger = Ledger::at("redis+cluster://127.0.0.1:1/");
+        let calls = ["a", "b"].map(|name| release(&[name], later));
+        ledger.keep(&calls);
+        let move_to = |name: &str, port| {
+            let to = Redirection {
+                slot: slot_of(name.as_bytes()),
+                host: "h".into(),
+                port,
+                is_asking: false,
+            };
+            ledger.map.redirected(0, &to)
+        };
+        assert_eq!(ledger.nodes(), [None].into());
+        let (a, b) = (move_to("a", 1), move_to("b", 2));
+        assert_eq!(ledger.nodes(), [Some(a), Some(b)].into());
+        assert!(ledger.owes(a) && ledger.owes(b));
+        assert_eq!(names(&ledger.take(b)), ["b"]);
+        assert_eq!(move_to("a", 2), b);
+        assert!(ledger.take(a).is_empty() && !ledger.owes(a));
+        assert_eq!(names(&ledger.take(b)), ["a"]);
+        assert!(ledger.is_empty() && is_empty(&ledger));
+    }
+}
