@@ -140,6 +140,7 @@ impl Progress {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
     /// Taken before the first byte was last written; long ago until then.
@@ -193,6 +194,24 @@ impl CallState {
     /// Whether a thread waits to be woken.
     pub(crate) fn is_followed(&self) -> bool {
         self.followers.count > 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn followed(&self) -> (u64, u32) {
+        (self.followers.sending, self.followers.count)
+    }
+
+    /// A thread follows the call. Returns which sending it follows.
+    pub(crate) fn begin_following(&mut self) -> u64 {
+        self.followers.count += 1;
+        self.followers.sending
+    }
+
+    /// A thread no longer follows that sending.
+    pub(crate) fn end_following(&mut self, sending: u64) {
+        if self.followers.sending == sending {
+            self.followers.count -= 1;
+        }
     }
 
     /// Takes one of the replies that are due; `Some` with the one that counts if that was the last.
@@ -256,8 +275,7 @@ impl Call {
         mut its: MutexGuard<'a, CallState>,
         most: Option<Duration>,
     ) -> MutexGuard<'a, CallState> {
-        its.followers.count += 1;
-        let sending = its.followers.sending;
+        let sending = its.begin_following();
         let mut its = match most {
             None => (self.changed.wait(its)).unwrap_or_else(PoisonError::into_inner),
             Some(most) => {
@@ -265,9 +283,7 @@ impl Call {
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        if its.followers.sending == sending {
-            its.followers.count -= 1;
-        }
+        its.end_following(sending);
         its
     }
 

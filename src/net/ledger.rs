@@ -291,6 +291,14 @@ impl Ledger {
         }
     }
 
+    pub(super) fn learn(&self, to: &Redirection) -> usize {
+        self.map.redirected(0, to)
+    }
+
+    pub(super) fn master(&self, slot: u16) -> usize {
+        self.map.owner(slot).expect("a master")
+    }
+
     pub(super) fn calls(&self) -> Vec<Arc<Call>> {
         let entries = self.entries.lock();
         let calls = entries.slots.values().flat_map(BTreeMap::values);
@@ -392,7 +400,7 @@ mod tests {
                 port,
                 is_asking: false,
             };
-            ledger.map.redirected(0, &to)
+            ledger.learn(&to)
         };
         assert_eq!(ledger.nodes(), [None].into());
         let (a, b) = (move_to("a", 1), move_to("b", 2));

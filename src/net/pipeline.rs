@@ -366,6 +366,32 @@ impl Pipeline {
     }
 }
 
+#[cfg(test)]
+impl Pipeline {
+    /// A copy that works on another ledger, and with each call replaced.
+    pub(super) fn copy(&self, ledger: &Arc<Ledger>, of: impl Fn(&Arc<Call>) -> Arc<Call>) -> Self {
+        let in_flight = self.in_flight.as_ref();
+        Self {
+            to: self.to,
+            in_flight: in_flight.map(|in_flight| InFlight {
+                unwritten: in_flight.unwritten.clone(),
+                awaiting: in_flight.awaiting.iter().map(&of).collect(),
+                introduced: in_flight.introduced.clone(),
+                leaving: in_flight.leaving.clone(),
+                ..*in_flight
+            }),
+            ledger: Arc::clone(ledger),
+            rests_until: self.rests_until,
+            owed: self.owed.as_ref().map(&of),
+        }
+    }
+
+    pub(super) fn awaiting(&self) -> impl Iterator<Item = &Arc<Call>> {
+        let in_flight = self.in_flight.iter();
+        in_flight.flat_map(|in_flight| &in_flight.awaiting)
+    }
+}
+
 /// Whether a script may give such a reply: a number, a string, nothing, or up to three of them; or one for each key of a
 /// request that is several.
 fn is_of_a_script(reply: &Value, request: &Request) -> bool {
@@ -1206,30 +1232,12 @@ mod model {
         fn copy(&self) -> Self {
             let calls: Vec<_> = (0..4).map(command).collect();
             for (from, to) in self.calls.iter().zip(&calls) {
-                let (from, mut to) = (from.state.lock(), to.state.lock());
-                to.phase = from.phase.clone();
-                to.sent_at = from.sent_at;
-                to.by_text = from.by_text;
-                to.sendings = from.sendings;
-                to.seq = from.seq;
+                *to.state.lock() = from.state.lock().clone();
             }
             let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
-            let in_flight = self.pipeline.in_flight.as_ref();
-            let pipeline = Pipeline {
-                to: self.pipeline.to,
-                in_flight: in_flight.map(|in_flight| InFlight {
-                    unwritten: in_flight.unwritten.clone(),
-                    awaiting: in_flight.awaiting.iter().map(of).collect(),
-                    introduced: in_flight.introduced.clone(),
-                    leaving: in_flight.leaving.clone(),
-                    ..*in_flight
-                }),
-                ledger: Arc::new(self.pipeline.ledger.copy(of)),
-                rests_until: self.pipeline.rests_until,
-                owed: self.pipeline.owed.as_ref().map(of),
-            };
+            let ledger = Arc::new(self.pipeline.ledger.copy(of));
             Self {
-                pipeline,
+                pipeline: self.pipeline.copy(&ledger, of),
                 calls,
                 heard: Heard(Mutex::new(self.heard.0.lock().clone())),
                 inbox: self.inbox.clone(),

@@ -6,6 +6,7 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use redis::{RedisError, RedisResult};
 
+use super::leadership::Leadership;
 use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
@@ -222,8 +223,7 @@ impl Connection {
             successor: None,
             writer: connection.writer,
             writing: false,
-            reader: Some(connection.reader),
-            appointed: None,
+            leadership: Leadership::new(connection.reader),
             all_looked_at: connection.since,
             greeted_in: connection.greeted_in,
         }));
@@ -264,9 +264,9 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        if !up.is_over(in_flight) || up.reader.is_none() {
+        if !up.is_over(in_flight) || up.leadership.reader().is_none() {
             // A thread that leads hands over when it steps down. Without one, housekeeping reads what is due.
-            if in_flight.has_bytes() && !up.is_led() {
+            if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.housekeeper.housekeep_now();
             }
             return Wrote::Yes;

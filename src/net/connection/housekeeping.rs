@@ -87,7 +87,7 @@ impl Connection {
         let is_urgent = more || in_flight.unwritten.is_full() || up.successor.is_some();
         let reader = match fresh && !is_urgent {
             true => None,
-            false => up.take_reader(),
+            false => up.leadership.take(),
         };
         drop(state);
         let Some(reader) = reader else {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Connection, GLANCE, Phase, SLICE, State, Up, WaitFault, Wrote, wake};
+use super::{Connection, GLANCE, Phase, SLICE, State, WaitFault, Wrote, wake};
 use crate::net::call::{Call, CallPhase, CallState, Fault};
-use crate::net::pipeline::{InFlight, Received};
+use crate::net::pipeline::Received;
 use crate::net::socket::{self, Reader};
 use crate::report;
 
@@ -16,31 +16,6 @@ const AT_ONCE: usize = 256;
 
 /// How late a read may end that has seen all that came meanwhile. If it ends later, the process may have been suspended.
 const LATE: Duration = Duration::from_millis(10);
-
-impl Up {
-    /// Takes the reader, unless a thread leads. Whoever was appointed no longer is.
-    pub(super) fn take_reader(&mut self) -> Option<Reader> {
-        self.appointed = None;
-        self.reader.take()
-    }
-
-    /// Whether a thread leads, or is about to.
-    pub(super) fn is_led(&self) -> bool {
-        self.reader.is_none() || self.appointed.is_some()
-    }
-
-    /// Whether the thread that waits for `call` may lead, if nobody does.
-    fn may_lead(&self, call: &Arc<Call>) -> bool {
-        (self.appointed.as_ref()).is_none_or(|appointed| Arc::ptr_eq(appointed, call))
-    }
-
-    /// Appoints the first thread that follows, if nobody leads. It has to be woken.
-    pub(super) fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
-        self.reader.as_ref()?;
-        self.appointed = in_flight.following().next().cloned();
-        self.appointed.clone()
-    }
-}
 
 impl Connection {
     /// Waits for the reply to a submitted call, leading or following.
@@ -88,10 +63,7 @@ impl Connection {
             if !looks && (now >= until || stop()) {
                 drop(mine);
                 // This thread may have been appointed in the meantime.
-                let next = match up.may_lead(call) {
-                    true => up.appoint(in_flight),
-                    false => None,
-                };
+                let next = up.leadership.leave(call, in_flight);
                 // If nobody follows, nobody else writes what was left to this thread.
                 self.write_queued(state, false);
                 wake(next);
@@ -116,9 +88,12 @@ impl Connection {
                 false => until.min(now + GLANCE),
             };
             has_looked |= looks;
-            if (looks || up.may_lead(call))
-                && let Some(reader) = up.take_reader()
-            {
+            let reader = match looks {
+                // The appointed thread may come too late for this one.
+                true => up.leadership.take(),
+                false => up.leadership.lead(call),
+            };
+            if let Some(reader) = reader {
                 drop(mine);
                 drop(state);
                 self.lead(reader, generation, Some(call), now, slice_ends);
@@ -285,8 +260,8 @@ impl Connection {
             }
         }
         // The successor needs a thread that has put the reader back, and this one may have nothing more to read.
-        let is_over = |(up, in_flight): (&mut Up, &mut InFlight)| up.is_over(in_flight);
-        if matches!(then, Then::ReadOn) && state.up(generation).is_some_and(is_over) {
+        let is_over = (state.up(generation)).is_some_and(|(up, in_flight)| up.is_over(in_flight));
+        if is_over && matches!(then, Then::ReadOn) {
             then = Then::StepDown;
         }
         then
@@ -299,8 +274,7 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return;
         };
-        up.reader = Some(reader);
-        let next = up.appoint(in_flight);
+        let next = up.leadership.put_back(reader, in_flight);
         if now >= up.all_looked_at + SLICE / 2 {
             up.all_looked_at = now;
             served.0.extend(in_flight.following().cloned());
@@ -314,7 +288,7 @@ impl Connection {
         let mut state = self.state.lock();
         let mut why = "redis was silent with a reply due";
         if let Some((up, in_flight)) = state.up(generation) {
-            if up.reader.as_ref().is_some_and(Reader::is_skipping) {
+            if up.leadership.reader().is_some_and(Reader::is_skipping) {
                 why = "a reply that is too large did not end in time, so its connection was closed";
             }
             state.doubted_until = in_flight.last_heard + self.max_silence;
@@ -460,7 +434,7 @@ pub(super) mod appointments {
         let mut state = connection.state.lock();
         connection.start(&mut state, Duplex::over(Socket::Unix(ours)));
         let (up, _) = state.up(1).expect("it is up");
-        let reader = up.take_reader().expect("nobody leads");
+        let reader = up.leadership.take().expect("nobody leads");
         drop(state);
         (connection, reader, server)
     }
@@ -475,8 +449,7 @@ pub(super) mod appointments {
     fn appoint(connection: &Connection, reader: Reader) {
         let mut state = connection.state.lock();
         let (up, in_flight) = state.up(1).expect("it is up");
-        up.reader = Some(reader);
-        assert!(up.appoint(in_flight).is_some());
+        assert!(up.leadership.put_back(reader, in_flight).is_some());
     }
 
     fn are_followed(calls: &[Arc<Call>]) {

@@ -37,6 +37,7 @@
 
 mod dialing;
 mod housekeeping;
+mod leadership;
 mod leading;
 mod writing;
 
@@ -46,6 +47,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
+use self::leadership::Leadership;
 use crate::error::{is_transient, named};
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
@@ -78,10 +80,7 @@ enum Phase {
 struct Up {
     writer: Arc<Socket>,
     writing: bool,
-    /// `None` while a thread leads.
-    reader: Option<Reader>,
-    /// Whose thread leads next, and is woken for that. Its reply is due, since nobody reads meanwhile.
-    appointed: Option<Arc<Call>>,
+    leadership: Leadership<Reader>,
     /// When all who follow were last woken to look for themselves.
     all_looked_at: Instant,
     /// How long its greeting took: a round trip at least.
@@ -349,7 +348,7 @@ pub(crate) enum WaitFault {
     Closed,
 }
 
-/// Wakes the thread that was [appointed](Up::appoint), if any was.
+/// Wakes the thread that leads next, if there is one.
 fn wake(appointed: Option<Arc<Call>>) {
     if let Some(call) = appointed {
         call.wake();

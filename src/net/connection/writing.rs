@@ -65,7 +65,7 @@ impl Connection {
         if up.successor.is_some() {
             return self.hand_over(state, all);
         }
-        let is_led = up.is_led() && !in_flight.is_worth_a_write();
+        let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
         if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {
             return Wrote::Yes;
@@ -104,7 +104,7 @@ impl Connection {
         }
         let is_full = in_flight.unwritten.is_full();
         // This thread has written enough, and the threads whose bytes are left may not come again.
-        let is_left = in_flight.has_bytes() && !is_full && !up.is_led();
+        let is_left = in_flight.has_bytes() && !is_full && !up.leadership.is_led();
         // Releases that went to the ledger while the socket was full are sent by housekeeping.
         let was_kept = was_full && !is_full && state.pipeline.owes();
         if is_left || was_kept || is_full && !was_full {
@@ -129,7 +129,7 @@ impl Connection {
             return Some(state);
         }
         // The leader finds out by reading.
-        let Some(reader) = up.take_reader() else {
+        let Some(reader) = up.leadership.take() else {
             return Some(state);
         };
         up.writing = true;
@@ -145,8 +145,7 @@ impl Connection {
             self.fail(generation, &why.into(), false);
             return None;
         }
-        up.reader = Some(reader);
-        wake(up.appoint(in_flight));
+        wake(up.leadership.put_back(reader, in_flight));
         Some(state)
     }
 }
@@ -192,7 +191,8 @@ pub(super) mod tests {
         let woken = Arc::new(Woken::default());
         connection.housekeeper = Arc::clone(&woken) as _;
         connection.max_silence = GENEROUS;
-        connection.state.get_mut().up(1).expect("it is up").0.reader = Some(reader);
+        let (up, in_flight) = connection.state.get_mut().up(1).expect("it is up");
+        assert!(up.leadership.put_back(reader, in_flight).is_none());
         (Arc::new(connection), server, woken)
     }
 
@@ -276,7 +276,7 @@ pub(super) mod tests {
             .state
             .lock()
             .up(1)
-            .and_then(|(up, _)| up.take_reader());
+            .and_then(|(up, _)| up.leadership.take());
         let (reader, connection) = (reader.expect("nobody leads"), &connection);
         thread::scope(|scope| {
             let now = Instant::now();

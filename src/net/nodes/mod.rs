@@ -234,7 +234,7 @@ impl Nodes {
                 connection.retire();
             }
             left = left.max(work(connection));
-            if connection.is_missed() {
+            if !self.are_one() && connection.is_missed() {
                 // Its node may be a master no more.
                 self.map.doubt();
             }
