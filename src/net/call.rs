@@ -151,7 +151,7 @@ pub(crate) struct CallState {
     followers: Followers,
     /// It has waited for what attempts that were given up owe.
     pub(crate) has_waited: bool,
-    /// Its position in the [ledger](crate::net::ledger); 0 until it has one.
+    /// The position in the [ledger](crate::net::ledger); 0 until there is one.
     pub(crate) seq: u64,
     /// Sent behind `ASKING`: the slot is not that node's own yet.
     pub(crate) asking: bool,
@@ -175,7 +175,7 @@ struct Followers {
 
 #[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
-    /// On no connection: why not, if it was on one.
+    /// On no connection; why not, if the call was on one.
     Idle(Option<RedisError>),
     Awaiting,
     Done(Value),
@@ -183,7 +183,7 @@ pub(crate) enum CallPhase {
 }
 
 impl CallState {
-    /// It is queued on a connection. Threads that have followed it on another one, or earlier, were woken.
+    /// A connection queues the call. Threads that have followed an earlier sending were woken.
     pub(crate) fn begin_sending(&mut self) {
         self.phase = CallPhase::Awaiting;
         self.sendings += 1;
@@ -382,7 +382,7 @@ impl Call {
         self.state.lock().sendings > 0
     }
 
-    /// What the meaning of an error reply depends on.
+    /// The facts on which the meaning of an error reply depends.
     pub(crate) fn asked(&self, kind: Kind, is_clustered: bool) -> Asked {
         let its = self.state.lock();
         Asked {
@@ -415,7 +415,7 @@ impl Call {
         }
     }
 
-    /// It is not redirected again before it has rested, and goes to the master of its slot then.
+    /// The call rests before it is sent again, to the master of its slot.
     pub(crate) fn rest(&self) {
         let mut its = self.state.lock();
         (its.redirected, its.asking) = (0, false);

@@ -21,8 +21,8 @@
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
 //!    release for now, its connection takes nothing from the ledger for a moment. If another node has to execute the release,
 //!    the map of slots is corrected, and housekeeping is woken.
-//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. It goes back to the position that it
-//!    had among the entries and is sent again as it was.
+//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release goes back to the
+//!    position that it had among the entries, and is sent again as it was.
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So
 //!    other commands go in between, however many entries an outage has left. An entry is for the node that serves its
 //!    slot when it is taken: entries follow a slot that moves, and the successor of a failed master.
@@ -73,11 +73,11 @@ type Place = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Releases that a node asks for behind `ASKING`. Housekeeping submits them there.
+    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
-    /// Until when each is useful.
+    /// The end of each entry's usefulness.
     ends: BTreeSet<(Instant, Place)>,
     /// The hashes of the keys of each. Keys with the same hash do no harm.
     keys: BTreeSet<(u64, Place)>,
@@ -260,7 +260,7 @@ impl Entries {
 
 #[cfg(test)]
 impl Ledger {
-    /// That of a single server.
+    /// The ledger of a client of a single server.
     pub(crate) fn of_one() -> Self {
         Self::at("redis://127.0.0.1:1/")
     }

@@ -52,7 +52,7 @@ pub(super) struct Pipeline {
     to: Destination,
     /// The commands on the current connection, if there is one.
     in_flight: Option<InFlight>,
-    /// What has to be sent, and is not on the current connection.
+    /// Deferred calls that are on no connection.
     ledger: Arc<Ledger>,
     /// Until when nothing is taken from the ledger: the server has replied that it cannot serve now.
     rests_until: Option<Instant>,
@@ -201,8 +201,8 @@ impl Pipeline {
         in_flight.batch_ends = in_flight.queued;
     }
 
-    /// What an attempt has to wait for once before it is sent: the last of many commands that are in flight, among them
-    /// attempts that were given up. So these leave no more behind than one for each thread, however short their times are.
+    /// Returns the command for which an attempt has to wait once: the last of many commands that are in flight, among them attempts
+    /// that were given up. So these leave no more behind than one for each thread, however short their times are.
     pub(super) fn owed(&mut self) -> Option<Arc<Call>> {
         self.owed.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;
@@ -275,7 +275,7 @@ impl Pipeline {
         })
     }
 
-    /// What a deferred call's reply means: it is settled, or sent once more. Returns whether another node has to execute it.
+    /// Settles a deferred call by its reply, or has it sent once more. Returns whether another node has to execute it.
     fn settle(
         &mut self,
         call: &Arc<Call>,

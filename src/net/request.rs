@@ -224,7 +224,7 @@ impl Request {
         matches!(self.script, Some(ScriptRef::Users(_)))
     }
 
-    /// What kind of request it is while a thread waits for it.
+    /// The kind of request, while a thread waits for its answer.
     pub(crate) fn kind(&self) -> Kind {
         match self.is_users_script() {
             true => Kind::Users(self.first_key().map(slot_of)),

@@ -229,7 +229,7 @@ impl Connection {
         matches!(state.phase, Phase::Down(_)) && state.pipeline.owes()
     }
 
-    /// Its node is no master any more.
+    /// The node is no master any more.
     pub(crate) fn retire(&self) {
         if let Some(generation) = self.generation() {
             let why = socket::timed_out("the node is no master any more");

@@ -24,7 +24,7 @@
 //! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
 //! finds it there. One that is none any more is left unconnected.
 //!
-//! Mutexes: `closed`, then a connection's, then a call's, then those of the masters. None is held while doing I/O.
+//! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
 
 pub(crate) mod calls;
 
@@ -210,7 +210,7 @@ impl Nodes {
         }
     }
 
-    /// What goes on in the background at each connection, and in the ledger.
+    /// Does the background work at each connection, and in the ledger.
     fn work(&self, work: impl Fn(&Arc<Connection>) -> Left) -> Left {
         self.map.want();
         let mut left = self.give_up_useless();
@@ -380,8 +380,8 @@ impl Nodes {
         }
     }
 
-    /// What a reply to a call means, which the connection of this `generation` has brought. What the reply says of the masters
-    /// is noted, and the call is prepared for its next sending.
+    /// Returns the meaning of a reply that the connection of this `generation` has brought. Notes what the reply says of the
+    /// masters, and prepares the call for its next sending.
     pub(crate) fn verdict(
         &self,
         reply: Value,
