@@ -38,25 +38,26 @@ const MOST: usize = 1_000;
 /// How many permits can be given back by id at once.
 const MOST_IDS: usize = 10_000;
 
-/// A number of permits for all processes together, each with an id and a lease: Redisson's `RPermitExpirableSemaphore`.
+/// A number of permits for all processes together, each with an id and a lease: Redisson's
+/// `RPermitExpirableSemaphore`.
 ///
-/// **Crashes.** A permit is renewed for as long as its [`ExpirablePermit`] lives, like a lock. If its process dies, is
-/// stopped, or cannot reach Redis, the permit comes back by itself one lease later, and waiting threads get it then
-/// without any message. Only the server's clock decides what has expired.
+/// **Crashes.** A permit is renewed for as long as its [`ExpirablePermit`] lives, like a lock. If its process dies,
+/// is stopped, or cannot reach Redis, the permit comes back by itself one lease later, and waiting threads get it
+/// then without any message. Only the server's clock decides what has expired.
 ///
-/// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it was
-/// set before. Until then there are none: acquiring waits, and a *warn* in the log says so once. Available and acquired permits are counted separately: after
-/// a reduction the available number may be negative, until enough have come back. If Redis loses the number (it was
-/// deleted, or evicted), it counts as not set: permits that come back do not create it, and whoever sets it next has
-/// those that are out among them.
+/// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it
+/// was set before. Until then there are none: acquiring waits, and a *warn* in the log says so once. Available and
+/// acquired permits are counted separately: after a reduction the available number may be negative, until enough have
+/// come back. If Redis loses the number (it was deleted, or evicted), it counts as not set: permits that come back do
+/// not create it, and whoever sets it next has those that are out among them.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Whoever knows it, in any process or language, can release
-/// the permit with [`release_id`](Self::release_id); its holder is then notified of the loss ([`LossReason::Forced`]).
-/// Permits that Java clients took are counted, waited for and released alike.
+/// the permit with [`release_id`](Self::release_id); its holder is then notified of the loss
+/// ([`LossReason::Forced`]). Permits that Java clients took are counted, waited for and released alike.
 ///
 /// **Order.** Threads of one process are served first come, first served, so that one who wants many is not overtaken
-/// for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) lets those go first who do. Among processes
-/// the first to ask gets what there is.
+/// for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) lets those go first who do. Among
+/// processes the first to ask gets what there is.
 ///
 /// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned. A thread
 /// may take several permits, and would wait for itself if there are too few.
@@ -93,8 +94,9 @@ const NO_THREAD: u64 = 0;
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
-    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease, round trip included,
-    /// so that changes are sent one after another. Nothing else takes it, and those who wait for it have a time limit.
+    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease, round trip
+    /// included, so that changes are sent one after another. Nothing else takes it, and those who wait for it have a
+    /// time limit.
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
@@ -106,69 +108,6 @@ impl ExpirableSemaphore {
             inner: handle,
             entry: OnceLock::new(),
         }
-    }
-
-    /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
-    ///
-    /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to a
-    /// hundred years; for anything else the methods that acquire return [`Error::Config`].
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let slots = client.expirable_semaphore("slots").lease(std::time::Duration::from_secs(60));
-    /// let _permit = slots.acquire()?; // for a minute at most
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.inner.lease = Some(lease);
-        self
-    }
-
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let token = redlatch::CancelToken::new();
-    /// let slots = client.expirable_semaphore("slots").cancel_on(&token);
-    /// token.cancel(); // normally by another thread, while this one waits
-    /// assert!(matches!(slots.acquire(), Err(redlatch::Error::Cancelled)));
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
-        self.inner.cancel = Some(token.clone());
-        self
-    }
-
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let slots = client.expirable_semaphore("slots").late_is_error();
-    /// match slots.try_acquire_for(std::time::Duration::from_millis(50)) {
-    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
-    ///     other => println!("acquired: {}", other?.is_some()),
-    /// }
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn late_is_error(mut self) -> Self {
-        self.inner.late_is_error = true;
-        self
-    }
-
-    /// Returns the name, as given to the client.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// assert_eq!(client.expirable_semaphore("slots").name(), "slots");
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.inner.name
     }
 
     /// Waits for a permit.
@@ -336,9 +275,10 @@ impl ExpirableSemaphore {
 
     /// Sets how many permits there are; `false` if that was set before, and then nothing changes.
     ///
-    /// To change the number afterwards, call [`set_permits`](Self::set_permits): a program that starts with another number
-    /// here keeps the old one. Blocks for one round trip, at most the command timeout. Permits that are out although the number was deleted
-    /// are among the `n`. Sent again after a lost answer it counts once and returns the first answer.
+    /// To change the number afterwards, call [`set_permits`](Self::set_permits): a program that starts with another
+    /// number here keeps the old one. Blocks for one round trip, at most the command timeout. Permits that are out
+    /// although the number was deleted are among the `n`. Sent again after a lost answer it counts once and returns
+    /// the first answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -349,8 +289,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if `n` is more than [`i32::MAX`], which is all that Java clients can read; [`Error::Redis`] if
-    /// Redis did not answer within the command timeout: then it may have been done, or may yet be;
+    /// [`Error::Config`] if `n` is more than [`i32::MAX`], which is all that Java clients can read; [`Error::Redis`]
+    /// if Redis did not answer within the command timeout: then it may have been done, or may yet be;
     /// [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
@@ -560,6 +500,69 @@ impl ExpirableSemaphore {
         })
     }
 
+    /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
+    ///
+    /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to a
+    /// hundred years; for anything else the methods that acquire return [`Error::Config`].
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots").lease(std::time::Duration::from_secs(60));
+    /// let _permit = slots.acquire()?; // for a minute at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.inner.lease = Some(lease);
+        self
+    }
+
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let slots = client.expirable_semaphore("slots").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(slots.acquire(), Err(redlatch::Error::Cancelled)));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.inner.cancel = Some(token.clone());
+        self
+    }
+
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots").late_is_error();
+    /// match slots.try_acquire_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("acquired: {}", other?.is_some()),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn late_is_error(mut self) -> Self {
+        self.inner.late_is_error = true;
+        self
+    }
+
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.expirable_semaphore("slots").name(), "slots");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
     fn entry(&self) -> Result<&Arc<Entry>> {
         if let Some(entry) = self.entry.get() {
             return Ok(entry);
@@ -661,30 +664,48 @@ impl ExpirablePermit {
         self.semaphore.session()
     }
 
-    /// Returns its id: 32 hexadecimal digits, for [`ExpirableSemaphore::release_id`] in any process and for Java
-    /// clients.
+    /// Releases the permit and waits for Redis to confirm it.
+    ///
+    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let permit = client.expirable_semaphore("slots").acquire()?;
-    /// println!("taken: {}", permit.id());
+    /// permit.release()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    #[must_use]
-    pub fn id(&self) -> &str {
-        self.hold.owner_ref()
-    }
-
-    /// Returns the semaphore's name, as given to the client.
     ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// assert_eq!(client.expirable_semaphore("slots").acquire()?.name(), "slots");
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.semaphore.name
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it was no longer ours; [`Error::Redis`] if Redis did not confirm: the release is sent again
+    /// until it does, and the lease ends the permit at the latest.
+    pub fn release(mut self) -> Result<()> {
+        self.released = true;
+        if self.session().is_copy() {
+            return Err(Error::Closed);
+        }
+        let until = Instant::now() + self.session().command_timeout;
+        let in_time = self.hold.valid_until() > Instant::now();
+        let call = self.let_go()?;
+        let (value, replayed) = match self.session().connection.settled(&call, until) {
+            Ok(settled) => settled,
+            Err(fault) => return Err(self.semaphore.error(RELEASING, fault)),
+        };
+        let released = script::released(&value).map_err(|unexpected| {
+            self.session()
+                .error(RELEASING, &self.semaphore.name, unexpected)
+        })?;
+        let reason = match released {
+            Released::Yes { .. } => return Ok(()),
+            // It was sent twice, and the first time has released it.
+            _ if replayed && in_time => return Ok(()),
+            _ if in_time => LossReason::Forced,
+            _ => LossReason::Expired,
+        };
+        if let Some(observed) = self.hold.unobserve(NO_THREAD) {
+            observed.lost(&self.hold.loss_for(reason));
+        }
+        Err(self.semaphore.lost(reason))
     }
 
     /// Returns whether the permit is certainly still ours by the clock of this process. No I/O.
@@ -740,6 +761,60 @@ impl ExpirablePermit {
                 self.hold.listen(listener());
             }
         })
+    }
+
+    /// Runs a command if this permit is in force, which Redis looks at in the same step; otherwise nothing is executed.
+    ///
+    /// So what is written like this cannot be written too late, however long this process was stopped or cut off: once
+    /// the lease is over, [`Error::Lost`] comes instead. The data have to be in the Redis that keeps the permit. In a
+    /// cluster the keys have to be in the slot of the semaphore's key, as `{slots}:done` is in that of `slots`.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// // does nothing if the lease is over by now
+    /// permit.query::<()>(redis::cmd("INCR").arg("{slots}:done"))?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// Which commands, keys and replies are possible, how long it blocks, and what a lost reply means is the same for
+    /// permits and for the guards of locks: see [`Guard::query`](crate::Guard::query).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the permit is over, and nothing was executed. It is notified.
+    /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply is no `T` or too large; see
+    ///   [`may_have_run`](Error::may_have_run).
+    /// - [`Error::InvalidCommand`], before anything is sent.
+    /// - [`Error::Closed`] once the client is closed.
+    pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.session().run(&self.hold, &Work::Command(command))
+    }
+
+    /// Runs a script if this permit is in force; otherwise as [`query`](Self::query).
+    ///
+    /// All of it is executed, or nothing. `keys` and `args` may be single values, slices or tuples; `None::<&str>` is
+    /// none of them. Name all keys, since only those are looked at before it is sent.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let done = redlatch::GuardedScript::new("return redis.call('incrby', KEYS[1], ARGV[1])");
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// let in_all: i64 = permit.invoke(&done, "{slots}:done", 5)?;
+    /// # let _ = in_all;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`query`](Self::query). A script that fails in the middle has executed what came before.
+    pub fn invoke<T: FromRedisValue>(
+        &self,
+        script: &GuardedScript,
+        keys: impl ToRedisArgs,
+        args: impl ToRedisArgs,
+    ) -> Result<T> {
+        self.session().run(&self.hold, &script.work(keys, args))
     }
 
     /// Lets the permit end `lease` from now, sooner or later than it would have. It is no longer renewed.
@@ -821,102 +896,30 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
-    /// Runs a command if this permit is in force, which Redis looks at in the same step; otherwise nothing is executed.
-    ///
-    /// So what is written like this cannot be written too late, however long this process was stopped or cut off: once
-    /// the lease is over, [`Error::Lost`] comes instead. The data have to be in the Redis that keeps the permit. In a
-    /// cluster the keys have to be in the slot of the semaphore's key, as `{slots}:done` is in that of `slots`.
+    /// Returns its id: 32 hexadecimal digits, for [`ExpirableSemaphore::release_id`] in any process and for Java
+    /// clients.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let permit = client.expirable_semaphore("slots").acquire()?;
-    /// // does nothing if the lease is over by now
-    /// permit.query::<()>(redis::cmd("INCR").arg("{slots}:done"))?;
+    /// println!("taken: {}", permit.id());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// Which commands, keys and replies are possible, how long it blocks, and what a lost reply means is the same for
-    /// permits and for the guards of locks: see [`Guard::query`](crate::Guard::query).
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`]: the permit is over, and nothing was executed. It is notified.
-    /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply is no `T` or too large; see
-    ///   [`may_have_run`](Error::may_have_run).
-    /// - [`Error::InvalidCommand`], before anything is sent.
-    /// - [`Error::Closed`] once the client is closed.
-    pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        self.session().run(&self.hold, &Work::Command(command))
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.hold.owner_ref()
     }
 
-    /// Runs a script if this permit is in force; otherwise as [`query`](Self::query).
-    ///
-    /// All of it is executed, or nothing. `keys` and `args` may be single values, slices or tuples; `None::<&str>` is none
-    /// of them. Name all keys, since only those are looked at before it is sent.
+    /// Returns the semaphore's name, as given to the client.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let done = redlatch::GuardedScript::new("return redis.call('incrby', KEYS[1], ARGV[1])");
-    /// let permit = client.expirable_semaphore("slots").acquire()?;
-    /// let in_all: i64 = permit.invoke(&done, "{slots}:done", 5)?;
-    /// # let _ = in_all;
+    /// assert_eq!(client.expirable_semaphore("slots").acquire()?.name(), "slots");
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`query`](Self::query). A script that fails in the middle has executed what came before.
-    pub fn invoke<T: FromRedisValue>(
-        &self,
-        script: &GuardedScript,
-        keys: impl ToRedisArgs,
-        args: impl ToRedisArgs,
-    ) -> Result<T> {
-        self.session().run(&self.hold, &script.work(keys, args))
-    }
-
-    /// Releases the permit and waits for Redis to confirm it.
-    ///
-    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the command timeout.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let permit = client.expirable_semaphore("slots").acquire()?;
-    /// permit.release()?;
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] if it was no longer ours; [`Error::Redis`] if Redis did not confirm: the release is sent again
-    /// until it does, and the lease ends the permit at the latest.
-    pub fn release(mut self) -> Result<()> {
-        self.released = true;
-        if self.session().is_copy() {
-            return Err(Error::Closed);
-        }
-        let until = Instant::now() + self.session().command_timeout;
-        let in_time = self.hold.valid_until() > Instant::now();
-        let call = self.let_go()?;
-        let (value, replayed) = match self.session().connection.settled(&call, until) {
-            Ok(settled) => settled,
-            Err(fault) => return Err(self.semaphore.error(RELEASING, fault)),
-        };
-        let released = script::released(&value).map_err(|unexpected| {
-            self.session()
-                .error(RELEASING, &self.semaphore.name, unexpected)
-        })?;
-        let reason = match released {
-            Released::Yes { .. } => return Ok(()),
-            // It was sent twice, and the first time has released it.
-            _ if replayed && in_time => return Ok(()),
-            _ if in_time => LossReason::Forced,
-            _ => LossReason::Expired,
-        };
-        if let Some(observed) = self.hold.unobserve(NO_THREAD) {
-            observed.lost(&self.hold.loss_for(reason));
-        }
-        Err(self.semaphore.lost(reason))
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.semaphore.name
     }
 
     /// Ends the permit and sends its release.

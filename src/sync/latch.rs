@@ -59,22 +59,6 @@ impl Latch {
         Self { inner }
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let token = redlatch::CancelToken::new();
-    /// let loaded = client.latch("import:7:loaded").cancel_on(&token);
-    /// std::thread::spawn(move || token.cancel());
-    /// let outcome = loaded.wait(); // may be `Error::Cancelled`
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
-        self.inner.cancel = Some(token.clone());
-        self
-    }
-
     /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count is set.
     ///
     /// Blocks for one round trip, at most for the client's command timeout (3 s unless set). A count of 0 set by a
@@ -123,24 +107,6 @@ impl Latch {
     pub fn count_down(&self) -> Result<()> {
         self.change(Change::CountDown)?;
         Ok(())
-    }
-
-    /// Returns how many are left to count; 0 if the latch is open.
-    ///
-    /// Blocks for one round trip, at most for the command timeout. Others may have counted since.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// println!("{} workers are still busy", client.latch("import:7:loaded").count()?);
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that holds something else;
-    /// [`Error::Closed`] once the client is closed; [`Error::InvalidName`] before anything is sent.
-    pub fn count(&self) -> Result<u64> {
-        LatchWait::new(&self.inner, WaitMode::Once)?.count()
     }
 
     /// Waits until the latch is open.
@@ -206,6 +172,24 @@ impl Latch {
         self.wait_with(WaitMode::moment(limit))
     }
 
+    /// Returns how many are left to count; 0 if the latch is open.
+    ///
+    /// Blocks for one round trip, at most for the command timeout. Others may have counted since.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("{} workers are still busy", client.latch("import:7:loaded").count()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that holds something else;
+    /// [`Error::Closed`] once the client is closed; [`Error::InvalidName`] before anything is sent.
+    pub fn count(&self) -> Result<u64> {
+        LatchWait::new(&self.inner, WaitMode::Once)?.count()
+    }
+
     /// Opens the latch, whatever is left to count, and returns whether there was a count.
     ///
     /// Waiting threads continue, except those of Redisson's clients, which this does not wake. Blocks for one round
@@ -224,6 +208,22 @@ impl Latch {
     /// client is closed; [`Error::InvalidName`] before anything is sent.
     pub fn delete(&self) -> Result<bool> {
         self.change(Change::Delete)
+    }
+
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let loaded = client.latch("import:7:loaded").cancel_on(&token);
+    /// std::thread::spawn(move || token.cancel());
+    /// let outcome = loaded.wait(); // may be `Error::Cancelled`
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.inner.cancel = Some(token.clone());
+        self
     }
 
     /// Returns the name, as given to the client.

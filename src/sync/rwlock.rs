@@ -100,100 +100,6 @@ impl RwLock {
         }
     }
 
-    /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
-    ///
-    /// Read holds with a fixed lease are not shared, and reading again in the same thread renews the whole hold.
-    /// Otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").lease(std::time::Duration::from_secs(5));
-    /// let _guard = prices.read()?; // for five seconds at most
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
-        self.each(|side| side.lease = Some(lease))
-    }
-
-    /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
-    ///
-    /// Read holds with this limit are not shared. Otherwise as
-    /// [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").max_hold(std::time::Duration::from_secs(3600));
-    /// let _guard = prices.write()?; // renewed for an hour at most
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn max_hold(self, max_hold: Duration) -> Self {
-        self.each(|side| side.max_hold = time::finite(max_hold))
-    }
-
-    /// Returns a handle whose holds keep the name for at least `span` after they were granted: see
-    /// [`ReentrantLock::at_least`](crate::ReentrantLock::at_least).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").at_least(std::time::Duration::from_secs(55));
-    /// let _guard = prices.write()?; // nobody reads or writes within 55 s
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn at_least(self, span: Duration) -> Self {
-        self.each(|side| side.at_least = Some(span))
-    }
-
-    /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is cancelled.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let token = redlatch::CancelToken::new();
-    /// let prices = client.rw_lock("prices").cancel_on(&token);
-    /// token.cancel(); // normally by another thread, while this one waits
-    /// assert!(matches!(prices.read(), Err(redlatch::Error::Cancelled)));
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn cancel_on(self, token: &CancelToken) -> Self {
-        self.each(|side| side.cancel = Some(token.clone()))
-    }
-
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").late_is_error();
-    /// match prices.try_read_for(std::time::Duration::from_millis(50)) {
-    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
-    ///     other => println!("reading: {}", other?.is_some()),
-    /// }
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn late_is_error(self) -> Self {
-        self.each(|side| side.late_is_error = true)
-    }
-
-    /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
-    ///
-    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: both take turns.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").readers_first();
-    /// let _guard = prices.read()?;
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn readers_first(mut self) -> Self {
-        self.reading.target.readers_first = true;
-        self
-    }
-
     /// Waits until the calling thread holds the lock for reading.
     ///
     /// Blocks without limit while somebody writes, or waits to and goes first; at most for the client's response
@@ -208,9 +114,10 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked; [`Error::WrongType`](crate::Error::WrongType)
-    /// if the key holds something else; [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token;
-    /// [`Error::Closed`](crate::Error::Closed) once the client is closed; [`Error::InvalidName`](crate::Error::InvalidName) and
+    /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked;
+    /// [`Error::WrongType`](crate::Error::WrongType) if the key holds something else;
+    /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token; [`Error::Closed`](crate::Error::Closed)
+    /// once the client is closed; [`Error::InvalidName`](crate::Error::InvalidName) and
     /// [`Error::Config`](crate::Error::Config) before anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
         self.reading.lock()
@@ -529,6 +436,100 @@ impl RwLock {
     /// As [`try_write_owned_for`](Self::try_write_owned_for).
     pub fn try_write_owned_until(&self, instant: Instant) -> Result<Option<OwnedRwLockWriteGuard>> {
         self.writing.try_lock_owned_until(instant)
+    }
+
+    /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
+    ///
+    /// Read holds with a fixed lease are not shared, and reading again in the same thread renews the whole hold.
+    /// Otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rw_lock("prices").lease(std::time::Duration::from_secs(5));
+    /// let _guard = prices.read()?; // for five seconds at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.each(|side| side.lease = Some(lease))
+    }
+
+    /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
+    ///
+    /// Read holds with this limit are not shared. Otherwise as
+    /// [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rw_lock("prices").max_hold(std::time::Duration::from_secs(3600));
+    /// let _guard = prices.write()?; // renewed for an hour at most
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.each(|side| side.max_hold = time::finite(max_hold))
+    }
+
+    /// Returns a handle whose holds keep the name for at least `span` after they were granted: see
+    /// [`ReentrantLock::at_least`](crate::ReentrantLock::at_least).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rw_lock("prices").at_least(std::time::Duration::from_secs(55));
+    /// let _guard = prices.write()?; // nobody reads or writes within 55 s
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn at_least(self, span: Duration) -> Self {
+        self.each(|side| side.at_least = Some(span))
+    }
+
+    /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let token = redlatch::CancelToken::new();
+    /// let prices = client.rw_lock("prices").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(prices.read(), Err(redlatch::Error::Cancelled)));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cancel_on(self, token: &CancelToken) -> Self {
+        self.each(|side| side.cancel = Some(token.clone()))
+    }
+
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rw_lock("prices").late_is_error();
+    /// match prices.try_read_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("reading: {}", other?.is_some()),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn late_is_error(self) -> Self {
+        self.each(|side| side.late_is_error = true)
+    }
+
+    /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
+    ///
+    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: both take turns.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let prices = client.rw_lock("prices").readers_first();
+    /// let _guard = prices.read()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn readers_first(mut self) -> Self {
+        self.reading.target.readers_first = true;
+        self
     }
 
     /// Returns whether anybody reads, in any process. Blocks for one round trip, at most the command timeout.

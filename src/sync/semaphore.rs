@@ -103,46 +103,169 @@ impl Semaphore {
         Self { handle }
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Waits for a permit.
+    ///
+    /// Blocks without limit while others have all of them, and at most for the client's command timeout (3 s unless
+    /// set) while Redis does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let token = redlatch::CancelToken::new();
-    /// let uploads = client.semaphore("uploads").cancel_on(&token);
-    /// token.cancel(); // normally by another thread, while this one waits
-    /// assert!(matches!(uploads.acquire(), Err(redlatch::Error::Cancelled)));
+    /// let _permit = client.semaphore("uploads").acquire()?; // returned when dropped
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    #[must_use]
-    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
-        self.handle.cancel = Some(token.clone());
-        self
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`] if Redis could not be asked; what it may have granted is being returned. [`Error::WrongType`]
+    /// if the key holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client
+    /// is closed; before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than
+    /// `i32::MAX`.
+    pub fn acquire(&self) -> Result<SemaphorePermit> {
+        self.acquire_many(1)
     }
 
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
+    ///
+    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure other processes go
+    /// first, as [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let uploads = client.semaphore("uploads").late_is_error();
-    /// match uploads.try_acquire_for(std::time::Duration::from_millis(50)) {
-    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
-    ///     other => println!("acquired: {}", other?.is_some()),
+    /// match client.semaphore("uploads").try_acquire()? {
+    ///     Some(_permit) => println!("uploading"),
+    ///     None => println!("too many uploads"),
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    #[must_use]
-    pub fn late_is_error(mut self) -> Self {
-        self.handle.late_is_error = true;
-        self
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), except `Cancelled`.
+    pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many(1)
+    }
+
+    /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
+    ///
+    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is not waited
+    /// for, and what it may have granted is returned.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let Some(_permit) = client.semaphore("uploads").try_acquire_for(wait)? else {
+    ///     return Ok(()); // too many uploads
+    /// };
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many_for(1, wait)
+    }
+
+    /// Waits until `instant` for a permit; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permit = client.semaphore("uploads").try_acquire_until(deadline)?;
+    /// println!("in time: {}", permit.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_until(&self, instant: Instant) -> Result<Option<SemaphorePermit>> {
+        self.try_acquire_many_until(1, instant)
+    }
+
+    /// Waits for this many permits, all at once; otherwise as [`acquire`](Self::acquire).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permits = client.semaphore("uploads").acquire_many(3)?;
+    /// assert_eq!(permits.permits(), 3);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermit> {
+        self.take(permits, WaitMode::Until(Deadline::NEVER))?
+            .ok_or(Error::Closed)
+    }
+
+    /// Tries once to take this many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if client.semaphore("uploads").try_acquire_many(3)?.is_none() {
+    ///     println!("fewer than three are available");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire).
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::Once)
+    }
+
+    /// Waits up to `wait` for this many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(1);
+    /// let permits = client.semaphore("uploads").try_acquire_many_for(3, wait)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::span(wait))
+    }
+
+    /// Waits until `instant` for this many permits, all or none; otherwise as
+    /// [`try_acquire_for`](Self::try_acquire_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+    /// let permits = client.semaphore("uploads").try_acquire_many_until(3, deadline)?;
+    /// println!("in time: {}", permits.is_some());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_many_until(
+        &self,
+        permits: u32,
+        instant: Instant,
+    ) -> Result<Option<SemaphorePermit>> {
+        self.take(permits, WaitMode::moment(instant))
     }
 
     /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then
     /// nothing changes.
     ///
-    /// To change the number afterwards, add the difference with [`add_permits`](Self::add_permits): a program that starts
-    /// with another number here keeps the old one. Blocks for one round trip, at most the command timeout. Zero is
-    /// allowed: permits may be added later.
+    /// To change the number afterwards, add the difference with [`add_permits`](Self::add_permits): a program that
+    /// starts with another number here keeps the old one. Blocks for one round trip, at most the command timeout.
+    /// Zero is allowed: permits may be added later.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -155,8 +278,8 @@ impl Semaphore {
     ///
     /// [`Error::Redis`] if Redis refused, or did not answer in time: then it is unknown whether it was created.
     /// [`Error::WrongType`] if the key holds something else; [`Error::Closed`] once the client is closed; before
-    /// anything is sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson
-    /// could not read.
+    /// anything is sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which
+    /// Redisson could not read.
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         if permits > 0 {
             check(permits)?;
@@ -273,161 +396,38 @@ impl Semaphore {
         self.add("releasing permits", permits.into())
     }
 
-    /// Waits for a permit.
-    ///
-    /// Blocks without limit while others have all of them, and at most for the client's command timeout (3 s unless
-    /// set) while Redis does not answer.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let _permit = client.semaphore("uploads").acquire()?; // returned when dropped
+    /// let token = redlatch::CancelToken::new();
+    /// let uploads = client.semaphore("uploads").cancel_on(&token);
+    /// token.cancel(); // normally by another thread, while this one waits
+    /// assert!(matches!(uploads.acquire(), Err(redlatch::Error::Cancelled)));
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Redis`] if Redis could not be asked; what it may have granted is being returned. [`Error::WrongType`]
-    /// if the key holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client
-    /// is closed; before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than
-    /// `i32::MAX`.
-    pub fn acquire(&self) -> Result<SemaphorePermit> {
-        self.acquire_many(1)
+    #[must_use]
+    pub fn cancel_on(mut self, token: &CancelToken) -> Self {
+        self.handle.cancel = Some(token.clone());
+        self
     }
 
-    /// Waits for this many permits, all at once; otherwise as [`acquire`](Self::acquire).
+    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
+    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let permits = client.semaphore("uploads").acquire_many(3)?;
-    /// assert_eq!(permits.permits(), 3);
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire).
-    pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermit> {
-        self.take(permits, WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
-    }
-
-    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
-    ///
-    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure other processes go first,
-    /// as [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// match client.semaphore("uploads").try_acquire()? {
-    ///     Some(_permit) => println!("uploading"),
-    ///     None => println!("too many uploads"),
+    /// let uploads = client.semaphore("uploads").late_is_error();
+    /// match uploads.try_acquire_for(std::time::Duration::from_millis(50)) {
+    ///     Err(redlatch::Error::Late { .. }) => println!("redis is slow"),
+    ///     other => println!("acquired: {}", other?.is_some()),
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire), except `Cancelled`.
-    pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>> {
-        self.try_acquire_many(1)
-    }
-
-    /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
-    ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is not waited
-    /// for, and what it may have granted is returned.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let wait = std::time::Duration::from_secs(1);
-    /// let Some(_permit) = client.semaphore("uploads").try_acquire_for(wait)? else {
-    ///     return Ok(()); // too many uploads
-    /// };
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
-    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
-        self.try_acquire_many_for(1, wait)
-    }
-
-    /// Waits until `instant` for a permit; otherwise as [`try_acquire_for`](Self::try_acquire_for).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let permit = client.semaphore("uploads").try_acquire_until(deadline)?;
-    /// println!("in time: {}", permit.is_some());
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
-    pub fn try_acquire_until(&self, instant: Instant) -> Result<Option<SemaphorePermit>> {
-        self.try_acquire_many_until(1, instant)
-    }
-
-    /// Tries once to take this many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// if client.semaphore("uploads").try_acquire_many(3)?.is_none() {
-    ///     println!("fewer than three are available");
-    /// }
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire`](Self::try_acquire).
-    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermit>> {
-        self.take(permits, WaitMode::Once)
-    }
-
-    /// Waits up to `wait` for this many permits, all or none; otherwise as [`try_acquire_for`](Self::try_acquire_for).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let wait = std::time::Duration::from_secs(1);
-    /// let permits = client.semaphore("uploads").try_acquire_many_for(3, wait)?;
-    /// println!("in time: {}", permits.is_some());
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
-    pub fn try_acquire_many_for(
-        &self,
-        permits: u32,
-        wait: Duration,
-    ) -> Result<Option<SemaphorePermit>> {
-        self.take(permits, WaitMode::span(wait))
-    }
-
-    /// Waits until `instant` for this many permits, all or none; otherwise as
-    /// [`try_acquire_for`](Self::try_acquire_for).
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
-    /// let permits = client.semaphore("uploads").try_acquire_many_until(3, deadline)?;
-    /// println!("in time: {}", permits.is_some());
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_for`](Self::try_acquire_for).
-    pub fn try_acquire_many_until(
-        &self,
-        permits: u32,
-        instant: Instant,
-    ) -> Result<Option<SemaphorePermit>> {
-        self.take(permits, WaitMode::moment(instant))
+    #[must_use]
+    pub fn late_is_error(mut self) -> Self {
+        self.handle.late_is_error = true;
+        self
     }
 
     /// Returns the name, as given to the client.
@@ -480,30 +480,6 @@ pub(crate) fn close(session: &Session) {
 }
 
 impl SemaphorePermit {
-    /// Returns how many permits these are. No I/O.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// assert_eq!(client.semaphore("uploads").acquire_many(3)?.permits(), 3);
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn permits(&self) -> u32 {
-        self.permits
-    }
-
-    /// Returns the semaphore's name, as given to the client.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// assert_eq!(client.semaphore("uploads").acquire()?.name(), "uploads");
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.entry.name()
-    }
-
     /// Returns the permits and waits for Redis to confirm it.
     ///
     /// Dropping returns them too, but does not wait. Blocks for one round trip, at most for the command timeout; not
@@ -572,6 +548,30 @@ impl SemaphorePermit {
         }
         self.entry.lock().local_semaphore().forget(self.permits);
         self.shared.session.watchdog.housekeep_soon();
+    }
+
+    /// Returns how many permits these are. No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.semaphore("uploads").acquire_many(3)?.permits(), 3);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Returns the semaphore's name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.semaphore("uploads").acquire()?.name(), "uploads");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.entry.name()
     }
 }
 
