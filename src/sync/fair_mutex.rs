@@ -4,8 +4,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{FairNonReentrant, Owned};
 
-/// A fair lock that its holding thread cannot take again: a second attempt by it is
-/// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
+/// A lock granted first come, first served, across all processes. Not reentrant.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -15,11 +14,16 @@ use crate::sync::kind::{FairNonReentrant, Owned};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Everything else is as with the [`FairLock`](crate::FairLock) of the same name: they share keys and queue.
+/// A thread that locks again what it holds gets [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
+/// [`Handle`] lists all methods.
+///
+/// The queue, the leases and what happens to waiters that die are those of the [`FairLock`](crate::FairLock), the
+/// reentrant kind. Locks of both kinds with the same name share keys and queue, so they exclude each other.
 pub type FairMutex = Handle<FairNonReentrant>;
 
-/// The [`Guard`] of a [`FairMutex`]: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a [`FairMutex`]: holds the lock until it is dropped, and stays on its thread.
 pub type FairMutexGuard = Guard<FairNonReentrant>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`FairMutex`]: a hold, released when dropped, that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`FairMutex`]: holds the lock until it is dropped, and may move to other
+/// threads.
 pub type OwnedFairMutexGuard = Guard<FairNonReentrant, Owned>;

@@ -13,64 +13,62 @@ use crate::sync::traits::Lock;
 
 /// Several locks as one: all of them are held, or none.
 ///
-/// Made of names by [`Client::multi_lock`](crate::Client::multi_lock), or of locks by `MultiLock::new`.
-///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let (from, to) = (7, 3);
 /// let _guard = client.multi_lock([format!("account:{from}"), format!("account:{to}")]).lock()?;
-/// // nobody else touches either account
+/// // no other thread or process touches either account
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Each member is a lock and a hold of its own: a name is the [`ReentrantLock`](crate::ReentrantLock) of that name, so
-/// it and a multi-lock, ours or Redisson's, exclude each other. If one member is lost the guard is notified, and the
-/// others stay held until it is dropped.
+/// [`Client::multi_lock`](crate::Client::multi_lock) makes one of names; [`MultiLock::new`](MultiLock::new) makes one
+/// of locks, of any clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their
+/// names are given.
 ///
-/// **Cost.** All are requested at once: those of one server in one write, so that free ones take one round trip
-/// however many there are, and those of different servers at the same time. So are their releases. After a refusal
-/// the first is requested first and then the rest, so contended sets take several round trips. In a cluster the
-/// names may be in any slots.
+/// **Members.** Each member is a lock and a hold of its own. A name is the [`ReentrantLock`](crate::ReentrantLock) of
+/// that name, so it and a multi-lock, of this crate or Redisson's, exclude each other. If one member is lost, the
+/// guard reports it, and the other members stay held until the guard is dropped.
 ///
-/// **Order.** However they were given, members are ordered by key and then by the server's address. A thread that is
-/// refused the first member releases all that it was granted. If another member was taken a moment ago, its holder may
-/// have to release it: a thread that has all members before it keeps those and asks again. A single attempt does so for
-/// up to a quarter of a second, or four round trips if that is longer, and not beyond the command timeout; a wait does
-/// so for two round trips. So of those who try free locks at the same time one gets its whole set, if all have the same
-/// lease, name the servers by the same addresses and are not stopped for longer than that.
+/// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members
+/// with it, unless one is a [`Mutex`](crate::Mutex). A thread that holds a name as another kind of lock would wait
+/// for itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns
+/// `Ok(None)`.
 ///
-/// **Waiting.** A thread that waits for longer holds nothing: it waits for the first member that somebody else has, and
-/// then tries all again. Sets that overlap therefore never deadlock, whatever their order; and nobody is guaranteed to
-/// be next, so a thread that wants many contended locks may wait long. Threads that want one member get their turn after
-/// the tenure, as with a single lock.
+/// **Settings.** [`lease`](MultiLock::lease), [`max_hold`](MultiLock::max_hold) and
+/// [`cancel_on`](MultiLock::cancel_on) of the multi-lock apply to all members. If several members fail,
+/// [`Error::Members`](crate::Error::Members) names each.
 ///
-/// **Reentrancy** is that of the members: a thread may take the same set again, or another that shares members with
-/// it, unless one is a [`Mutex`](crate::Mutex). A thread that holds a name as another kind of lock would wait for
-/// itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), `try_lock` returns `Ok(None)`.
+/// **Cost.** All members are requested at once, those of one server in one write and those of different servers at
+/// the same time. So free members take one round trip, however many there are. Releases work in the same way. After a
+/// busy reply, the first member is requested alone and then the rest, so contended sets take several round trips. In
+/// a cluster the names may be in any slots.
 ///
-/// Settings made here ([`lease`](MultiLock::lease), [`max_hold`](MultiLock::max_hold), [`cancel_on`](MultiLock::cancel_on)) apply
-/// to all members. If several members fail, [`Error::Members`](crate::Error::Members) names each. A wait for one
-/// member does not notice that another one's client is closed until it is over.
+/// **Waiting.** A thread that waits for longer holds nothing: it waits for the first member that is taken, and then
+/// tries all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks may wait
+/// long. Threads that want one member get their turn after the tenure, as with a single lock. A thread that waits for
+/// one member notices that the client of another member was closed only after this wait.
+///
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. A thread whose
+/// first member is taken releases everything else that it was granted. If a later member was taken a moment ago, its
+/// holder may be about to release it. So the thread keeps the members before it and asks again for a while: two round
+/// trips while waiting; in a single attempt a quarter of a second, or four round trips if that is longer, within the
+/// command timeout. Of the threads that try for free locks at the same time, one therefore gets its whole set. This
+/// requires that all have the same lease, name the servers by the same addresses, and are not stopped for longer than
+/// that.
 pub type MultiLock = Handle<Multi>;
 
-/// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when dropped, that stay on their thread.
+/// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.
 ///
-/// The guard is valid as long as each of the holds is, and reports the first loss. Its members may be on several servers,
-/// so it has no [guarded commands](Guard::query).
+/// The guard is valid as long as every member's hold is valid, and reports the first loss. Its members may be on
+/// several servers, so it has no [guarded commands](Guard::query).
 pub type MultiLockGuard = Guard<Multi>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`MultiLock`]: the holds of all members, released when dropped, that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`MultiLock`]: the holds of all members, released when it is dropped,
+/// that may move to other threads.
 pub type OwnedMultiLockGuard = Guard<Multi, Owned>;
 
 impl Handle<Multi> {
-    /// Returns several locks of any clients and kinds as one. Sends nothing.
-    ///
-    /// A lock that is given twice counts once, and another multi-lock is its members. The methods that lock return
-    /// [`Error::Config`](crate::Error::Config) for no members, for a [`RedLock`](crate::RedLock), for two locks of one
-    /// server that have the same key and are not the same, and for members on a server that another client of them uses
-    /// under the same key. If members have the same key, the servers are asked whether their addresses are those of one
-    /// server (`INFO`), before anything is taken and once for each connection. A server that does not answer this, or is
-    /// down, counts as another one until it does.
+    /// Combines several locks, of any clients and kinds, into one. Sends nothing.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -83,6 +81,18 @@ impl Handle<Multi> {
     /// let _guard = both.lock()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// A lock that is given twice counts once. A multi-lock among the members is replaced by its own members.
+    ///
+    /// The methods that lock return [`Error::Config`](crate::Error::Config) if
+    ///
+    /// - there are no members,
+    /// - a member is a [`RedLock`](crate::RedLock), or
+    /// - two members lock the same key of one server as different kinds, or through different clients.
+    ///
+    /// If members have the same key, the servers are asked whether their addresses lead to one server (`INFO`),
+    /// before anything is acquired and once for each connection. A server that does not answer this counts as a
+    /// different one until it does.
     #[must_use]
     pub fn new(members: Vec<Box<dyn Lock>>) -> Self {
         let parts = members.iter().flat_map(|member| member.parts());

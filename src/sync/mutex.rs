@@ -4,8 +4,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{NonReentrant, Owned};
 
-/// A lock that its holding thread cannot take again: a second attempt by it is
-/// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
+/// The default lock: one holder at a time among all threads of all processes. Not reentrant.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -15,15 +14,29 @@ use crate::sync::kind::{NonReentrant, Owned};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Key, order, renewal and loss are those of the [`ReentrantLock`](crate::ReentrantLock) of the same name, and the
-/// two exclude each other.
+/// A thread that locks again what it holds gets [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
+/// [`Handle`] lists all methods, from [`lock`](Mutex::lock) and [`try_lock_for`](Mutex::try_lock_for) to the
+/// settings.
 ///
-/// The guard stays on its thread. For thread pools, actors and `spawn_blocking` there is [`lock_owned`](Mutex::lock_owned),
-/// whose guard may be dropped anywhere.
+/// **Guards.** The lease (30 s unless set) is renewed every third of it until the guard is dropped. A panic drops the
+/// guard too; there is no poisoning. The guard stays on its thread. For thread pools, actors and `spawn_blocking`
+/// there is [`lock_owned`](Mutex::lock_owned), whose guard may move to any thread.
+///
+/// **Order.** Threads of one process get the lock in the order in which they asked, and pass it among themselves for
+/// up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)). Then other processes get their turn. Among
+/// processes, the first to ask after a release gets the lock.
+///
+/// **Loss.** A lease can expire while its holder works: the process was stopped, Redis was unreachable, or a replica
+/// without the key was promoted. The guard reports it ([`is_valid`](MutexGuard::is_valid),
+/// [`lost`](MutexGuard::lost)).
+///
+/// The [`ReentrantLock`](crate::ReentrantLock) of the same name uses the same key in Redis, so the two exclude each
+/// other.
 pub type Mutex = Handle<NonReentrant>;
 
-/// The [`Guard`] of a [`Mutex`]: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a [`Mutex`]: holds the lock until it is dropped, and stays on its thread.
 pub type MutexGuard = Guard<NonReentrant>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`Mutex`]: a hold, released when dropped, that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`Mutex`]: holds the lock until it is dropped, and may move to other
+/// threads.
 pub type OwnedMutexGuard = Guard<NonReentrant, Owned>;

@@ -11,7 +11,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Owned, Red, Scope};
 
-/// A lock over several independent masters: held while a majority of them keeps it.
+/// A lock kept by several independent Redis masters, and held while a majority of them keeps it.
 ///
 /// ```no_run
 /// use redlatch::{Client, RedLock};
@@ -24,58 +24,61 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The lock survives the loss of any minority: of five masters two may be down, frozen or unreachable, and it is taken,
-/// kept and released as before. Source: the Redlock algorithm of the Redis documentation,
-/// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>; Redisson's `RedissonRedLock` is a
-/// different one (it does not count time).
+/// The lock survives the loss of any minority: of five masters, two may be down, frozen or unreachable, and locking,
+/// renewing and unlocking still work. [`Handle`] lists all methods. Source: the [Redlock
+/// algorithm](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) of the Redis documentation.
+/// Redisson's `RedissonRedLock` is a different algorithm, which does not count time.
 ///
-/// **Taking it.** All masters are asked at the same time; each may take a twentieth of the lease, at least 50 ms
-/// and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
-/// and at least a tenth of the lease is left: the lease less the time since before the first byte was sent, less a
-/// hundredth and 2 ms for clocks that drift. Otherwise it is released wherever it was requested, also where no
-/// answer came, and, unless the grant came too late, requested again after 5
-/// to 50 ms at random. A master that is down or owes an answer is not asked as long as the others are enough; it is
-/// connected again in the background.
+/// **What it does not promise.** The lock relies on clocks that run at about the same speed, and on pauses that end
+/// in time. A process that was stopped, or a write that is under way, can outlive the lease, as with any other lock.
+/// A master that restarts without its data has forgotten what it granted. If the majority was a bare one, another
+/// client may then get the lock some milliseconds before the holder is notified; [`min_uptime`](RedLock::min_uptime)
+/// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
+/// its token. Its counter lives in one Redis; a `RedLock` has no tokens.
 ///
-/// **Keeping it.** Each client renews the part of its master. A part that is lost never counts again for this hold:
-/// its master has forgotten it, was unreachable until it ran out, or its client was closed. Nor does a master get a part
-/// later that was away when the lock was taken. So a hold survives the loss of a minority over its whole life, not of
-/// one minority after the other: [`nodes_held`](RedLockGuard::nodes_held) says how many masters still keep it, and
-/// a job that takes long should release the lock now and then and take it again.
+/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least 50
+/// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
+/// and at least a tenth of the lease is left. What is left is the lease, less the time since before the first byte
+/// was sent, less a hundredth of the lease and 2 ms for clocks that drift. Otherwise the request is undone on every
+/// master, also where no reply arrived, and repeated after a random 5 to 50 ms. A grant that came too late is not
+/// repeated. A master that is down, or has not replied yet, is skipped as long as the others are enough; its client
+/// reconnects in the background.
 ///
-/// **Losing it.** Each part counts for its own time. Once fewer than a majority are certain, the hold is lost, at once
-/// and for good, and [`lost()`](RedLockGuard::lost) says so. A master that has forgotten its part is noticed when that
-/// is renewed, after at most a third of the lease; with a fixed lease only by [`unlock`](RedLockGuard::unlock),
-/// which fails if fewer than a majority still had it.
+/// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
+/// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
+/// its client was closed. A master that was unreachable when the lock was acquired does not join the hold later. So a
+/// hold survives the loss of a minority over its whole life, not of one minority after another.
+/// [`nodes_held`](RedLockGuard::nodes_held) returns how many masters still keep the hold. A long job should release
+/// the lock now and then and acquire it again.
 ///
-/// **What it does not promise.** The lock relies on clocks that run at about the same speed and on pauses that end in
-/// time: a process that was stopped, or a write that is under way, can outlive the lease as with any other lock. A
-/// master that restarts without its data has forgotten what it granted, and if the majority was a bare one another
-/// client may be granted the lock some milliseconds before the holder is notified;
-/// [`min_uptime`](RedLock::min_uptime) prevents that. Where a late write does harm, let the resource
-/// check a number that rises with each holder: that is a [`FencedLock`](crate::FencedLock), whose counter lives in
-/// one Redis; this lock has none.
+/// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
+/// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the
+/// next renewal, after at most a third of the lease. With a fixed lease only [`unlock`](RedLockGuard::unlock)
+/// notices: it fails if fewer than a majority still had the hold.
 ///
-/// **Waiting.** On each master the lock uses the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, whose
-/// holder counts as somebody else. The owner there is that of the guard. Threads of one process wait in order and hand it over among themselves. One thread of each
-/// process subscribes on every master, and requests the lock when a release is announced; a message of one master
-/// is enough, and any two of three masters, or three of five, announce every release. If several processes then get
-/// a part each and none a majority, they come again after 5 to 50 ms at random. Without a message a thread looks
-/// whether a majority of masters is free (`PTTL`) once a second, later every 5 s, or when the holder's leases end,
-/// and only then requests it. A process that has had it for its
-/// tenure while others listened lets them go first: as long as four grants take, at least 1 ms and at most 50 ms.
+/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. One thread of each process
+/// subscribes on every master, and requests the lock when a release is announced. One master's message is enough; any
+/// two of three masters, or three of five, announce every release. If several processes then get a part each and none
+/// a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether it is
+/// free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. It requests the lock only if a
+/// majority is free. A process that has had the lock for its tenure while others listened lets them go first, for as
+/// long as four grants take: at least 1 ms and at most 50 ms.
+///
+/// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
+/// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
 pub type RedLock = Handle<Red>;
 
-/// The [`Guard`] of a [`RedLock`]: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a [`RedLock`]: one hold, released when it is dropped, that stays on its thread.
 ///
 /// Several servers keep the hold, so the guard has no [guarded commands](Guard::query).
 pub type RedLockGuard = Guard<Red>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`RedLock`]: a hold, released when dropped, that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`RedLock`]: one hold, released when it is dropped, that may move to
+/// other threads.
 pub type OwnedRedLockGuard = Guard<Red, Owned>;
 
 impl Handle<Red> {
-    /// See `RedLock::new`, which is where clients are known: in `client.rs`.
+    /// Makes the lock of these sessions. The public constructor is `RedLock::new`, in `client.rs`.
     pub(crate) fn over(sessions: Vec<Arc<SharedSession>>, name: &str) -> Result<Self> {
         if sessions.iter().any(|shared| shared.session.asks_replicas()) {
             let what = "replica_ack is not for the clients of a RedLock, which counts masters";
@@ -85,7 +88,7 @@ impl Handle<Red> {
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
     }
 
-    /// The clients of its masters.
+    /// The sessions of the masters.
     pub(crate) fn clients(&self) -> &[Arc<SharedSession>] {
         self.target
             .quorum
@@ -94,21 +97,6 @@ impl Handle<Red> {
     }
 
     /// Returns a handle for which a master counts only once it has been up for `longest_lease`.
-    ///
-    /// A master that restarts without its data has forgotten the holds it granted; once the longest lease that anybody
-    /// uses for this name is over, none of them can be valid any more. Source: the crash recovery rule of the Redlock
-    /// description.
-    ///
-    /// The server's uptime is read in the acquire itself; since it counts whole seconds, a master counts up to two
-    /// seconds later than it could. A server that is not the one its client knew (by its `run_id`: restarted, or
-    /// another behind the same address, like a replica that was promoted) counts once its client has known it for
-    /// `longest_lease`, from the first acquire that met it; a client that is opened after such a change cannot know,
-    /// and goes by the uptime alone. The setting relies on the wall clock of the masters, which should not be set forward.
-    ///
-    /// A hold handed over by another thread of this process was asked for by that thread's handle.
-    ///
-    /// From 10 ms to 100 years; for anything else the methods that lock return [`Error::Config`](crate::Error::Config).
-    /// Default: a master counts at once.
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;
@@ -119,6 +107,19 @@ impl Handle<Red> {
     /// let _guard = lock.lock()?;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// Pass the longest lease that any process uses for this name. A master that restarts without its data has
+    /// forgotten the holds it granted; after the longest lease none of these holds can be valid any more. Source: the
+    /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value the methods that
+    /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
+    ///
+    /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
+    /// later than it could. A server whose `run_id` changed was restarted or replaced, for example by a promoted
+    /// replica. The client counts it `longest_lease` after the first acquire that met it. A client opened after such
+    /// a change cannot notice it, and relies on the uptime alone. The setting relies on the wall clocks of the
+    /// masters, which must not be set forward.
+    ///
+    /// A hold passed on by another thread of this process was requested with that thread's handle, and its setting.
     #[must_use]
     pub fn min_uptime(mut self, longest_lease: Duration) -> Self {
         self.target.up_for = longest_lease;
@@ -129,8 +130,8 @@ impl Handle<Red> {
 impl<S: Scope> Guard<Red, S> {
     /// Returns how many masters certainly keep the hold, as far as this process knows. No I/O.
     ///
-    /// Right after the grant it may be a bare majority: the other answers are counted when they arrive, each from when its
-    /// master was asked. From then on it only falls: see the type's "Keeping it".
+    /// Right after the grant this may be a bare majority. Replies of the other masters count when they arrive, each
+    /// from when its master was asked. From then on the number only falls: a part that was lost never counts again.
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;

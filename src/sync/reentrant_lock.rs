@@ -4,10 +4,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Owned, Reentrant};
 
-/// A lock that its holding thread may take again, renewed for as long as its guard lives.
-///
-/// The key is Redisson's: a hash with one field, the owner, and a time to live. Processes of Java and Rust exclude
-/// each other through it.
+/// A lock that the thread holding it may lock again: Redisson's `RLock`.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -21,22 +18,32 @@ use crate::sync::kind::{Owned, Reentrant};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis; the lock is free
-/// when the last of them is gone, in whatever order they go. The thread counts, not the handle.
+/// [`Handle`] lists all methods, from [`lock`](ReentrantLock::lock) and [`try_lock_for`](ReentrantLock::try_lock_for)
+/// to the settings.
 ///
-/// **Order.** Threads of one process get the lock in the order in which they asked, and hand it over among
-/// themselves for up to the client's tenure (5 ms unless set) before other processes get their chance. Among
-/// processes the first to ask after a release gets it.
+/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis. The lock is free
+/// when the last of them is dropped, in any order. The thread counts, not the handle.
+///
+/// **Leases.** Each hold has a lease (30 s unless set), which is renewed every third of it until the guard is
+/// dropped. If the process dies, the lock is free once the lease is over.
+///
+/// **Order.** Threads of one process get the lock in the order in which they asked, and pass it among themselves for
+/// up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)). Then other processes get their turn. Among
+/// processes, the first to ask after a release gets the lock.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
-/// **What it does not promise.** A lease can expire while its holder works: the process was stopped, Redis was
-/// unreachable, a replica without the key was promoted. The guard reports it ([`ReentrantLockGuard::is_valid`],
-/// [`ReentrantLockGuard::lost`]), but nothing can stop a write that is already under way.
+/// **Loss.** A lease can expire while its holder works: the process was stopped, Redis was unreachable, or a replica
+/// without the key was promoted. The guard reports it ([`is_valid`](ReentrantLockGuard::is_valid),
+/// [`lost`](ReentrantLockGuard::lost)), but cannot stop a write that is already under way.
+///
+/// **In Redis** the lock is Redisson's: a hash with the owner as its field, and a time to live. Java and Rust
+/// processes exclude each other through it.
 pub type ReentrantLock = Handle<Reentrant>;
 
-/// The [`Guard`] of a [`ReentrantLock`]: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a [`ReentrantLock`]: one hold, released when it is dropped, that stays on its thread.
 pub type ReentrantLockGuard = Guard<Reentrant>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`ReentrantLock`]: a hold, released when dropped, that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`ReentrantLock`]: one hold, released when it is dropped, that may move
+/// to other threads.
 pub type OwnedReentrantLockGuard = Guard<Reentrant, Owned>;
