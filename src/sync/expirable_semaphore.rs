@@ -31,43 +31,20 @@ use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
 use crate::time::{self, Deadline};
 
-/// How many permits can be taken at once, and how many ids one command names: more would keep Redis from everybody else
-/// for more than a few milliseconds.
+/// How many permits one command acquires, and how many ids one command names. More would block Redis for other
+/// clients for more than a few milliseconds.
 const MOST: usize = 1_000;
 
-/// How many permits can be given back by id at once.
+/// How many permits one call of `release_ids` releases.
 const MOST_IDS: usize = 10_000;
 
-/// A number of permits for all processes together, each with an id and a lease: Redisson's
+/// A counting semaphore whose permits return by themselves if their process dies: Redisson's
 /// `RPermitExpirableSemaphore`.
-///
-/// **Crashes.** A permit is renewed for as long as its [`ExpirablePermit`] lives, like a lock. If its process dies,
-/// is stopped, or cannot reach Redis, the permit comes back by itself one lease later, and waiting threads get it
-/// then without any message. Only the server's clock decides what has expired.
-///
-/// **How many there are** is set once with [`try_set_permits`](Self::try_set_permits), which changes nothing if it
-/// was set before. Until then there are none: acquiring waits, and a *warn* in the log says so once. Available and
-/// acquired permits are counted separately: after a reduction the available number may be negative, until enough have
-/// come back. If Redis loses the number (it was deleted, or evicted), it counts as not set: permits that come back do
-/// not create it, and whoever sets it next has those that are out among them.
-///
-/// **Ids.** Each permit has an id of 32 hexadecimal digits. Whoever knows it, in any process or language, can release
-/// the permit with [`release_id`](Self::release_id); its holder is then notified of the loss
-/// ([`LossReason::Forced`]). Permits that Java clients took are counted, waited for and released alike.
-///
-/// **Order.** Threads of one process are served first come, first served, so that one who wants many is not overtaken
-/// for ever, and one who does not wait ([`try_acquire`](Self::try_acquire)) lets those go first who do. Among
-/// processes the first to ask gets what there is.
-///
-/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned. A thread
-/// may take several permits, and would wait for itself if there are too few.
-///
-/// The plain semaphore uses the same keys and channel for its name; the two do not mix.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let slots = client.expirable_semaphore("slots");
-/// slots.try_set_permits(3)?; // the first process to get here decides
+/// slots.try_set_permits(3)?; // `false` if a number, perhaps another one, is set
 /// {
 ///     let _permit = slots.acquire()?; // one of three, among all processes
 /// }
@@ -76,27 +53,60 @@ const MOST_IDS: usize = 10_000;
 /// assert!(!permit.is_valid());
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// Use this one unless you share the name with Redisson's plain `RSemaphore`, which is
+/// [`Semaphore`](crate::Semaphore). The two use the same keys and channel, and cannot be mixed under one name.
+///
+/// **Crashes.** Each permit has a lease, which is renewed until its [`ExpirablePermit`] is dropped, like a lock. If
+/// its process dies, is stopped, or cannot reach Redis, the permit returns one lease later. Waiting threads then get
+/// it without any message. The server's clock alone decides which leases have expired.
+///
+/// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
+/// call changes nothing. Until then there are no permits: acquiring waits, and a *warn* in the log says so.
+/// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so
+/// after a reduction the available number can be negative until enough permits have returned. If the key of the
+/// number is deleted or evicted, the number counts as not set. Permits that are returned do not create it. The next
+/// number that is set includes the permits that are still taken.
+///
+/// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
+/// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
+/// ([`LossReason::Forced`]). Permits taken by Java clients are counted, waited for and released in the same way.
+///
+/// **Order.** Threads of one process are served first come, first served, so a thread that wants many permits is not
+/// overtaken forever. [`try_acquire`](Self::try_acquire) does not overtake waiting threads either. Among processes,
+/// the first to ask gets what is available.
+///
+/// **Panics** drop the permit, which releases it; there is no poisoning. A thread may take several permits, and waits
+/// forever if it waits for more than there are.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     inner: LockSpec,
-    /// An unregistered entry, for its protocol: the entry in which threads wait is dropped when idle.
+    /// An entry outside the registry, for its protocol. The registered entry, in which threads wait, is dropped when
+    /// idle.
     entry: OnceLock<Arc<Entry>>,
 }
 
-/// Under which number an observer hears of a permit, which belongs to no thread.
+/// The number under which an observer hears of a permit, which belongs to no thread.
 const NO_THREAD: u64 = 0;
 
-/// One permit of an [`ExpirableSemaphore`], released when dropped.
+/// A permit of an [`ExpirableSemaphore`], released when dropped, also by a panic.
 ///
-/// It is renewed every third of the client's lease until then, unless the handle has a lease of its own or
-/// [`update_lease`](Self::update_lease) has given it one. It may be sent to other threads, and shared among them.
+/// The permit is renewed every third of the client's lease, unless the handle has a
+/// [`lease`](ExpirableSemaphore::lease) of its own or [`update_lease`](Self::update_lease) was called. A permit may
+/// be sent to other threads, and shared among them.
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let permit = client.expirable_semaphore("slots").acquire()?;
+/// std::thread::spawn(move || permit.release()); // waits for Redis; dropping does not
+/// # Ok::<(), redlatch::Error>(())
+/// ```
 #[must_use = "if unused the permit is released immediately; bind it, `let _permit = …`, since `let _ = …` releases it at once"]
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
     /// The shortest lease that was requested without a reply. Locked while a thread changes the lease, round trip
-    /// included, so that changes are sent one after another. Nothing else takes it, and those who wait for it have a
-    /// time limit.
+    /// included, so that changes are sent one after another. Only `update_lease` takes this mutex, with a time limit.
     updating: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
@@ -112,8 +122,8 @@ impl ExpirableSemaphore {
 
     /// Waits for a permit.
     ///
-    /// Blocks for one round trip if one is available, otherwise without limit until one is released or expires, and at
-    /// most for the client's command timeout (3 s unless set) while Redis does not answer.
+    /// Blocks for one round trip if a permit is available, otherwise without limit until one is released or expires.
+    /// While Redis does not answer, blocks at most for the client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -123,16 +133,19 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis did not answer within the command timeout, at first or while waiting;
-    /// [`Error::Cancelled`], [`Error::Closed`]; [`Error::WrongType`] for keys that hold something else;
-    /// [`Error::InvalidName`], [`Error::Config`].
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command. A permit that it
+    ///   may have granted is released.
+    /// - [`Error::WrongType`]: the keys hold something else.
+    /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
     pub fn acquire(&self) -> Result<ExpirablePermit> {
         one(self.endlessly(1)?).ok_or_else(|| self.inner.stopped())
     }
 
-    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
+    /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -152,8 +165,8 @@ impl ExpirableSemaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt. An answer that comes later is not waited
-    /// for, and what it may have granted is released.
+    /// `wait` is the whole budget, round trips included; zero is one attempt. A reply that arrives later is not
+    /// waited for, and a permit that it grants is released.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -192,8 +205,8 @@ impl ExpirableSemaphore {
 
     /// Waits for `n` permits at once: all of them are taken, or none. At most 1,000.
     ///
-    /// Each is a permit of its own, with its own id and its own end. If `n` is more than there are in all, it waits
-    /// until somebody adds some.
+    /// Each is a permit of its own, with its own id and lease. If `n` is more than the semaphore has in all, the call
+    /// waits until permits are added.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -204,13 +217,13 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Config`] if `n` is zero or too large.
+    /// As [`acquire`](Self::acquire), and [`Error::Config`] if `n` is zero or more than 1,000.
     pub fn acquire_many(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
         self.endlessly(n)
     }
 
-    /// Tries once to take `n` permits, all or none; `Ok(None)` if there are fewer, or a thread of this process is
-    /// waiting.
+    /// Tries once to take `n` permits, all or none; `Ok(None)` if fewer are available, or another thread of this
+    /// process is waiting.
     ///
     /// Blocks for one round trip or none, at most for the command timeout.
     ///
@@ -273,25 +286,30 @@ impl ExpirableSemaphore {
         self.take(n, WaitMode::moment(instant))
     }
 
-    /// Sets how many permits there are; `false` if that was set before, and then nothing changes.
+    /// Sets how many permits there are, once; if a number is set already, nothing changes, even if it is another
+    /// number.
     ///
-    /// To change the number afterwards, call [`set_permits`](Self::set_permits): a program that starts with another
-    /// number here keeps the old one. Blocks for one round trip, at most the command timeout. Permits that are out
-    /// although the number was deleted are among the `n`. Sent again after a lost answer it counts once and returns
-    /// the first answer.
+    /// Returns whether the number was set. To change the number later, call [`set_permits`](Self::set_permits).
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let slots = client.expirable_semaphore("slots");
-    /// slots.try_set_permits(3)?; // by every process; the first one counts
+    /// if !slots.try_set_permits(3)? && slots.permits()? != 3 {
+    ///     println!("another process has set a different number");
+    /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// If the number was deleted while permits were taken, these are among the `n`. A request that is sent again
+    /// after a lost reply counts once, and returns the first answer.
+    ///
     /// # Errors
     ///
-    /// [`Error::Config`] if `n` is more than [`i32::MAX`], which is all that Java clients can read; [`Error::Redis`]
-    /// if Redis did not answer within the command timeout: then it may have been done, or may yet be;
-    /// [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout; then it is unknown whether the number was
+    ///   set.
+    /// - [`Error::Config`]: `n` is more than [`i32::MAX`], which is all that Java clients can read.
+    /// - [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
         let done = self.change(Change::TrySet(n))?;
@@ -300,8 +318,8 @@ impl ExpirableSemaphore {
 
     /// Sets how many permits there are, whatever was set before.
     ///
-    /// Blocks for one round trip, at most the command timeout. Nobody loses a permit: if more are out than `n`, the
-    /// available number is negative until enough have come back.
+    /// Blocks for one round trip, at most for the command timeout. No holder loses its permit: if more than `n` are
+    /// taken, the available number is negative until enough have returned.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -318,9 +336,10 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// Adds `more` permits, or removes some if it is negative.
+    /// Adds `more` permits, or removes some if `more` is negative.
     ///
-    /// Blocks for one round trip, at most the command timeout. Sent again after a lost answer it counts once.
+    /// Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost reply
+    /// counts once.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -339,8 +358,9 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// Returns how many permits are available; negative after a reduction. One round trip, at most the response
-    /// timeout.
+    /// Returns how many permits are available; negative after a reduction.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -355,7 +375,9 @@ impl ExpirableSemaphore {
         Ok(self.state()?[0])
     }
 
-    /// Returns how many permits are taken, in all processes. One round trip, at most the command timeout.
+    /// Returns how many permits are taken, in all processes.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -370,8 +392,9 @@ impl ExpirableSemaphore {
         Ok(u64::try_from(self.state()?[1]).unwrap_or(0))
     }
 
-    /// Returns how many permits there are in all, available or taken; zero if that was never set. One round trip, at
-    /// most the command timeout.
+    /// Returns how many permits there are in all, available or taken; zero if the number was never set.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -386,11 +409,11 @@ impl ExpirableSemaphore {
         Ok(self.state()?[2])
     }
 
-    /// Releases the permit with this id, whoever took it; `false` if it was no longer taken.
+    /// Releases the permit with this id, in whatever process it was taken; `false` if it was not taken.
     ///
-    /// Blocks for one round trip, at most the command timeout. A holder in this client is notified of its loss at once
-    /// ([`LossReason::Forced`]), one elsewhere at its next renewal. Sent again after a lost answer it returns the first
-    /// answer.
+    /// Blocks for one round trip, at most for the command timeout. A holder in this client is notified of the loss at
+    /// once ([`LossReason::Forced`]), a holder elsewhere at its next renewal. A request that is sent again after a
+    /// lost reply returns the first answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -409,10 +432,11 @@ impl ExpirableSemaphore {
         Ok(released.first().copied().unwrap_or_default())
     }
 
-    /// Releases the permits with these ids, whoever took them, and returns of each whether it was taken.
+    /// Releases the permits with these ids, in whatever process they were taken; returns for each whether it was
+    /// taken.
     ///
-    /// Those that were no longer taken do not keep the others from being released. At most 10,000; blocks for one round
-    /// trip per 1,000, each at most for the command timeout.
+    /// Ids that are not taken do not keep the others from being released. At most 10,000. Blocks for one round trip
+    /// per 1,000 ids, each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -423,12 +447,12 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// Redisson, in contrast, releases all or none, and fails if one has expired.
+    ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id); with a malformed id among them nothing is sent. After other errors some of
-    /// them may have been released.
-    ///
-    /// Source: Redisson releases all or none, and fails if one had expired.
+    /// As [`release_id`](Self::release_id). If one id is malformed, nothing is sent. After any other error, some of
+    /// the permits may have been released.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
         let ids = ids
             .iter()
@@ -473,10 +497,10 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// Returns how long Redis keeps the permit with this id if nobody renews it; `None` if it is not taken.
+    /// Returns how long Redis keeps the permit with this id if it is not renewed; `None` if it is not taken.
     ///
-    /// Blocks for one round trip, at most the command timeout. [`Duration::MAX`] for one without an end, which only
-    /// Java clients take.
+    /// Blocks for one round trip, at most for the command timeout. [`Duration::MAX`] for a permit that never expires,
+    /// which only Java clients take.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -502,8 +526,9 @@ impl ExpirableSemaphore {
 
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
     ///
-    /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to a
-    /// hundred years; for anything else the methods that acquire return [`Error::Config`].
+    /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to
+    /// 100 years; for any other value the methods that acquire return [`Error::Config`]. Default: permits are renewed
+    /// until they are dropped.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -533,8 +558,10 @@ impl ExpirableSemaphore {
         self
     }
 
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
+    /// is available.
+    ///
+    /// `Ok(None)` then means only that too few permits were available. By default both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -571,12 +598,12 @@ impl ExpirableSemaphore {
         Ok(self.entry.get_or_init(|| entry))
     }
 
-    /// Sends a query; all it changes is that expired permits become available.
+    /// Sends a query, whose only effect is that expired permits become available.
     fn ask_for(&self, request: impl FnOnce(&Protocol) -> Request) -> Result<(Value, &'static str)> {
         self.inner.ask(request(&self.entry()?.protocol))
     }
 
-    /// Changes how many permits there are; however often it is sent, it counts once.
+    /// Changes how many permits there are. However often the request is sent, it counts once.
     fn change(&self, change: Change) -> Result<i64> {
         self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
             permits::change(protocol, keys, keep_ms, change)
@@ -666,7 +693,7 @@ impl ExpirablePermit {
 
     /// Releases the permit and waits for Redis to confirm it.
     ///
-    /// Dropping it releases it too, but does not wait. Blocks for one round trip, at most for the command timeout.
+    /// Blocks for one round trip, at most for the command timeout. Dropping releases the permit too, without waiting.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -677,8 +704,8 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if it was no longer ours; [`Error::Redis`] if Redis did not confirm: the release is sent again
-    /// until it does, and the lease ends the permit at the latest.
+    /// [`Error::Lost`] if the permit ended earlier. [`Error::Redis`] if Redis did not confirm: the release is sent
+    /// again until Redis confirms it, and the lease ends the permit in any case.
     pub fn release(mut self) -> Result<()> {
         self.released = true;
         if self.session().is_copy() {
@@ -697,7 +724,7 @@ impl ExpirablePermit {
         })?;
         let reason = match released {
             Released::Yes { .. } => return Ok(()),
-            // It was sent twice, and the first time has released it.
+            // The release was sent twice, and the first one has released the permit.
             _ if replayed && in_time => return Ok(()),
             _ if in_time => LossReason::Forced,
             _ => LossReason::Expired,
@@ -708,7 +735,7 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
-    /// Returns whether the permit is certainly still ours by the clock of this process. No I/O.
+    /// Returns whether the permit is certainly still held, by the clock of this process. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -718,15 +745,16 @@ impl ExpirablePermit {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The answer can be outdated as soon as it is returned; where a late write does harm, use
+    /// [`query`](Self::query). On Linux the monotonic clock stops while the machine is suspended, so this method can
+    /// return `true` after the lease has expired, until the first renewal afterwards.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold.is_valid(Instant::now()) && !self.session().is_copy()
     }
 
-    /// Returns until when the permit is certainly ours unless it is renewed. No I/O.
-    ///
-    /// On the monotonic clock: from before the last confirmed acquire, renewal or change of the lease was sent, for the
-    /// lease less a hundredth of it and 2 ms, for clocks that drift apart.
+    /// Returns when the permit may end unless it is renewed. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -735,16 +763,16 @@ impl ExpirablePermit {
     /// println!("certain for {left:?}");
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The time counts on the monotonic clock, from before the last confirmed acquire, renewal or change of the lease
+    /// was sent. To it is added the lease, less a hundredth of the lease and 2 ms, for clocks that drift apart.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.hold.valid_until()
     }
 
-    /// Returns the channel that reports the loss of this permit, at the latest at [`valid_until`](Self::valid_until).
+    /// Returns the channel that reports the loss of this permit, no later than at [`valid_until`](Self::valid_until).
     /// No I/O.
-    ///
-    /// It receives at most one [`Loss`], and nothing when the permit is released. It can be used in
-    /// `crossbeam_channel::select!`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -754,6 +782,9 @@ impl ExpirablePermit {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The channel receives at most one [`Loss`], and nothing when the permit is released.
+    /// `crossbeam_channel::select!` accepts the channel.
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
         self.lost.of(|listener| {
@@ -763,11 +794,10 @@ impl ExpirablePermit {
         })
     }
 
-    /// Runs a command if this permit is in force, which Redis looks at in the same step; otherwise nothing is executed.
+    /// Runs a Redis command only if this permit is still in force; Redis checks that in the same step.
     ///
-    /// So what is written like this cannot be written too late, however long this process was stopped or cut off: once
-    /// the lease is over, [`Error::Lost`] comes instead. The data have to be in the Redis that keeps the permit. In a
-    /// cluster the keys have to be in the slot of the semaphore's key, as `{slots}:done` is in that of `slots`.
+    /// So a write sent in this way cannot come too late, however long this process was stopped or cut off. Once the
+    /// lease is over, the command is not executed and the call returns [`Error::Lost`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -777,24 +807,34 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Which commands, keys and replies are possible, how long it blocks, and what a lost reply means is the same for
-    /// permits and for the guards of locks: see [`Guard::query`](crate::Guard::query).
+    /// Blocks for one round trip, at most for the command timeout. If the reply is lost, the command is not sent
+    /// again: the call returns [`Error::Redis`], and [`may_have_run`](Error::may_have_run) is true.
+    ///
+    /// **Keys.** The data must be in the Redis that keeps the permit. Keys are sent unchanged, without the client's
+    /// key prefix. In a cluster they must be in the slot of the semaphore's key, as `{slots}:done` is in that of
+    /// `slots`. The Redis user needs the rights for the command and its keys.
+    ///
+    /// **Commands and replies.** Commands that Redis does not allow in scripts are rejected, blocking commands return
+    /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8
+    /// levels; a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded
+    /// commands that were under way may have run.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the permit is over, and nothing was executed. It is notified.
-    /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply is no `T` or too large; see
-    ///   [`may_have_run`](Error::may_have_run).
-    /// - [`Error::InvalidCommand`], before anything is sent.
-    /// - [`Error::Closed`] once the client is closed.
+    /// - [`Error::Lost`]: the permit is over, and nothing was executed. The permit reports the loss too.
+    /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply does not fit `T` or the limits.
+    ///   In the last case the command has run; [`may_have_run`](Error::may_have_run) tells these cases apart.
+    /// - [`Error::InvalidCommand`], before anything is sent: a key in another slot of a cluster, no command name,
+    ///   more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
+    /// - [`Error::Closed`]: the client is closed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
         self.session().run(&self.hold, &Work::Command(command))
     }
 
-    /// Runs a script if this permit is in force; otherwise as [`query`](Self::query).
+    /// Runs a script only if this permit is still in force; Redis checks that in the same step.
     ///
-    /// All of it is executed, or nothing. `keys` and `args` may be single values, slices or tuples; `None::<&str>` is
-    /// none of them. Name all keys, since only those are looked at before it is sent.
+    /// The script is executed completely or, once the lease is over, not at all. Limits, blocking and lost replies
+    /// are as with [`query`](Self::query).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -805,9 +845,12 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// `keys` and `args` may be single values, slices or tuples; pass `None::<&str>` for none. Pass every key that
+    /// the script uses in `keys`: only these are checked before the script is sent.
+    ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). A script that fails in the middle has executed what came before.
+    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,
@@ -817,10 +860,11 @@ impl ExpirablePermit {
         self.session().run(&self.hold, &script.work(keys, args))
     }
 
-    /// Lets the permit end `lease` from now, sooner or later than it would have. It is no longer renewed.
+    /// Changes when the permit ends: `lease` from now, whether that is sooner or later. The permit is no longer
+    /// renewed.
     ///
-    /// From 10 ms to a hundred years. Blocks for one round trip, at most for the command timeout; longer by as much if
-    /// another thread is doing the same.
+    /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout; up to twice as long if
+    /// another thread is changing the lease too.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -831,9 +875,11 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the permit was no longer ours. [`Error::Redis`] if Redis did not answer: it may have been
-    /// done, or may yet be, so the permit counts as ours for no longer than the shorter of both leases, and is not
-    /// renewed; later updates do not extend that. [`Error::Config`] for a lease out of range; [`Error::Closed`].
+    /// - [`Error::Lost`]: the permit ended earlier.
+    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit then
+    ///   counts as held for the shorter of both leases and is not renewed; later updates do not extend that.
+    /// - [`Error::Config`]: the lease is out of range.
+    /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;
@@ -896,8 +942,8 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
-    /// Returns its id: 32 hexadecimal digits, for [`ExpirableSemaphore::release_id`] in any process and for Java
-    /// clients.
+    /// Returns the permit's id, 32 hexadecimal digits: for [`ExpirableSemaphore::release_id`] in any process, and for
+    /// Java clients. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -947,7 +993,7 @@ impl Drop for ExpirablePermit {
         if !self.released
             && let Err(err) = self.let_go()
         {
-            // Not a warning: `lost` has reported it, and it does no harm to those who wait.
+            // Debug, not warn: `lost` has reported this already, and no waiter is delayed by it.
             report!(Debug, "dropping a permit: {err}");
         }
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {

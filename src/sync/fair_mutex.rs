@@ -4,7 +4,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{FairNonReentrant, Owned};
 
-/// A lock granted first come, first served, across all processes. Not reentrant.
+/// A lock granted first come, first served, across all processes, not reentrant.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -32,7 +32,7 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// millisecond: while threads of a process wait for the lock, tokens are up to a millisecond ahead of the clock.
 ///
 /// **After a loss.** If a process has lost the lock and does not know yet, its threads may still pass the lock among
-/// themselves. Their tokens are lower than those of the new holder, so the resource rejects them.
+/// themselves. These tokens are lower than the new holder's, so the resource rejects them.
 ///
 /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
 /// that was ever locked. [`token_ttl`](FencedLock::token_ttl) lets it expire.

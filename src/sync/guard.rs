@@ -11,22 +11,24 @@ use crate::hold::Bound;
 use crate::sync::kind::{AnyKind, Owned, Scope, sealed};
 use crate::sync::traits::Hold;
 
-/// A hold of a lock, released when dropped.
+/// A held lock. Dropping the guard releases it.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let guard = client.mutex("report").lock()?;
-/// // nobody else holds the lock, in any process
+/// // no other thread holds the lock, in any process
 /// guard.unlock()?; // reports a lost lock; dropping does not
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A guard owns what it needs, so it can outlive its handle and be kept in a struct. Dropping it sends the release and
-/// does not wait for the reply; [`unlock`](Self::unlock) does. A guard that is leaked (`std::mem::forget`) is renewed
-/// until the handle's `max_hold`, or the end of its client or process.
+/// **Releasing.** Dropping the guard sends the release and does not wait for the reply; [`unlock`](Self::unlock)
+/// waits. A guard that is leaked (`std::mem::forget`) is renewed until the handle's
+/// [`max_hold`](crate::Handle::max_hold), or until its client is closed or its process ends.
 ///
-/// The guard stays on its thread, to which the hold belongs. Other threads may look at it (`Sync`), but not have it
-/// (`!Send`). An [`OwnedGuard`], taken by [`lock_owned`](crate::Handle::lock_owned), may move.
+/// **Threads.** A guard stays on its thread, which owns the hold: other threads may use a reference (`Sync`), but the
+/// guard cannot move to them (it is not `Send`). An [`OwnedGuard`], returned by
+/// [`lock_owned`](crate::Handle::lock_owned), may move. A guard keeps its client alive and borrows nothing, so it can
+/// outlive its handle and live in a struct.
 ///
 /// ```compile_fail,E0277
 /// fn send<T: Send>(_: T) {}
@@ -40,22 +42,22 @@ pub struct Guard<K: AnyKind, S: Scope = Bound> {
     _scope: S,
 }
 
-/// A hold of a lock that may move to other threads, released when dropped, wherever that is.
-///
-/// Taken by [`lock_owned`](crate::Handle::lock_owned), [`read_owned`](crate::RwLock::read_owned) and
-/// [`write_owned`](crate::RwLock::write_owned), for thread pools, actors and async programs.
+/// A held lock whose guard may move to other threads. Dropping the guard, on any thread, releases it.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let guard = client.fenced_lock("ledger").lock_owned()?;
-/// std::thread::spawn(move || println!("we are number {}", guard.token()));
+/// std::thread::spawn(move || println!("our token is {}", guard.token()));
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The hold belongs to the guard and to no thread. So it is not reentrant, whatever the kind of the lock: a thread that
-/// has an owned guard and waits for the lock waits like any other thread, and forever if nobody else can drop that
-/// guard. A thread that wants to read below its own owned write guard waits in the same way. Everything else is as with
-/// a [`Guard`] that stays on its thread, and both exclude each other.
+/// For thread pools, actors and async programs. [`lock_owned`](crate::Handle::lock_owned),
+/// [`read_owned`](crate::RwLock::read_owned) and [`write_owned`](crate::RwLock::write_owned) return owned guards;
+/// their methods are those of every guard.
+///
+/// The hold belongs to the guard and to no thread, so it is not reentrant, whatever the kind of lock. A thread that
+/// has an owned guard and locks again waits like any other thread, and forever if no other thread can drop that
+/// guard. A thread that reads while it has an owned write guard also waits for itself.
 ///
 /// ```
 /// fn may_move<T: Send + Sync + 'static>() {}
@@ -76,8 +78,9 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
 
     /// Releases the hold and waits for Redis to confirm it.
     ///
-    /// Dropping the guard releases it too, but does not wait. Blocks for one round trip, at most for the response
-    /// timeout; not at all if the thread has further holds, or another thread of this process takes over.
+    /// Blocks for one round trip, at most for the command timeout; not at all if the thread has further holds, or
+    /// another thread of this process takes over. Dropping the guard releases the hold too, without waiting and
+    /// without an error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -90,17 +93,13 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) if the lock was no longer ours. [`Error::Redis`](crate::Error::Redis) if
-    /// Redis did not confirm: the release is sent again until it does, and the lease limits the hold in any case.
+    /// [`Error::Lost`](crate::Error::Lost) if the hold ended earlier. [`Error::Redis`](crate::Error::Redis) if Redis
+    /// did not confirm: the release is sent again until Redis confirms it, and the lease ends the hold in any case.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock()
     }
 
-    /// Returns whether the lock is certainly still ours by the clock of this process. No I/O.
-    ///
-    /// On Linux the monotonic clock stops while the machine is suspended, and so does the aging of this answer; the first
-    /// renewal afterwards finds out. Nothing keeps the answer true for longer than this call: where a late write would do
-    /// harm, let the resource check a fencing token as well.
+    /// Returns whether the lock is certainly still held, by the clock of this process. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -110,15 +109,16 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The answer can be outdated as soon as it is returned. Where a late write does harm, let the resource check a
+    /// [fencing token](crate::FencedLock) as well. On Linux the monotonic clock stops while the machine is suspended,
+    /// so this method can return `true` after the lease has expired, until the first renewal afterwards.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.held.is_valid()
     }
 
-    /// Returns until when the hold is certainly ours unless it is renewed. No I/O.
-    ///
-    /// On the monotonic clock: from before the last confirmed acquire or renewal was sent, for the lease less a hundredth
-    /// of it and 2 ms, for clocks that drift apart.
+    /// Returns when the hold may end unless it is renewed. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -127,16 +127,16 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// println!("certain for {left:?}");
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The time counts on the monotonic clock, from before the last confirmed acquire or renewal was sent. To it is
+    /// added the lease, less a hundredth of the lease and 2 ms, for clocks that drift apart.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.held.valid_until()
     }
 
-    /// Returns the channel that reports the loss of this hold, no later than at [`valid_until`](Self::valid_until). No
-    /// I/O.
-    ///
-    /// The channel receives at most one [`Loss`], and nothing when the hold is released. `crossbeam_channel::select!` takes
-    /// it.
+    /// Returns the channel that reports the loss of this hold, no later than at [`valid_until`](Self::valid_until).
+    /// No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -146,12 +146,15 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The channel receives at most one [`Loss`], and nothing when the hold is released. `crossbeam_channel::select!`
+    /// accepts the channel.
     #[must_use]
     pub fn lost(&self) -> &Receiver<Loss> {
         self.held.lost()
     }
 
-    /// Returns the name, as given to the client.
+    /// Returns the name, as given to the client. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -164,8 +167,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
         self.held.name()
     }
 
-    /// Returns the owner in Redis, `<client uuid>:<number>`; of several locks all of them, separated by commas. Holds
-    /// handed over inside a process share it, and so do threads of a process that share a read hold.
+    /// Returns the owner of the hold as Redis stores it, `<client uuid>:<number>`. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -173,13 +175,15 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// println!("held as {}", guard.owner());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The guard of a multi-lock returns the owners of all members, separated by commas. Two guards of one process
+    /// have the same owner if one passed the lock to the other, or if they share a read hold.
     #[must_use]
     pub fn owner(&self) -> &str {
         self.held.owner()
     }
 
-    /// Returns how many holds the thread has, including this one; zero once they are lost. An owned guard is alone: one.
-    /// No I/O.
+    /// Returns how many holds the thread has, including this one; zero once they are lost. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -188,6 +192,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// assert_eq!(guard.hold_count(), 2);
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// An owned guard is not reentrant, so its count is one.
     #[must_use]
     pub fn hold_count(&self) -> u32 {
         self.held.hold_count()

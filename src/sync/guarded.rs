@@ -12,11 +12,7 @@ use crate::protocol::guarded as wrapping;
 use crate::sync::guard::Guard;
 use crate::sync::kind::{OneServer, Scope};
 
-/// A Lua script that runs only while a hold is in force: for a guard's [`invoke`](crate::Guard::invoke).
-///
-/// In front of its text stands one line that looks whether the hold is in force, so the script begins only if it is, and is
-/// executed as one step with that. The script has its own `KEYS` and `ARGV`, and returns what it likes. Redis gets its hash,
-/// and its text if the server does not know it, so make it once and keep it.
+/// A Lua script that runs only while a lock is held: for a guard's [`invoke`](crate::Guard::invoke).
 ///
 /// ```no_run
 /// use std::sync::LazyLock;
@@ -39,14 +35,21 @@ use crate::sync::kind::{OneServer, Scope};
 /// # let _ = sold;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// A line in front of the script checks that the hold is in force. Check and script are executed as one step: the
+/// script runs completely under the lock, or not at all. The script has its own `KEYS` and `ARGV`, and may return
+/// anything.
+///
+/// Make a script once and keep it. Redis is sent its hash, and its text only if the server does not know the hash.
 #[derive(Clone)]
 pub struct GuardedScript {
     script: Arc<Script>,
 }
 
 impl GuardedScript {
-    /// Wraps the text of a script. Sends nothing: what is wrong with the text, Redis says when it is first invoked, with the
-    /// numbers of its lines.
+    /// Wraps the text of a script. Sends nothing.
+    ///
+    /// Redis reports a mistake in the text when the script is first invoked, with the line number in your text.
     ///
     /// ```
     /// let script = redlatch::GuardedScript::new("return redis.call('get', KEYS[1])");
@@ -75,12 +78,11 @@ impl fmt::Debug for GuardedScript {
 }
 
 impl<K: OneServer, S: Scope> Guard<K, S> {
-    /// Runs a command if this hold is in force, which Redis looks at in the same step; otherwise nothing is executed.
+    /// Runs a Redis command only if this hold is still in force; Redis checks that in the same step.
     ///
-    /// So what is written like this cannot be written too late, however long this process was stopped or cut off: once
-    /// the lease is over, [`Error::Lost`](crate::Error::Lost) comes instead, also if the process has taken the lock again
-    /// since. The data have to be in the Redis that keeps the lock, so guards of a [`RedLock`](crate::RedLock) and of a
-    /// [`MultiLock`](crate::MultiLock) have neither this method nor [`invoke`](Self::invoke).
+    /// So a write sent in this way cannot come too late, however long this process was stopped or cut off. Once the
+    /// lease is over, the command is not executed and the call returns [`Error::Lost`](crate::Error::Lost), even if
+    /// the process has acquired the lock again since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -91,35 +93,40 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The keys of the command are taken as they are, without the client's key prefix. In a cluster they have to be in
-    /// the slot of the lock's key, as `{stock:42}:left` is in that of `stock:42`. Commands that Redis does not allow in
-    /// scripts are rejected, commands that block do not wait, and integers beyond 2^53 come back rounded. The user needs the rights
-    /// for the command, and to read and write its keys.
+    /// Blocks for one round trip, at most for the command timeout. If the reply is lost, the command is not sent
+    /// again: the call returns [`Error::Redis`](crate::Error::Redis), and
+    /// [`may_have_run`](crate::Error::may_have_run) is true.
     ///
-    /// Guarded commands of all guards share a connection that locks do not use, so a lock waits for none of them. A reply
-    /// may have up to 1 MiB, and arrays in it may be nested 8 levels deep; a longer or deeper one is an error. A reply of
-    /// more than 64 MiB also ends the connection, and other guarded commands that were on their way may have run.
+    /// **Keys.** The data must be in the Redis that keeps the lock, so guards of a [`RedLock`](crate::RedLock) or a
+    /// [`MultiLock`](crate::MultiLock) have neither this method nor [`invoke`](Self::invoke). Keys are sent
+    /// unchanged, without the client's key prefix. In a cluster they must be in the slot of the lock's key, as
+    /// `{stock:42}:left` is in that of `stock:42`. The Redis user needs the rights for the command and its keys.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A lost reply is not asked for again: it is
-    /// [`Error::Redis`](crate::Error::Redis), and [`may_have_run`](crate::Error::may_have_run) says so.
+    /// **Commands and replies.** Commands that Redis does not allow in scripts are rejected, blocking commands return
+    /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8
+    /// levels; a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded
+    /// commands that were under way may have run. Guarded commands have a connection of their own, so no lock waits
+    /// for them.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`](crate::Error::Lost): the hold is over, and nothing was executed. The guard is notified.
-    /// - [`Error::Redis`](crate::Error::Redis): Redis rejected the command, did not answer, or the reply is no `T` or too
-    ///   large. In this last case the command has run; see [`may_have_run`](crate::Error::may_have_run) about lost
-    ///   replies.
+    /// - [`Error::Lost`](crate::Error::Lost): the hold is over, and nothing was executed. The guard reports the loss
+    ///   too.
+    /// - [`Error::Redis`](crate::Error::Redis): Redis rejected the command, did not answer, or the reply does not fit
+    ///   `T` or the limits. In the last case the command has run; [`may_have_run`](crate::Error::may_have_run) tells
+    ///   these cases apart.
     /// - [`Error::InvalidCommand`](crate::Error::InvalidCommand), before anything is sent: a key in another slot of a
-    ///   cluster, no name, more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
-    /// - [`Error::Closed`](crate::Error::Closed) once the client is closed.
+    ///   cluster, no command name, more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such
+    ///   as `SELECT`.
+    /// - [`Error::Closed`](crate::Error::Closed): the client is closed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
         self.held.run(&Work::Command(command))
     }
 
-    /// Runs a script if this hold is in force; otherwise as [`query`](Self::query).
+    /// Runs a script only if this hold is still in force; Redis checks that in the same step.
     ///
-    /// All of it is executed, or nothing. `keys` and `args` may be single values, slices or tuples; `None::<&str>` is none
-    /// of them. Name all keys, since only those are looked at before it is sent.
+    /// The script is executed completely or, once the lease is over, not at all. Limits, blocking and lost replies
+    /// are as with [`query`](Self::query).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -130,9 +137,12 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// `keys` and `args` may be single values, slices or tuples; pass `None::<&str>` for none. Pass every key that
+    /// the script uses in `keys`: only these are checked before the script is sent.
+    ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). A script that fails in the middle has executed what came before.
+    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,

@@ -18,19 +18,18 @@ use crate::time::{self, Deadline};
 /// [`FairLock`](crate::FairLock), [`FairMutex`](crate::FairMutex), [`FencedLock`](crate::FencedLock),
 /// [`SpinLock`](crate::SpinLock), [`MultiLock`](crate::MultiLock) or [`RedLock`](crate::RedLock).
 ///
-/// The page of each kind says what that kind promises. Handles have the methods below in common, whose examples use a
-/// [`Mutex`](crate::Mutex).
-///
-/// A handle is cheap to make and to clone, and sends nothing by itself. Clones are the same lock.
-///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let lock = client.mutex("report");
 /// let guard = lock.lock()?;
-/// // nobody else holds the lock, in any process
+/// // no other thread holds the lock, in any process
 /// drop(guard);
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// The methods below are the same for all kinds; their examples use a [`Mutex`](crate::Mutex). The page of each kind
+/// says what that kind promises. A handle is cheap to make and to clone, and sends nothing by itself. Clones are the
+/// same lock.
 #[derive(Clone)]
 pub struct Handle<K: AnyKind> {
     pub(crate) target: K::Target,
@@ -41,7 +40,7 @@ impl<K: AnyKind> Handle<K> {
         Self { target }
     }
 
-    /// Changes the settings of each part.
+    /// Changes the settings of each member, or of the one lock.
     pub(crate) fn each(mut self, change: impl Fn(&mut LockSpec)) -> Self {
         self.target.parts_mut().iter_mut().for_each(change);
         self
@@ -66,34 +65,32 @@ impl<K: AnyKind> Handle<K> {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("report").lock()?;
-    /// // nobody else holds the lock, in any process
+    /// // no other thread holds the lock, in any process
     /// drop(guard);
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command, or the grant arrived
-    ///   when its lease was over. With several servers [`Error::NoQuorum`], with several members [`Error::Members`].
-    /// - [`Error::WrongType`]: the key holds something else, such as a lock of another kind or of a program that locks
-    ///   by `SET NX`.
-    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and it is not reentrant, or holds it as another
-    ///   kind.
-    /// - [`Error::Cancelled`] by the handle's token, [`Error::Closed`] once the client is closed.
-    /// - [`Error::Spawn`]: the system did not start a thread of the client.
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command, or the grant
+    ///   arrived after its lease had expired. With several servers [`Error::NoQuorum`], with several members
+    ///   [`Error::Members`].
+    /// - [`Error::WrongType`]: the key holds something else, such as a lock of another kind, or a lock that another
+    ///   program made with `SET NX`.
+    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread
+    ///   holds it as another kind.
+    /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
     pub fn lock(&self) -> Result<Guard<K>> {
         self.take(WaitMode::Until(Deadline::NEVER))?
             .ok_or(Error::Closed)
     }
 
-    /// Tries once; `Ok(None)` if somebody has the lock, or a thread of this process is waiting for it.
+    /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
     ///
-    /// Blocks for one round trip, or none if this process has the lock; at most for the command timeout. If this
-    /// process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call first
-    /// waits for the reply to the last release, which says whether other processes were notified. If so, the call lets
-    /// them ask first, for 1 ms. A [`SpinLock`](crate::SpinLock), which
-    /// notifies nobody, always does.
+    /// Blocks for one round trip, or none if this process has the lock; at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -104,6 +101,11 @@ impl<K: AnyKind> Handle<K> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call
+    /// lets other waiting processes ask first, for 1 ms. Redis reports whether there are any in its reply to the last
+    /// release, so the call waits for that reply too. A [`SpinLock`](crate::SpinLock) has no such report and always
+    /// waits 1 ms.
+    ///
     /// # Errors
     ///
     /// As [`lock`](Self::lock), except `Cancelled`.
@@ -112,10 +114,6 @@ impl<K: AnyKind> Handle<K> {
     }
 
     /// Waits up to `wait` for the lock; `Ok(None)` if that was not long enough.
-    ///
-    /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt; a span beyond what the
-    /// clock can represent is no limit. `Ok(None)` means that somebody else had the lock, or that Redis was too slow: a
-    /// later answer is not waited for, and what it may have granted is released.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -126,11 +124,16 @@ impl<K: AnyKind> Handle<K> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt; a duration beyond what
+    /// the clock can represent is no limit. `Ok(None)` means that another thread or process had the lock, or that
+    /// Redis was too slow; [`late_is_error`](Self::late_is_error) tells these apart. A reply that arrives later is
+    /// not waited for, and a hold that it grants is released.
+    ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). [`Error::Redis`] also as soon as the time is over, if Redis is known to be unreachable
-    /// then: there is no connection to it, or nothing has arrived for half the command timeout although an answer was
-    /// due. Anything that the attempt may have acquired is released.
+    /// As [`lock`](Self::lock). [`Error::Redis`] also if Redis is known to be unreachable when the time is over:
+    /// there is no connection, or nothing has arrived for half the command timeout although a reply was due. Anything
+    /// that the attempt may have acquired is released.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
         self.take(WaitMode::span(wait))
     }
@@ -157,6 +160,9 @@ impl<K: AnyKind> Handle<K> {
 
     /// Runs `work` while holding the lock, and returns its value.
     ///
+    /// Blocks until the lock is held, like [`lock`](Self::lock). After `work` the guard is dropped, which does not
+    /// wait for Redis.
+    ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let sum = client.mutex("report").with(|_guard| 20 + 22)?;
@@ -164,14 +170,14 @@ impl<K: AnyKind> Handle<K> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Blocks until the lock is held. The guard is dropped after `work`, which does not wait for Redis.
+    /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the
+    /// loss ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do
+    /// [`Config::on_lost`](crate::Config::on_lost) and the log. To get the loss as an error, use [`lock`](Self::lock)
+    /// and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). An error means that `work` did not run. If the lock was lost while `work` ran, its value is
-    /// returned all the same: ask the guard ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), or call
-    /// [`lock`](Self::lock) and then [`unlock`](Guard::unlock). [`Config::on_lost`](crate::Config::on_lost) and the log
-    /// report the loss too.
+    /// As [`lock`](Self::lock). An error means that `work` did not run.
     pub fn with<T>(&self, work: impl FnOnce(&Guard<K>) -> T) -> Result<T> {
         let guard = self.lock()?;
         Ok(work(&guard))
@@ -179,8 +185,8 @@ impl<K: AnyKind> Handle<K> {
 
     /// Waits until the lock is held, by a guard that may move to other threads; otherwise as [`lock`](Self::lock).
     ///
-    /// The hold belongs to no thread, so it is not reentrant: a thread that has such a guard waits for the lock like any
-    /// other, whatever the kind. See [`OwnedGuard`](crate::OwnedGuard).
+    /// The hold belongs to the guard and to no thread, so it is not reentrant, whatever the kind: a thread that has
+    /// such a guard waits for the lock like any other. See [`OwnedGuard`](crate::OwnedGuard).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -194,15 +200,16 @@ impl<K: AnyKind> Handle<K> {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that stays on it, even
-    /// if the lock is reentrant.
+    /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that stays on its
+    /// thread, even if the lock is reentrant.
     pub fn lock_owned(&self) -> Result<OwnedGuard<K>> {
         self.take(WaitMode::Until(Deadline::NEVER))?
             .ok_or(Error::Closed)
     }
 
-    /// Tries once, for a guard that may move to other threads; otherwise as [`try_lock`](Self::try_lock). `Ok(None)`
-    /// also if the calling thread has the lock.
+    /// Tries once, for a guard that may move to other threads; otherwise as [`try_lock`](Self::try_lock).
+    ///
+    /// `Ok(None)` also if the calling thread itself has the lock.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -255,13 +262,11 @@ impl<K: AnyKind> Handle<K> {
         self.take(WaitMode::moment(instant))
     }
 
-    /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
+    /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// A hold ends `lease` after it was granted, whether it was released or not, and its guard is notified. Locking
-    /// again in the same thread renews the lease and costs a round trip. A hold handed over by another thread of this
-    /// process may have less left: at most a tenth of the lease, and at most the client's tenure. From 10 ms
-    /// ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); for anything else the methods
-    /// that lock return [`Error::Config`].
+    /// A hold ends `lease` after it was granted, released or not, and its guard reports that. From 10 ms
+    /// ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); for any other value the
+    /// methods that lock return [`Error::Config`]. Default: the hold is renewed until the guard is dropped.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -269,6 +274,9 @@ impl<K: AnyKind> Handle<K> {
     /// let _guard = lock.lock()?; // for five seconds at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// Locking again in the same thread restarts the lease, and costs a round trip. A hold passed on by another
+    /// thread of this process may be shorter, by at most a tenth of the lease and at most the client's tenure.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -276,10 +284,10 @@ impl<K: AnyKind> Handle<K> {
 
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
-    /// Against a job that hangs and a guard that is leaked: renewal stops, the guard is notified with
+    /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the client.
-    /// `Duration::MAX` means no limit. For zero, and together with a fixed lease, the methods that lock return
-    /// [`Error::Config`].
+    /// `Duration::MAX` means no limit, which is the default. For zero, and together with a fixed lease, the methods
+    /// that lock return [`Error::Config`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -292,16 +300,12 @@ impl<K: AnyKind> Handle<K> {
         self.each(|part| part.max_hold = time::finite(max_hold))
     }
 
-    /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if they are released
-    /// before.
+    /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if released
+    /// earlier.
     ///
-    /// So "once per minute, on whichever host" is `try_lock` with 55 s and a job that ends sooner: hosts whose clocks
-    /// differ by less than what is left of the minute find it taken. Releasing sets what is left as the key's time to
-    /// live and notifies nobody: a waiting thread looks after at most 5 s. A kept hold is not handed over to threads of
-    /// this process. If the process dies, its lease ends the hold as usual.
-    ///
-    /// From 10 ms to 100 years; for anything else, and for more than a fixed lease or `max_hold`, the methods that lock
-    /// return [`Error::Config`]. `ShedLock` calls this `lockAtLeastFor`.
+    /// For a job that runs once per minute on any one host, use [`try_lock`](Self::try_lock) with 55 s. If the job
+    /// ends sooner, the other hosts still find the lock taken, provided that their clocks differ by less than the
+    /// rest of the minute. `ShedLock` calls this `lockAtLeastFor`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -311,6 +315,13 @@ impl<K: AnyKind> Handle<K> {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// An early release sets the rest of `span` as the key's time to live, and notifies no waiter: waiting threads
+    /// ask again after at most 5 s. Threads of this process do not pass such a hold on. If the process dies, the
+    /// lease ends the hold as usual.
+    ///
+    /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
+    /// lock return [`Error::Config`].
     #[must_use]
     pub fn at_least(self, span: Duration) -> Self {
         self.each(|part| part.at_least = Some(span))
@@ -331,10 +342,11 @@ impl<K: AnyKind> Handle<K> {
         self.each(|part| part.cancel = Some(token.clone()))
     }
 
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: [`Error::Late`] if Redis was too slow to say
-    /// whether anybody has the lock, `Ok(None)` only if somebody had it.
+    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
+    /// is free.
     ///
-    /// By default both are `Ok(None)`, since most callers do the same in both cases.
+    /// `Ok(None)` then means only that another thread or process had the lock. By default both cases are `Ok(None)`,
+    /// since most callers treat them alike.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -352,7 +364,9 @@ impl<K: AnyKind> Handle<K> {
         self.each(|part| part.late_is_error = true)
     }
 
-    /// Returns whether anybody holds the lock, in any process. Blocks for one round trip, at most the command timeout.
+    /// Returns whether the lock is held, by any thread of any process.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -386,7 +400,7 @@ impl<K: AnyKind> Handle<K> {
         self.hold_count() > 0
     }
 
-    /// Returns how many holds the calling thread has; zero if they are no longer valid. No I/O.
+    /// Returns how many holds the calling thread has; zero once they are lost. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -402,10 +416,10 @@ impl<K: AnyKind> Handle<K> {
         counts.min().unwrap_or(0)
     }
 
-    /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. Blocks for one round trip, at
-    /// most the command timeout.
+    /// Returns how long Redis keeps the lock if it is not renewed; `None` if it is free.
     ///
-    /// `Duration::MAX` for a key without a time to live, which this crate never leaves behind.
+    /// Blocks for one round trip, at most for the command timeout. `Duration::MAX` for a key without a time to live,
+    /// which this crate never leaves behind.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -426,21 +440,22 @@ impl<K: AnyKind> Handle<K> {
         Ok(longest)
     }
 
-    /// Takes the lock away from its holder; `false` if there was none. Blocks for one round trip, at most the response
-    /// timeout.
+    /// Takes the lock away from its holder; `false` if it was free.
     ///
-    /// Waiting threads are notified as by a release: everywhere for most locks, only the first in the queue of a fair
-    /// lock, nobody for a spin lock. A holder in this process is notified of its loss at once
-    /// ([`LossReason::Forced`](crate::LossReason::Forced)), a holder in another process at its next renewal. A request
-    /// that is sent again after a lost reply counts once, and takes nothing from the next holder.
+    /// Blocks for one round trip, at most for the command timeout. A holder in this process is notified of the loss
+    /// at once ([`LossReason::Forced`](crate::LossReason::Forced)), a holder in another process at its next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// if client.mutex("report").force_unlock()? {
-    ///     println!("somebody held it, and no longer does");
+    ///     println!("it was held, and is free now");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// Waiting threads are notified as by a release: all of them for most locks, only the first in the queue of a
+    /// fair lock, none for a spin lock. A request that is sent again after a lost reply counts once, and takes
+    /// nothing from the next holder.
     ///
     /// # Errors
     ///

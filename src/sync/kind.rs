@@ -1,13 +1,13 @@
-//! Types that distinguish the kinds of locks, and guards that stay on their thread from those that may move.
+//! Marker types: the kinds of locks, and whether a guard stays on its thread.
 
 use crate::acquire::multi::Members;
 use crate::acquire::spec::LockSpec;
 use crate::hold::Bound;
 
-/// A kind of lock: what [`Handle`](crate::Handle) and [`Guard`](crate::Guard) are generic over. Sealed.
+/// A kind of lock, the type parameter of [`Handle`](crate::Handle) and [`Guard`](crate::Guard). Sealed.
 ///
-/// A type that keeps a guard of any kind names its kind by this trait; functions that work with any lock take a
-/// [`Lock`](crate::Lock) or a [`Hold`](crate::Hold).
+/// Use it for a type that keeps a guard of any kind. Functions that work with any lock take a [`Lock`](crate::Lock)
+/// or a [`Hold`](crate::Hold).
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;
@@ -32,7 +32,7 @@ pub trait AnyKind: sealed::Kind {}
 
 impl<K: sealed::Kind> AnyKind for K {}
 
-/// Declares the kinds: for each the name of its handle, and what that locks.
+/// Declares the kinds, each with the name of its handle and the type that acquires it.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident: $name:literal, $target:ty;)+) => {$(
         $(#[$doc])*
@@ -79,7 +79,7 @@ kinds! {
     Red: "RedLock", LockSpec;
 }
 
-/// A kind of lock that one server keeps, which also runs the [guarded commands](crate::Guard::query) of its guards.
+/// A kind of lock that a single server keeps, so its guards have [guarded commands](crate::Guard::query).
 ///
 /// ```compile_fail,E0599
 /// fn by_several(guard: &redlatch::RedLockGuard) -> redlatch::Result<i64> {
@@ -97,7 +97,7 @@ impl OneServer for Spin {}
 impl OneServer for Read {}
 impl OneServer for Write {}
 
-/// Whether a guard belongs to its thread.
+/// Whether a guard stays on its thread ([`Bound`]) or may move ([`Owned`]).
 pub trait Scope {
     const IS_OWNED: bool;
 
@@ -129,7 +129,7 @@ pub(crate) mod sealed {
     use crate::acquire::target::Target;
 
     pub trait Kind: Clone + 'static {
-        /// The name of its handle, for debugging.
+        /// The name of the handle's type, for `Debug`.
         const NAME: &'static str;
 
         type Target: Target;

@@ -12,32 +12,11 @@ use crate::local::waiter::CancelToken;
 use crate::protocol::latch::{self, Change};
 use crate::time::Deadline;
 
-/// How many keys of answered requests one request has Redis forget.
+/// How many keys of answered requests Redis deletes with one request.
 const FORGET: usize = 1;
 
-/// A count that threads of any number of processes wait to see at zero: Redisson's `RCountDownLatch`.
-///
-/// The latch is open, and nobody waits, until [`try_set_count`](Self::try_set_count) closes it; so that has to come
-/// before anybody waits. The last [`count_down`](Self::count_down) opens it, all waiting threads of all processes
-/// continue, and it can be set again. Anybody may count down, any number of times.
-///
-/// Nothing is held and nothing expires, so a process that dies without having counted down leaves the others waiting:
-/// [`wait_for`](Self::wait_for) and [`delete`](Self::delete) are for that. A Redis that returns without its data
-/// returns with the latch open.
-///
-/// **Waking.** One message wakes every process, and in it every waiting thread, each of which then asks once. A thread
-/// also asks without a message, first after a second, later every five (at once and every tenth of a second if the
-/// server does not let us subscribe), so a lost message or a deleted key delays nobody for longer.
-///
-/// **Rounds.** A latch may be set again at once. Whoever waits for the first count is free when that round ends,
-/// even if it is late and finds the second; whoever came for the second is not released by the end of the first. For
-/// that a mark is kept beside the count, at `{name}:round`, which changes whenever this crate sets, opens or deletes
-/// the latch. Redisson's clients do not change it: if one of them ends a round and one of them starts the next, a late
-/// waiter waits for the end of that next round, as it does with Redisson.
-///
-/// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once: Redis keeps
-/// its result at `{name}:request:<id>` for two minutes (four command timeouts if that is longer), or until the next
-/// request of the same client about this latch.
+/// A count that reaches zero: threads of any number of processes count down, others wait. Redisson's
+/// `RCountDownLatch`.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -49,6 +28,29 @@ const FORGET: usize = 1;
 /// loaded.wait()?;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// **A latch that was never set is open**, and waiting returns at once. So call
+/// [`try_set_count`](Self::try_set_count) before any thread waits or counts down. The last
+/// [`count_down`](Self::count_down) opens the latch, and all waiting threads of all processes continue. Then it can
+/// be set again. Any thread may count down, any number of times.
+///
+/// **Crashes.** No hold or lease is involved, so a process that dies before counting down leaves the others waiting:
+/// use [`wait_for`](Self::wait_for), and [`delete`](Self::delete) to open the latch. If Redis loses its data, the
+/// latch is open.
+///
+/// **Waking.** One message wakes every process and all its waiting threads, each of which then asks Redis once.
+/// Without a message a thread asks after a second, and then every 5 s, so a lost message or a deleted key delays it
+/// no longer than that. If the server does not allow subscribing, threads ask every 100 ms.
+///
+/// **Rounds.** A latch may be set again at once. A thread that waits for the first count continues when that round
+/// ends, even if it wakes late and finds the second count. A thread that waits for the second count is not released
+/// by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate sets,
+/// opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and start
+/// the next, a late waiter waits for the end of the next round, as it does in Redisson.
+///
+/// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once. Redis
+/// keeps its result at `{name}:request:<id>` until the client's next request about this latch, but no longer than two
+/// minutes (four command timeouts if that is longer).
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,
@@ -59,10 +61,10 @@ impl Latch {
         Self { inner }
     }
 
-    /// Closes the latch until it has been counted down `count` times; `false`, and nothing changes, if a count is set.
+    /// Closes the latch until it has been counted down `count` times; if a count is set already, nothing changes.
     ///
-    /// Blocks for one round trip, at most for the client's command timeout (3 s unless set). A count of 0 set by a
-    /// Redisson client counts as set, although the latch is open; counting down or deleting removes it.
+    /// Returns whether the count was set. Blocks for one round trip, at most for the client's command timeout (3 s
+    /// unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -72,12 +74,16 @@ impl Latch {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
+    /// A count of 0 set by a Redisson client counts as set, although the latch is open; counting down or deleting
+    /// removes it.
+    ///
     /// # Errors
     ///
-    /// [`Error::Config`] before anything is sent, if `count` is 0 or more than [`i64::MAX`], and likewise
-    /// [`Error::InvalidName`]; [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether the
-    /// count was set; [`Error::WrongType`] for a key that holds something else, which is left as it is;
-    /// [`Error::Closed`] once the client is closed.
+    /// - [`Error::Redis`]: Redis rejected the command, or did not answer; then it is unknown whether the count was
+    ///   set.
+    /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], and [`Error::Config`] for 0 or more than [`i64::MAX`], before anything is sent.
     pub fn try_set_count(&self, count: u64) -> Result<bool> {
         if count == 0 {
             return Err(Error::config("a latch of 0 would be open".into()));
@@ -88,7 +94,7 @@ impl Latch {
         self.change(Change::Set(count))
     }
 
-    /// Lowers the count by one. The last one opens the latch and notifies everybody who waits.
+    /// Lowers the count by one; at zero the latch opens and all waiting threads continue.
     ///
     /// Does nothing if the latch is open already, as in Redisson. Blocks for one round trip, at most for the client's
     /// command timeout (3 s unless set).
@@ -101,9 +107,11 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether it was counted;
-    /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
-    /// client is closed; [`Error::InvalidName`] before anything is sent.
+    /// - [`Error::Redis`]: Redis rejected the command, or did not answer; then it is unknown whether the call
+    ///   counted.
+    /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], before anything is sent.
     pub fn count_down(&self) -> Result<()> {
         self.change(Change::CountDown)?;
         Ok(())
@@ -111,8 +119,8 @@ impl Latch {
 
     /// Waits until the latch is open.
     ///
-    /// One round trip if it is open. Otherwise it blocks without limit while there is something left to count, and at
-    /// most for the client's command timeout (3 s unless set) while Redis does not answer.
+    /// Blocks for one round trip if the latch is open, otherwise without limit until it opens. While Redis does not
+    /// answer, blocks at most for the client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -122,9 +130,11 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked, at first or while waiting; [`Error::WrongType`] for a key that
-    /// holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client is closed;
-    /// [`Error::InvalidName`] before anything is sent.
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], before anything is sent.
     pub fn wait(&self) -> Result<()> {
         if self.wait_with(WaitMode::Until(Deadline::NEVER))? {
             Ok(())
@@ -135,7 +145,7 @@ impl Latch {
 
     /// Waits up to `limit` for the latch to open, and returns whether it did.
     ///
-    /// `limit` is the whole budget, connecting and round trips included. Zero is one question; a span beyond what the
+    /// `limit` is the whole budget, connecting and round trips included. Zero asks once; a duration beyond what the
     /// clock can represent is no limit.
     ///
     /// ```no_run
@@ -148,15 +158,16 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait), if Redis is known to be unreachable once the time is over, or has not answered for the
-    /// command timeout. An answer that is merely late is `false`. A limit of zero cannot be cancelled.
+    /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has
+    /// not answered for the command timeout; a reply that is merely late is `false`. A limit of zero cannot be
+    /// cancelled.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }
 
     /// Waits until `limit` for the latch to open; otherwise as [`wait_for`](Self::wait_for).
     ///
-    /// An instant in the past is one question.
+    /// An instant in the past asks once.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -172,9 +183,9 @@ impl Latch {
         self.wait_with(WaitMode::moment(limit))
     }
 
-    /// Returns how many are left to count; 0 if the latch is open.
+    /// Returns the count that is left; 0 if the latch is open.
     ///
-    /// Blocks for one round trip, at most for the command timeout. Others may have counted since.
+    /// Blocks for one round trip, at most for the command timeout. Other threads may have counted down since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -184,16 +195,15 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked; [`Error::WrongType`] for a key that holds something else;
-    /// [`Error::Closed`] once the client is closed; [`Error::InvalidName`] before anything is sent.
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], and [`Error::InvalidName`] before anything is sent.
     pub fn count(&self) -> Result<u64> {
         LatchWait::new(&self.inner, WaitMode::Once)?.count()
     }
 
-    /// Opens the latch, whatever is left to count, and returns whether there was a count.
+    /// Opens the latch, whatever its count, and returns whether a count was set.
     ///
-    /// Waiting threads continue, except those of Redisson's clients, which this does not wake. Blocks for one round
-    /// trip, at most for the client's command timeout (3 s unless set).
+    /// Waiting threads continue, except those of Redisson's clients, which this call does not wake. Blocks for one
+    /// round trip, at most for the client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -203,9 +213,11 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis refused, or did not answer: then it is unknown whether it was deleted;
-    /// [`Error::WrongType`] for a key that holds something else, which is left as it is; [`Error::Closed`] once the
-    /// client is closed; [`Error::InvalidName`] before anything is sent.
+    /// - [`Error::Redis`]: Redis rejected the command, or did not answer; then it is unknown whether the latch was
+    ///   deleted.
+    /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], before anything is sent.
     pub fn delete(&self) -> Result<bool> {
         self.change(Change::Delete)
     }
@@ -238,7 +250,7 @@ impl Latch {
         &self.inner.name
     }
 
-    /// One request that counts once, however often it has to be sent.
+    /// Sends a request that counts once, however often it is sent.
     fn change(&self, change: Change) -> Result<bool> {
         let done = self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
             latch::change(protocol, keys, keep_ms, change)
@@ -246,7 +258,7 @@ impl Latch {
         Ok(done == 1)
     }
 
-    /// Whether the latch was seen to have been open in time.
+    /// Returns whether the latch was open before the time was over.
     fn wait_with(&self, wait: WaitMode) -> Result<bool> {
         let mut strategy = LatchWait::new(&self.inner, wait)?;
         let outcome = acquire::acquire(&mut strategy, &self.inner, wait)?;

@@ -59,8 +59,8 @@ pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.
 ///
-/// The guard is valid as long as every member's hold is valid, and reports the first loss. Its members may be on
-/// several servers, so it has no [guarded commands](Guard::query).
+/// The guard is valid as long as every member's hold is valid, and reports the first loss. The members may be on
+/// several servers, so the guard has no [guarded commands](Guard::query).
 pub type MultiLockGuard = Guard<Multi>;
 
 /// The [`OwnedGuard`](crate::OwnedGuard) of a [`MultiLock`]: the holds of all members, released when it is dropped,

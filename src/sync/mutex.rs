@@ -4,7 +4,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{NonReentrant, Owned};
 
-/// The default lock: one holder at a time among all threads of all processes. Not reentrant.
+/// The default lock: one holder at a time among all threads of all processes, not reentrant.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -34,15 +34,15 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// A master that restarts without its data has forgotten what it granted. If the majority was a bare one, another
 /// client may then get the lock some milliseconds before the holder is notified; [`min_uptime`](RedLock::min_uptime)
 /// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
-/// its token. Its counter lives in one Redis; a `RedLock` has no tokens.
+/// its token. A `RedLock` has no tokens: their counter would live in one Redis.
 ///
-/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least 50
-/// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
-/// and at least a tenth of the lease is left. What is left is the lease, less the time since before the first byte
-/// was sent, less a hundredth of the lease and 2 ms for clocks that drift. Otherwise the request is undone on every
-/// master, also where no reply arrived, and repeated after a random 5 to 50 ms. A grant that came too late is not
-/// repeated. A master that is down, or has not replied yet, is skipped as long as the others are enough; its client
-/// reconnects in the background.
+/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least
+/// 50 ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted
+/// it and at least a tenth of the lease is left. The remaining time is the lease, less the time since before the
+/// first byte was sent, less a hundredth of the lease and 2 ms for clocks that drift. Otherwise the request is undone
+/// on every master, also where no reply arrived, and repeated after a random 5 to 50 ms. A grant that came too late
+/// is not repeated. A master that is down, or has not replied yet, is skipped as long as the others are enough; its
+/// client reconnects in the background.
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
@@ -56,13 +56,13 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// next renewal, after at most a third of the lease. With a fixed lease only [`unlock`](RedLockGuard::unlock)
 /// notices: it fails if fewer than a majority still had the hold.
 ///
-/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. One thread of each process
-/// subscribes on every master, and requests the lock when a release is announced. One master's message is enough; any
-/// two of three masters, or three of five, announce every release. If several processes then get a part each and none
-/// a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether it is
-/// free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. It requests the lock only if a
-/// majority is free. A process that has had the lock for its tenure while others listened lets them go first, for as
-/// long as four grants take: at least 1 ms and at most 50 ms.
+/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
+/// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
+/// enough; any two of three masters, or three of five, announce every release. If several processes then get a part
+/// each and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
+/// whether it is free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. The thread then
+/// requests the lock only if a majority is free. A process that has had the lock for its tenure while others listened
+/// lets them go first, for as long as four grants take: at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
 /// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).

@@ -12,7 +12,7 @@ use crate::sync::handle::Handle;
 use crate::sync::kind::{Owned, Read, Scope, Write};
 use crate::time;
 
-/// A lock that many may hold to read, or one to write: Redisson's `RReadWriteLock`.
+/// A lock held by many readers or one writer: Redisson's `RReadWriteLock`.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -25,64 +25,71 @@ use crate::time;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **Reentrancy.** A thread that reads may read again; one that writes may write again, and may read. These read holds
-/// then outlive the write hold, and [`RwLockWriteGuard::downgrade`] turns one into the other. A thread that reads and
-/// wants to write would wait for itself: that is [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
+/// **Reentrancy.** A thread that reads may read again. A thread that writes may write again, and may read; its read
+/// holds outlive the write hold. [`downgrade`](RwLockWriteGuard::downgrade) turns a write hold into a read hold. A
+/// thread that reads and asks to write would wait for itself, so it gets
+/// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
 ///
-/// **Sharing.** Threads of one process share a read hold: for the client's tenure
-/// ([`Config::tenure`](crate::Config::tenure), 5 ms) after its grant further readers join it without asking Redis,
-/// unless a thread of the process waits to write. When a writer leaves, all readers that wait in a process get the
-/// lock with one round trip, and those of other processes at the same time.
+/// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
+/// Redis, unless a thread of the process waits to write. When a writer leaves, all waiting readers of a process get
+/// the lock with one round trip, and those of other processes at the same time.
 ///
-/// **Order.** Readers and writers take turns, so neither side starves. Within a process threads get the lock in the
-/// order in which they asked. Among processes Redis keeps a note of one waiting writer and of one waiting reader, and a
-/// thread that comes is behind the one of the other side that was noted when it first asked, and behind nobody else. A
-/// noted waiter that has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s), because it died or
-/// was stopped, counts as gone. A thread that has the lock already is behind nobody. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), respect the notes and leave none. With [`readers_first`](Self::readers_first) readers
-/// pass writers of other processes.
+/// **Order.** Readers and writers take turns, so neither side starves. Threads of one process get the lock in the
+/// order in which they asked. Among processes, Redis remembers one waiting writer and one waiting reader. A thread
+/// that arrives lets the remembered waiter of the other side go first, and no other waiter. A remembered waiter that
+/// has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because it died or was
+/// stopped, is forgotten. A thread that already has the lock waits for no one. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), respect remembered waiters and are not remembered themselves. With
+/// [`readers_first`](Self::readers_first), readers overtake writers of other processes.
 ///
-/// **Order beside Redisson.** Redisson's clients neither leave such notes nor read them: its readers pass those
-/// who wait to write. So a writer waits for as long as readers of Redisson overlap. Readers here do not wait behind it
-/// for that long: a note has no precedence once its owner has waited for 10 s, which then waits as Redisson's clients
-/// do. So does a writer among readers each of which holds the lock for longer than that.
+/// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
-/// **Loss.** A read hold can be lost, and reports it, like any other. Each has a key of its own that lives as long as
-/// its lease, so a reader that died makes way for a writer when its own lease is over, whatever other readers renew. If
-/// more than a thousand died, a writer has to ask several times before it gets the lock; [`try_write`](Self::try_write)
-/// asks once.
+/// **Other kinds.** A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType),
+/// since the two would not exclude each other.
 ///
-/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key, and a Redisson client sets that key's
-/// time to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds here extend it again at
-/// every renewal, at least every 10 s, and once they have found it shortened, after a third of the time it had left.
-/// Not covered: a client that sets it below the time until then, and dies. The lock then ends before this hold's
-/// [`is_valid`](RwLockReadGuard::is_valid) says so, and a writer may get it; the next renewal finds out. It cannot
-/// happen if those times are well over 10 s in every Redisson client.
+/// **Loss.** Each read hold is lost, and reports its loss, by itself. Each has a key of its own that lives as long as
+/// its lease. So a reader that died makes way for a writer when its own lease is over, whatever other readers renew.
+/// If more than a thousand readers died, a writer has to ask several times before it gets the lock;
+/// [`try_write`](Self::try_write) asks once.
 ///
-/// **Panics.** As with the [`ReentrantLock`](crate::ReentrantLock): dropping releases, nothing is poisoned.
+/// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
+/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this
+/// crate do not wait behind it for that long: a remembered waiter loses its precedence after 10 s, and then waits as
+/// Redisson's clients do. A writer behind readers that each hold the lock for longer than 10 s loses its precedence
+/// in the same way.
 ///
-/// A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType), since the two would not
-/// exclude each other.
+/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key. A Redisson client sets that key's
+/// time to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it
+/// again at every renewal: at least every 10 s, and once they found it shortened, after a third of the time it had
+/// left. An uncovered case remains: a Redisson client sets the time to live to less than the time until the next
+/// renewal, and dies. The lock then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and
+/// a writer may get it; the next renewal reports the loss. This cannot happen if those times are well over 10 s in
+/// every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
     writing: Handle<Write>,
 }
 
-/// The [`Guard`] of an [`RwLock`] that reads: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a reader of an [`RwLock`]: one hold, released when it is dropped, that stays on its thread.
 ///
-/// Threads of a process that share a hold have the same [`owner`](Guard::owner).
+/// Threads of one process that share a read hold have the same [`owner`](Guard::owner).
 pub type RwLockReadGuard = Guard<Read>;
 
-/// The [`Guard`] of an [`RwLock`] that writes: a hold, released when dropped, that stays on its thread.
+/// The [`Guard`] of a writer of an [`RwLock`]: one hold, released when it is dropped, that stays on its thread.
+///
+/// [`downgrade`](RwLockWriteGuard::downgrade) turns it into an [`RwLockReadGuard`].
 pub type RwLockWriteGuard = Guard<Write>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of an [`RwLock`] that reads: a hold, released when dropped, that may move to
-/// other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a reader of an [`RwLock`]: one hold, released when it is dropped, that
+/// may move to other threads.
 pub type OwnedRwLockReadGuard = Guard<Read, Owned>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of an [`RwLock`] that writes: a hold, released when dropped, that may move to
-/// other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a writer of an [`RwLock`]: one hold, released when it is dropped, that
+/// may move to other threads.
+///
+/// [`downgrade`](OwnedRwLockWriteGuard::downgrade) turns it into an [`OwnedRwLockReadGuard`].
 pub type OwnedRwLockWriteGuard = Guard<Write, Owned>;
 
 impl RwLock {
@@ -102,8 +109,9 @@ impl RwLock {
 
     /// Waits until the calling thread holds the lock for reading.
     ///
-    /// Blocks without limit while somebody writes, or waits to and goes first; at most for the client's response
-    /// timeout (3 s unless set) while Redis does not answer; not at all if it joins a read hold of its process.
+    /// Blocks without limit while another thread or process writes, or waits to write and goes first. Does not block
+    /// if it joins a read hold of its process. While Redis does not answer, blocks at most for the client's command
+    /// timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -114,16 +122,19 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`](crate::Error::Redis) if Redis could not be asked;
-    /// [`Error::WrongType`](crate::Error::WrongType) if the key holds something else;
-    /// [`Error::Cancelled`](crate::Error::Cancelled) by the handle's token; [`Error::Closed`](crate::Error::Closed)
-    /// once the client is closed; [`Error::InvalidName`](crate::Error::InvalidName) and
-    /// [`Error::Config`](crate::Error::Config) before anything is sent.
+    /// - [`Error::Redis`](crate::Error::Redis): Redis did not answer within the command timeout, or rejected the
+    ///   command.
+    /// - [`Error::WrongType`](crate::Error::WrongType): the key holds something else.
+    /// - [`Error::Cancelled`](crate::Error::Cancelled): the handle's token was cancelled.
+    /// - [`Error::Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Error::Spawn`](crate::Error::Spawn): the operating system could not start a thread of the client.
+    /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
+    ///   anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
         self.reading.lock()
     }
 
-    /// Tries once to read; `Ok(None)` if somebody writes, or waits to and goes first.
+    /// Tries once to read; `Ok(None)` if another thread or process writes, or waits to write and goes first.
     ///
     /// Blocks for one round trip or none, at most for the command timeout.
     ///
@@ -144,7 +155,7 @@ impl RwLock {
 
     /// Waits up to `wait` to read; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget; zero is one attempt.
+    /// `wait` is the whole budget, connecting and round trips included; zero is one attempt.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -157,8 +168,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis is
-    /// known to be unreachable by then.
+    /// As [`read`](Self::read); [`Error::Redis`](crate::Error::Redis) also if Redis is known to be unreachable when
+    /// the time is over.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<RwLockReadGuard>> {
         self.reading.try_lock_for(wait)
     }
@@ -182,6 +193,10 @@ impl RwLock {
 
     /// Runs `work` while reading, and returns its value.
     ///
+    /// Blocks until the lock is held, like [`read`](Self::read). If the hold is lost while `work` runs, the value is
+    /// still returned; the guard that `work` receives reports the loss ([`is_valid`](Guard::is_valid),
+    /// [`lost`](Guard::lost)).
+    ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let sum = client.rw_lock("prices").with_read(|_guard| 20 + 22)?;
@@ -191,8 +206,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read). An error means that `work` did not run; a loss while it ran is reported as by
-    /// [`Mutex::with`](crate::Mutex::with).
+    /// As [`read`](Self::read). An error means that `work` did not run.
     pub fn with_read<T>(&self, work: impl FnOnce(&RwLockReadGuard) -> T) -> Result<T> {
         self.reading.with(work)
     }
@@ -200,7 +214,8 @@ impl RwLock {
     /// Waits until the lock is held for reading, by a guard that may move to other threads; otherwise as
     /// [`read`](Self::read).
     ///
-    /// The hold belongs to no thread: a thread that has such a guard and waits to write waits for itself, unnoticed.
+    /// The hold belongs to the guard and to no thread: a thread that has such a guard and waits to write waits for
+    /// itself, and gets no error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -211,8 +226,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if it would have to wait and the
-    /// thread holds the lock by a guard that stays on it.
+    /// As [`read`](Self::read). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the call would have to wait
+    /// and the thread holds the lock by a guard that stays on its thread.
     pub fn read_owned(&self) -> Result<OwnedRwLockReadGuard> {
         self.reading.lock_owned()
     }
@@ -284,16 +299,17 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread reads and does
-    /// not write.
+    /// As [`read`](Self::read), and [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the thread reads and
+    /// does not write.
     pub fn write(&self) -> Result<RwLockWriteGuard> {
         self.writing.lock()
     }
 
-    /// Tries once to write; `Ok(None)` if somebody else reads or writes, or a thread of this process waits for either.
+    /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a thread of this process
+    /// waits.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. After a tenure others go first, as
-    /// [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
+    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure of holds in this
+    /// process, the call first lets other waiting processes ask, for 1 ms.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -312,7 +328,7 @@ impl RwLock {
 
     /// Waits up to `wait` to write; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget; zero is one attempt.
+    /// `wait` is the whole budget, connecting and round trips included; zero is one attempt.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -325,8 +341,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), and as [`ReentrantLock::try_lock_for`](crate::ReentrantLock::try_lock_for) if Redis
-    /// is known to be unreachable by then.
+    /// As [`write`](Self::write); [`Error::Redis`](crate::Error::Redis) also if Redis is known to be unreachable when
+    /// the time is over.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<RwLockWriteGuard>> {
         self.writing.try_lock_for(wait)
     }
@@ -350,6 +366,10 @@ impl RwLock {
 
     /// Runs `work` while writing, and returns its value.
     ///
+    /// Blocks until the lock is held, like [`write`](Self::write). If the hold is lost while `work` runs, the value
+    /// is still returned; the guard that `work` receives reports the loss ([`is_valid`](Guard::is_valid),
+    /// [`lost`](Guard::lost)).
+    ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// client.rw_lock("prices").with_write(|_guard| println!("alone"))?;
@@ -358,8 +378,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write). An error means that `work` did not run; a loss while it ran is reported as by
-    /// [`Mutex::with`](crate::Mutex::with).
+    /// As [`write`](Self::write). An error means that `work` did not run.
     pub fn with_write<T>(&self, work: impl FnOnce(&RwLockWriteGuard) -> T) -> Result<T> {
         self.writing.with(work)
     }
@@ -367,8 +386,9 @@ impl RwLock {
     /// Waits until the lock is held for writing, by a guard that may move to other threads; otherwise as
     /// [`write`](Self::write).
     ///
-    /// The hold belongs to no thread: a thread that has such a guard and reads, or writes again, waits for itself,
-    /// unnoticed. Reading below it begins with [`downgrade`](OwnedRwLockWriteGuard::downgrade).
+    /// The hold belongs to the guard and to no thread: a thread that has such a guard and reads, or writes again,
+    /// waits for itself, and gets no error. To read after writing, use
+    /// [`downgrade`](OwnedRwLockWriteGuard::downgrade).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -379,8 +399,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if it would have to wait and
-    /// the thread holds the lock by a guard that stays on it.
+    /// As [`write`](Self::write). [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the call would have to
+    /// wait and the thread holds the lock by a guard that stays on its thread.
     pub fn write_owned(&self) -> Result<OwnedRwLockWriteGuard> {
         self.writing.lock_owned()
     }
@@ -438,10 +458,12 @@ impl RwLock {
         self.writing.try_lock_owned_until(instant)
     }
 
-    /// Returns a handle that takes the lock for a fixed time instead of renewing it: Redisson's `leaseTime`.
+    /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// Read holds with a fixed lease are not shared, and reading again in the same thread renews the whole hold.
-    /// Otherwise as [`ReentrantLock::lease`](crate::ReentrantLock::lease).
+    /// A hold ends `lease` after it was granted, released or not, and its guard reports that. Read holds with a fixed
+    /// lease are not shared among threads, and reading again in the same thread restarts the lease of its whole hold.
+    /// From 10 ms to 100 years; for any other value the methods that lock return
+    /// [`Error::Config`](crate::Error::Config).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -456,8 +478,11 @@ impl RwLock {
 
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
-    /// Read holds with this limit are not shared. Otherwise as
-    /// [`ReentrantLock::max_hold`](crate::ReentrantLock::max_hold).
+    /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
+    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the client.
+    /// Read holds with this limit are not shared among threads. `Duration::MAX` means no limit, which is the default.
+    /// For zero, and together with a fixed lease, the methods that lock return
+    /// [`Error::Config`](crate::Error::Config).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -470,8 +495,10 @@ impl RwLock {
         self.each(|side| side.max_hold = time::finite(max_hold))
     }
 
-    /// Returns a handle whose holds keep the name for at least `span` after they were granted: see
-    /// [`ReentrantLock::at_least`](crate::ReentrantLock::at_least).
+    /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if released
+    /// earlier.
+    ///
+    /// [`Handle::at_least`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -499,8 +526,10 @@ impl RwLock {
         self.each(|side| side.cancel = Some(token.clone()))
     }
 
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    /// Returns a handle whose waits with a limit return [`Error::Late`](crate::Error::Late) if Redis was too slow to
+    /// say whether the lock is free.
+    ///
+    /// `Ok(None)` then means only that another thread or process had the lock. By default both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -516,9 +545,10 @@ impl RwLock {
         self.each(|side| side.late_is_error = true)
     }
 
-    /// Returns a handle that reads whenever nobody writes, even if somebody in another process waits to.
+    /// Returns a handle that reads whenever no one writes, even if another process waits to write.
     ///
-    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: both take turns.
+    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: readers and writers
+    /// take turns.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -532,9 +562,10 @@ impl RwLock {
         self
     }
 
-    /// Returns whether anybody reads, in any process. Blocks for one round trip, at most the command timeout.
+    /// Returns whether any thread of any process reads.
     ///
-    /// A reader that died is counted until its lease is over and another reader releases, or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A reader that died is counted until its lease is
+    /// over and another reader releases, or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -550,7 +581,9 @@ impl RwLock {
         self.reading.is_locked()
     }
 
-    /// Returns whether anybody writes, in any process. Blocks for one round trip, at most the command timeout.
+    /// Returns whether any thread of any process writes.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -607,10 +640,10 @@ impl RwLock {
         self.read_hold_count() > 0 || self.write_hold_count() > 0
     }
 
-    /// Returns how long Redis keeps the lock if nobody renews it; `None` if nobody holds it. Blocks for one round trip,
-    /// at most the command timeout.
+    /// Returns how long Redis keeps the lock if it is not renewed; `None` if it is free.
     ///
-    /// With several readers it is the longest of their leases.
+    /// Blocks for one round trip, at most for the command timeout. With several readers, the longest of their leases
+    /// counts.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -628,20 +661,21 @@ impl RwLock {
         self.writing.remaining_lease()
     }
 
-    /// Takes the lock away from all who read or write; `false` if nobody did. Blocks for one round trip, at most the
-    /// command timeout.
+    /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
-    /// Holders in this process are notified of their loss at once ([`LossReason::Forced`](crate::LossReason::Forced)),
-    /// others at their next renewal. A request that is sent again after a lost reply counts once, and takes nothing
-    /// from later holders. Redisson has a call of its own for readers and for the writer.
+    /// Blocks for one round trip, at most for the command timeout. Holders in this process are notified of the loss
+    /// at once ([`LossReason::Forced`](crate::LossReason::Forced)), holders in other processes at their next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// if client.rw_lock("prices").force_unlock()? {
-    ///     println!("somebody held it, and no longer does");
+    ///     println!("it was held, and is free now");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// A request that is sent again after a lost reply counts once, and takes nothing from later holders. Redisson
+    /// has one call for readers and another for the writer.
     ///
     /// # Errors
     ///
@@ -666,11 +700,11 @@ impl RwLock {
 }
 
 impl<S: Scope> Guard<Write, S> {
-    /// Turns the write hold into a read hold, with nobody writing in between; from then on others may read.
+    /// Turns the write hold into a read hold without a gap: no other writer gets the lock in between.
     ///
-    /// The read hold has the lease settings of the write hold, and what is left of its [`at_least`](RwLock::at_least).
-    /// If the thread has further write holds, it goes on writing until they are released. Blocks for two round trips,
-    /// at most for twice the command timeout.
+    /// Other threads may read from then on, unless this thread has further write holds. Blocks for two round trips,
+    /// each at most for the command timeout. The read hold has the lease settings of the write hold, and the rest of
+    /// its [`at_least`](RwLock::at_least).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -681,9 +715,9 @@ impl<S: Scope> Guard<Write, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) if the lock was no longer ours, [`Error::Redis`](crate::Error::Redis) if
-    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. Both holds are released
-    /// then.
+    /// [`Error::Lost`](crate::Error::Lost) if the write hold ended earlier, [`Error::Redis`](crate::Error::Redis) if
+    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. If it fails, both
+    /// holds are released.
     pub fn downgrade(self) -> Result<Guard<Read, S>> {
         match self.held.below()? {
             Some(read) => {

@@ -19,43 +19,15 @@ use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::time::Deadline;
 
-/// A number of permits that threads of any process take and return: Redisson's `RSemaphore`.
-///
-/// Whoever wants more permits than are available waits until others return some. A new semaphore has none, so everybody
-/// waits, and a *warn* in the log says so once; [`try_set_permits`](Self::try_set_permits) creates it, once, by whoever
-/// comes first.
-///
-/// **No owners.** Redis keeps one number, how many permits are available. Nobody knows who has the others, so any
-/// thread may return what another has taken, and **a process that dies keeps its permits for ever**, until somebody
-/// adds them again. Where that does harm, use the semaphore whose permits end with their holder,
-/// [`ExpirableSemaphore`](crate::ExpirableSemaphore).
-///
-/// **Waiting.** Threads of one process are served first come, first served, and only the first asks Redis, so a request
-/// for many is not starved by later requests for few. A permit that is returned while others of this process wait is
-/// handed to the first of them without a round trip, for up to a tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it; then it is returned to Redis, so that other
-/// processes get their turn. Among processes the first to ask after a release gets what there is, so whoever wants many
-/// may wait for as long as others want few. A release notifies by message; if one is lost, waiters find out by asking
-/// every 1 to 5 s.
-///
-/// **Faults.** A request without an answer is sent again and counts once: Redis remembers its number, in a key
-/// `{name}:request:<client uuid>:<number>` that the next requests of the same client delete, or that expires after two
-/// minutes (four command timeouts if that is longer). So a client leaves a handful of such keys, some 150 bytes each,
-/// however often it asks. Remembering costs a request 4 to 5 µs of the server's time, about as much as the
-/// rest of it. A permit dropped while Redis is unreachable, or accepts no writes, is offered to it again for up to a
-/// minute (two command timeouts if that is longer); after that it stays taken, and
-/// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
-///
-/// **TTL.** No method changes a time to live that somebody has given the key. A permit that is returned does not create
-/// a semaphore that was deleted or has expired; if somebody else has created it again by then, it has that many more.
-/// [`release`](Self::release) and [`add_permits`](Self::add_permits) create one, as in Redisson.
+/// A counting semaphore whose permits **stay taken if their process dies**: prefer
+/// [`ExpirableSemaphore`](crate::ExpirableSemaphore), unless you share it with Redisson's `RSemaphore`.
 ///
 /// ```no_run
 /// use std::time::Duration;
 ///
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let uploads = client.semaphore("uploads");
-/// uploads.try_set_permits(5)?; // does nothing if somebody else has
+/// uploads.try_set_permits(5)?; // `false` if a number, perhaps another one, is set
 /// {
 ///     let _permit = uploads.acquire()?; // one of five, among all processes
 /// }
@@ -64,16 +36,41 @@ use crate::time::Deadline;
 /// }
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// A new semaphore has no permits, so every thread waits, and a *warn* in the log says so. The first process that
+/// calls [`try_set_permits`](Self::try_set_permits) sets the number. A thread that wants more permits than are
+/// available waits until others return some.
+///
+/// **No owners.** Redis keeps one number: how many permits are available. Any thread of any process may return
+/// permits that another has taken. Since Redis does not know who has a permit, the permits of a process that dies
+/// stay taken until [`add_permits`](Self::add_permits) adds them again.
+///
+/// **Order.** Threads of one process are served first come, first served. Only the first asks Redis, so a request for
+/// many permits is not starved by later requests for few. A permit returned within the tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it is passed to the next waiting thread of the
+/// process, without a round trip. After the tenure it is returned to Redis, and other processes get their turn. Among
+/// processes, the first to ask after a release gets what is available, so a request for many may wait for as long as
+/// others want few. A release notifies by message; if a message is lost, waiters notice the release by asking every 1
+/// to 5 s.
+///
+/// **Faults.** A request without a reply is sent again and counts once. For this, Redis remembers each request in a
+/// key `{name}:request:<client uuid>:<number>`, which the client's next requests delete, or which expires after two
+/// minutes (four command timeouts if that is longer). So a client leaves a handful of such keys, about 150 bytes
+/// each, however often it asks. The keys cost 4 to 5 µs of the server's time per request, about as much as the rest
+/// of the request. If a permit is dropped while Redis is unreachable, or accepts no writes, its return is retried for
+/// up to a minute (two command timeouts if that is longer). After that it stays taken, and
+/// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
+///
+/// **Time to live.** No method changes a time to live that someone has set on the key. A permit that is returned does
+/// not create a semaphore that was deleted or has expired. If another process has created it again by then, the
+/// returned permits come on top of its number. [`release`](Self::release) and [`add_permits`](Self::add_permits)
+/// create one, as in Redisson.
 #[derive(Clone)]
 pub struct Semaphore {
     handle: LockSpec,
 }
 
-/// Permits of a [`Semaphore`], returned when dropped, also during a panic.
-///
-/// Dropping writes to Redis and does not wait: failures are repaired, logged and counted. [`release`](Self::release)
-/// waits and reports them, [`forget`](Self::forget) keeps the permits taken. A permit belongs to no thread: it may be
-/// sent to another and returned there. Closing the client returns what is out.
+/// Permits of a [`Semaphore`], returned when dropped, also by a panic.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -81,6 +78,11 @@ pub struct Semaphore {
 /// std::thread::spawn(move || drop(permit)).join().expect("it does not panic");
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// Dropping sends the permits back without waiting for Redis; failures are retried, logged and counted.
+/// [`release`](Self::release) waits and reports failures, and [`forget`](Self::forget) keeps the permits taken. A
+/// permit belongs to no thread: it may be sent to another and returned there. Closing the client returns all its
+/// permits.
 ///
 /// ```
 /// fn check<T: Send + Sync>() {}
@@ -91,9 +93,9 @@ pub struct SemaphorePermit {
     shared: Arc<SharedSession>,
     entry: Arc<Entry>,
     permits: u32,
-    /// When Redis granted them to this process.
+    /// When Redis granted the permits to this process.
     since: Instant,
-    /// They have been released or forgotten.
+    /// Whether the permits have been released or forgotten.
     done: bool,
     observed: Option<Box<Observed>>,
 }
@@ -105,7 +107,7 @@ impl Semaphore {
 
     /// Waits for a permit.
     ///
-    /// Blocks without limit while others have all of them, and at most for the client's command timeout (3 s unless
+    /// Blocks without limit while no permit is available, and at most for the client's command timeout (3 s unless
     /// set) while Redis does not answer.
     ///
     /// ```no_run
@@ -116,18 +118,21 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis could not be asked; what it may have granted is being returned. [`Error::WrongType`]
-    /// if the key holds something else; [`Error::Cancelled`] by the handle's token; [`Error::Closed`] once the client
-    /// is closed; before anything is sent, [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than
-    /// `i32::MAX`.
+    /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command. A permit that it
+    ///   may have granted is returned.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than `i32::MAX`, before anything is
+    ///   sent.
     pub fn acquire(&self) -> Result<SemaphorePermit> {
         self.acquire_many(1)
     }
 
-    /// Tries once; `Ok(None)` if there is no permit, or a thread of this process is waiting, which is not overtaken.
+    /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure other processes go
-    /// first, as [`ReentrantLock::try_lock`](crate::ReentrantLock::try_lock) says.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. After a
+    /// whole tenure of grants to this process, the call first lets other waiting processes ask, for 1 ms.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -147,8 +152,8 @@ impl Semaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt. An answer that comes later is not waited
-    /// for, and what it may have granted is returned.
+    /// `wait` is the whole budget, connecting included; zero is one attempt. A reply that arrives later is not waited
+    /// for, and a permit that it grants is returned.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -260,26 +265,30 @@ impl Semaphore {
         self.take(permits, WaitMode::moment(instant))
     }
 
-    /// Creates the semaphore with this many permits; `false` if it exists, even with all permits taken, and then
-    /// nothing changes.
+    /// Creates the semaphore with this many permits; if it exists, nothing changes, even if its number is another
+    /// one.
     ///
-    /// To change the number afterwards, add the difference with [`add_permits`](Self::add_permits): a program that
-    /// starts with another number here keeps the old one. Blocks for one round trip, at most the command timeout.
-    /// Zero is allowed: permits may be added later.
+    /// Returns whether the semaphore was created. To change the number of an existing semaphore, add the difference
+    /// with [`add_permits`](Self::add_permits). Zero is allowed: permits may be added later. Blocks for one round
+    /// trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let uploads = client.semaphore("uploads");
-    /// uploads.try_set_permits(5)?; // by every process; the first one counts
+    /// if !uploads.try_set_permits(5)? {
+    ///     println!("the number was set before, perhaps to another one than 5");
+    /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis refused, or did not answer in time: then it is unknown whether it was created.
-    /// [`Error::WrongType`] if the key holds something else; [`Error::Closed`] once the client is closed; before
-    /// anything is sent, [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which
-    /// Redisson could not read.
+    /// - [`Error::Redis`]: Redis rejected the command, or did not answer in time; then it is unknown whether the
+    ///   semaphore was created.
+    /// - [`Error::WrongType`]: the key holds something else.
+    /// - [`Error::Closed`]: the client is closed.
+    /// - [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson could not
+    ///   read, before anything is sent.
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         if permits > 0 {
             check(permits)?;
@@ -290,11 +299,11 @@ impl Semaphore {
         Ok(set == 1)
     }
 
-    /// Adds permits, or removes some if `permits` is negative; creates the semaphore if there is none.
+    /// Adds permits, or removes some if `permits` is negative; creates the semaphore if it does not exist.
     ///
-    /// Blocks for one round trip, at most the command timeout. Removed permits may be in use:
-    /// [`available_permits`](Self::available_permits) is negative then, and permits that are returned fill the gap
-    /// first. A time to live is kept, which Redisson's `addPermits` drops.
+    /// Blocks for one round trip, at most for the command timeout. Removed permits may be in use: then
+    /// [`available_permits`](Self::available_permits) is negative until enough permits have been returned. The key
+    /// keeps its time to live, which Redisson's `addPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -318,9 +327,9 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most the command timeout. As in Redisson, a semaphore with a negative number has
-    /// zero afterwards, and the negative number is returned: permits removed while in use become available when they
-    /// are returned. A time to live is kept, which Redisson's `drainPermits` drops.
+    /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is set to zero and
+    /// the negative number is returned, as in Redisson: permits that were removed while in use become available when
+    /// they are returned. The key keeps its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -336,9 +345,9 @@ impl Semaphore {
         self.handle.count_once(FORGET, semaphore::drain)
     }
 
-    /// Returns how many permits are available, zero if there is no semaphore.
+    /// Returns how many permits are available; zero if the semaphore does not exist.
     ///
-    /// Blocks for one round trip, at most the command timeout. Negative if some were removed while in use.
+    /// Blocks for one round trip, at most for the command timeout. Negative if permits were removed while in use.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -376,8 +385,8 @@ impl Semaphore {
 
     /// Returns permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
     ///
-    /// Creates the semaphore if there is none; nobody checks that they had been taken. Blocks for one round trip, at
-    /// most the command timeout.
+    /// Creates the semaphore if it does not exist. Redis does not check that the permits had been taken. Blocks for
+    /// one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -389,8 +398,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were returned.
-    /// [`Error::Config`] for zero, and for more than `i32::MAX`.
+    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were
+    /// returned. [`Error::Config`] for zero, and for more than `i32::MAX`.
     pub fn release(&self, permits: u32) -> Result<()> {
         check(permits)?;
         self.add("releasing permits", permits.into())
@@ -412,8 +421,10 @@ impl Semaphore {
         self
     }
 
-    /// Returns a handle whose waits with a limit tell *late* from *busy*: see
-    /// [`ReentrantLock::late_is_error`](crate::ReentrantLock::late_is_error).
+    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
+    /// is available.
+    ///
+    /// `Ok(None)` then means only that too few permits were available. By default both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -468,7 +479,7 @@ impl Semaphore {
     }
 }
 
-/// Queues the release of all permits that are out, when the client is closed. To be flushed.
+/// Queues the release of all permits of this process when the client is closed. The caller flushes the queue.
 pub(crate) fn close(session: &Session) {
     for entry in session.registry.of(&semaphore::KIND) {
         let mut state = entry.lock();
@@ -482,8 +493,8 @@ pub(crate) fn close(session: &Session) {
 impl SemaphorePermit {
     /// Returns the permits and waits for Redis to confirm it.
     ///
-    /// Dropping returns them too, but does not wait. Blocks for one round trip, at most for the command timeout; not
-    /// at all if they are handed to another thread of this process.
+    /// Blocks for one round trip, at most for the command timeout; not at all if the permits are passed to another
+    /// thread of this process. Dropping returns them too, without waiting.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -494,9 +505,10 @@ impl SemaphorePermit {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] if Redis refused, or did not answer in time: then they are sent back again as after a drop.
-    /// [`Error::Lost`] if the semaphore is gone, deleted or expired, and [`Error::Closed`] once the client is closed,
-    /// which has returned them.
+    /// - [`Error::Redis`]: Redis rejected the release, or did not answer in time. The release is then retried as
+    ///   after a drop.
+    /// - [`Error::Lost`]: the semaphore was deleted, or has expired.
+    /// - [`Error::Closed`]: the client is closed, which has returned the permits.
     pub fn release(mut self) -> Result<()> {
         let doing = "releasing permits";
         let session = &self.shared.session;
@@ -533,7 +545,7 @@ impl SemaphorePermit {
 
     /// Keeps the permits taken for good. No I/O.
     ///
-    /// [`Semaphore::release`] or [`Semaphore::add_permits`] may return them some day, in this or another process.
+    /// [`Semaphore::release`] or [`Semaphore::add_permits`] may return them later, in this process or another.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -550,7 +562,7 @@ impl SemaphorePermit {
         self.shared.session.watchdog.housekeep_soon();
     }
 
-    /// Returns how many permits these are. No I/O.
+    /// Returns how many permits this value holds. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -612,7 +624,7 @@ impl fmt::Debug for SemaphorePermit {
     }
 }
 
-/// Whether so many permits can be requested.
+/// Checks that this many permits can be requested.
 fn check(permits: u32) -> Result<()> {
     if permits == 0 || i32::try_from(permits).is_err() {
         return Err(out_of_range(permits.into()));
