@@ -1,4 +1,4 @@
-//! Credentials that a function of the user's gives, for servers whose passwords change.
+//! Credentials returned by a function of the program, for servers whose passwords change.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// What gives a user and a password.
+/// The function that returns a user and a password.
 pub(crate) type Ask = dyn Fn() -> std::result::Result<(String, String), Box<dyn StdError + Send + Sync>>
     + Send
     + Sync;
@@ -15,7 +15,7 @@ pub(crate) type Ask = dyn Fn() -> std::result::Result<(String, String), Box<dyn 
 /// The shortest and the longest age of a login.
 const AGES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
 
-/// Credentials that are asked for at every connect.
+/// Credentials that are asked for at every connection attempt.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     pub(crate) ask: Arc<Ask>,
@@ -24,7 +24,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Checks the settings; `None` if there is nothing to be asked.
+    /// Checks the settings; `None` without a function.
     pub(crate) fn of(
         ask: Option<&Arc<Ask>>,
         reauth_after: Option<Duration>,
@@ -46,12 +46,12 @@ impl Credentials {
         }
     }
 
-    /// When a connection that logged in at this moment does so again: with time left for trying several times.
+    /// When a connection that logged in at this moment is replaced: early enough for several attempts.
     pub(crate) fn again_at(&self, logged_in: Instant) -> Option<Instant> {
         Some(logged_in + self.reauth_after? / 4 * 3)
     }
 
-    /// How often is looked whether that moment has come, and how soon it is tried again.
+    /// How often the client checks whether that moment has come, and how soon it tries again after a failure.
     pub(crate) fn period(&self) -> Option<Duration> {
         Some((self.reauth_after? / 16).min(Duration::from_secs(60)))
     }

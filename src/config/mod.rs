@@ -1,4 +1,4 @@
-//! The settings of a client, and what they may be.
+//! The settings of a client, their defaults and their limits.
 
 pub(crate) mod credentials;
 pub(crate) mod replicas;
@@ -23,18 +23,15 @@ use crate::observer::{Observer, Observers};
 
 /// The shortest lease of a client or of a handle: 10 ms.
 ///
-/// With a shorter one, the margin for clock drift and one late scheduling of a thread would use up the lease.
+/// With a shorter lease, the margin for clock drift and one delayed thread would use it up.
 pub const MIN_LEASE: Duration = Duration::from_millis(10);
 
-/// The longest lease, of a client or of a handle: a hundred years of 365 days.
+/// The longest lease of a client or of a handle: 100 years of 365 days.
 pub const MAX_LEASE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
 
 /// How to reach Redis, and how the client behaves.
-///
-/// Made from a URL, or from a [`redis::ConnectionInfo`], and refined by setters; checked once, by
-/// [`Client::open`](crate::Client::open).
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,6 +42,10 @@ pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
 ///     .label("worker-7");
 /// # let _ = config;
 /// ```
+///
+/// A `Config` is made from a URL or from a [`redis::ConnectionInfo`], and refined by the methods below.
+/// [`Client::open`](crate::Client::open) checks it, and reports the first setting that cannot work as
+/// [`Error::Config`].
 #[derive(Clone)]
 pub struct Config {
     source: Source,
@@ -77,37 +78,25 @@ impl Config {
     /// | `redis+sentinel://[[user]:password@]host[:port],…/service[/db]` | the master that these Sentinels name |
     /// | `redis+cluster://[[user]:password@]host[:port],…[/db]` | the masters of the cluster that these nodes belong to |
     ///
-    /// `valkey` may stand for `redis`, and `rediss` encrypts in front of `+sentinel` and `+cluster` as well. Users, passwords and the
-    /// service are percent-decoded. The user and the password of the Sentinels themselves are
-    /// `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless it is given.
-    ///
     /// ```
     /// let config = redlatch::Config::new("redis+unix:///run/redis.sock?db=1");
     /// # let _ = config;
     /// ```
+    ///
+    /// `valkey` may stand for `redis`. `rediss+sentinel` and `rediss+cluster` encrypt. Users, passwords and the
+    /// service are percent-decoded. The Sentinels' own user and password are
+    /// `?sentinel_user=..&sentinel_password=..`; their port is 26379 unless given.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self::from_source(Source::Url(url.into()))
     }
 
-    /// Returns the settings for one server, named as the `redis` crate (version 1) takes it: by `(host, port)`, a
-    /// [`redis::ConnectionAddr`] or a [`redis::ConnectionInfo`]. All others are at their defaults.
+    /// Returns the settings for one server, given in a form that the `redis` crate (version 1) takes: `(host, port)`,
+    /// a [`redis::ConnectionAddr`] or a [`redis::ConnectionInfo`].
     ///
-    /// [`Client::open`](crate::Client::open) takes a [`redis::ConnectionInfo`] as it is. A URL is better given to
-    /// [`Config::new`], which knows Sentinels and clusters, and TLS without features of the `redis` crate.
-    ///
-    /// | of a `ConnectionInfo` | what becomes of it |
-    /// | --- | --- |
-    /// | host and port, or the path of a Unix socket | used |
-    /// | user, password, database | used; if it has neither user nor password, [`Config::credentials`] may give them |
-    /// | protocol | has to be RESP2 |
-    /// | `ConnectionAddr::TcpTls` | encrypted with TLS, like `rediss://` (feature `tls`) |
-    /// | its `insecure` | has to be false, since certificates are always checked |
-    /// | its `tls_params` | cannot be read outside of the `redis` crate; `Config::tls` has to say them again |
-    /// | TCP settings | ignored: sockets have `TCP_NODELAY` and keepalive anyway, and the timeouts of the `Config` |
-    /// | name and version of the library | ignored: nothing sends them. See [`Config::label`] |
-    ///
-    /// What cannot be used is an [`Error::Config`] of [`Client::open`](crate::Client::open), as it is in a URL.
+    /// All other settings are at their defaults. [`Client::open`](crate::Client::open) also takes a
+    /// [`redis::ConnectionInfo`] directly. For a URL use [`Config::new`], which knows Sentinels and clusters, and TLS
+    /// without features of the `redis` crate.
     ///
     /// ```no_run
     /// use redlatch::{Client, Config};
@@ -121,9 +110,22 @@ impl Config {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// | part of a `ConnectionInfo` | effect |
+    /// | --- | --- |
+    /// | host and port, or the path of a Unix socket | used |
+    /// | user, password, database | used; without user and password, [`Config::credentials`] may provide them |
+    /// | protocol | must be RESP2 |
+    /// | `ConnectionAddr::TcpTls` | encrypted with TLS, like `rediss://` (feature `tls`) |
+    /// | its `insecure` | must be false, since certificates are always checked |
+    /// | its `tls_params` | readable only by the `redis` crate; repeat these settings with `Config::tls` |
+    /// | TCP settings | ignored: sockets have `TCP_NODELAY`, keepalive, and the timeouts of this `Config` |
+    /// | name and version of the library | ignored, never sent; see [`Config::label`] |
+    ///
+    /// Settings that cannot be used make [`Client::open`](crate::Client::open) return [`Error::Config`], as in a URL.
+    ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the `redis` crate makes no [`redis::ConnectionInfo`] of it. Nothing was sent.
+    /// [`Error::Config`] if the `redis` crate cannot make a [`redis::ConnectionInfo`] of it. Nothing is sent.
     pub fn from_connection_info(info: impl IntoConnectionInfo) -> Result<Self> {
         info_of(info).map(Self::from)
     }
@@ -150,9 +152,9 @@ impl Config {
         }
     }
 
-    /// Sets how long Redis keeps a hold that is not renewed; the watchdog renews every third of it.
+    /// Sets how long Redis keeps a hold that is not renewed. The client renews each hold every third of it.
     ///
-    /// From 10 ms ([`MIN_LEASE`]) to a hundred years ([`MAX_LEASE`]). Default: 30 s.
+    /// From 10 ms ([`MIN_LEASE`]) to 100 years ([`MAX_LEASE`]). Default: 30 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").lease(std::time::Duration::from_secs(10));
@@ -166,10 +168,10 @@ impl Config {
         self
     }
 
-    /// Sets how long one call waits for Redis to answer, reconnecting included, before it fails.
+    /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
-    /// After half of it without a byte from the server, the connection is replaced and the command sent again on a new
-    /// one, under a new owner. From 10 ms to an hour. Default: 3 s.
+    /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the
+    /// command again, under a new owner. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
@@ -181,7 +183,7 @@ impl Config {
         self
     }
 
-    /// Sets how long making a connection may take: name resolution, TCP and the handshake with Redis together.
+    /// Sets how long connecting may take: name resolution, TCP and the handshake with Redis together.
     ///
     /// From 10 ms to an hour. Default: 3 s.
     ///
@@ -195,10 +197,10 @@ impl Config {
         self
     }
 
-    /// Sets how long threads of this process may hand a lock over among themselves before it is offered to other
-    /// processes.
+    /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes may
+    /// have it.
     ///
-    /// Zero offers it at every release. At most a second. Default: 5 ms.
+    /// Zero offers the lock to other processes at every release. At most 1 s. Default: 5 ms.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").tenure(std::time::Duration::from_millis(1));
@@ -210,30 +212,30 @@ impl Config {
         self
     }
 
-    /// Sets how long a waiter of a fair lock keeps its place in the queue without a sign of life.
+    /// Sets how long a waiter of a fair lock keeps its place in the queue if its client does not confirm it.
     ///
-    /// The client shows a sign of life for all that wait, every third of it. So waiters that died delay those behind them by
-    /// at most this long and a third; if all have died, by as long again. One that was away for longer joins the queue at
-    /// its end. All clients of a name need the same. It is also how long a waiter of a read-write lock is noted after
-    /// it has asked. From 100 ms to 60 s. Default: 3 s.
+    /// The client confirms all its places every third of this time. So waiters that died delay those behind them by
+    /// at most four thirds of it; if all waiters died, by as long again. A waiter that was stopped for longer joins
+    /// the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
     /// # let _ = config;
     /// ```
     ///
-    /// Redisson's waiters stay for 300 s times their position.
+    /// A waiter of a read-write lock likewise keeps its precedence for this long after it has asked. Redisson's fair
+    /// waiters stay for 300 s times their position.
     #[must_use]
     pub fn waiter_lease(mut self, lease: Duration) -> Self {
         self.waiter_lease = lease;
         self
     }
 
-    /// Sets after how long a wait is logged, at *info*: what the thread waits for, and how long the holder's lease still
-    /// lasts if that is known. Logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s,
-    /// each up to a quarter of `after` late.
+    /// Sets how long a thread waits before its wait is logged, at *info*.
     ///
-    /// Zero turns it off. Default: 10 s.
+    /// The record says which lock the thread waits for, and how much of the holder's lease is left if that is known.
+    /// The wait is logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s, each up to a quarter
+    /// of `after` late. Zero turns this off. Default: 10 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").log_long_waits(std::time::Duration::from_secs(60));
@@ -245,9 +247,9 @@ impl Config {
         self
     }
 
-    /// Sets what is put before every name to make its key: Redisson's `NameMapper` for the usual case.
+    /// Sets a prefix for the Redis keys of all names, like Redisson's `NameMapper`.
     ///
-    /// At most 1 KiB. Default: nothing.
+    /// At most 1 KiB. Default: empty.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -259,10 +261,10 @@ impl Config {
         self
     }
 
-    /// Sets what operators see in the names of this client's connections, beside its id, host and process.
+    /// Sets a label that operators see in the names of this client's connections.
     ///
-    /// `CLIENT LIST` shows a connection as `redlatch:<id>:<host>:<pid>:<label>:<role>`, where the id is that of
-    /// [`Client::id`](crate::Client::id). Printable ASCII without spaces, at most 64 bytes. Default: nothing.
+    /// `CLIENT LIST` shows a connection as `redlatch:<id>:<host>:<pid>:<label>:<role>`, where the id is
+    /// [`Client::id`](crate::Client::id). Printable ASCII without spaces, at most 64 bytes. Default: empty.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").label("worker-7");
@@ -274,14 +276,10 @@ impl Config {
         self
     }
 
-    /// Sets how many replicas have to acknowledge an acquire, of a lock or of permits, before it succeeds.
+    /// Sets how many replicas must acknowledge an acquire, of a lock or of permits, before it succeeds.
     ///
-    /// With too few within a quarter of the command timeout, what was taken is given back and the error is
-    /// [`Error::NotReplicated`]. Other commands of the client wait meanwhile, since they share the connection, so of
-    /// several acquires at the same time only one gets so long, the others an eighth of it, and 20 ms while the replicas
-    /// are known to be away. [`Client::open`](crate::Client::open) refuses a server that does
-    /// not know `WAIT`, and a user who may not call it (`+wait`, with `Majority` also `+role`). Not for the clients of a
-    /// [`RedLock`](crate::RedLock). Default: [`ReplicaAck::None`].
+    /// If too few acknowledge within a quarter of the command timeout, the lock or the permits are released and the
+    /// call returns [`Error::NotReplicated`]. Default: [`ReplicaAck::None`].
     ///
     /// ```
     /// use redlatch::{Config, ReplicaAck};
@@ -289,22 +287,23 @@ impl Config {
     /// let config = Config::new("redis://127.0.0.1/").replica_ack(ReplicaAck::AtLeast(1));
     /// # let _ = config;
     /// ```
+    ///
+    /// Other commands of the client wait in the meantime, since they share the connection. Therefore only one of
+    /// several simultaneous acquires waits for a quarter of the timeout. The others wait for an eighth of that, or
+    /// 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a server
+    /// that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
+    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
         self
     }
 
-    /// Sets the function that gives the user and the password, instead of the URL: for passwords that change.
+    /// Sets a function that returns user and password for each new connection, for passwords that change.
     ///
-    /// Called for every connection that is made, those of renewals and messages and to the nodes of a cluster included,
-    /// on a thread of its own and with no lock held; several calls may run at the same time. Sentinels have the login
-    /// that the URL gives them. An empty user logs in with the password alone. Return quickly, best from a cache: the
-    /// call counts as part of connecting, so callers wait for it until the connect timeout or their own limit is over.
-    /// What it returns later than that is used by the next attempt, which waits for it rather than call it again.
-    ///
-    /// An error makes the attempt to connect fail with [`Error::Redis`], is worth a retry like a server that is away,
-    /// and is tried again as that is; a panic is not. Default: what the URL says.
+    /// The URL must then have no password. An empty user logs in with the password alone. Return quickly,
+    /// best from a cache: the call is part of connecting, so callers wait for it until the connect timeout or their
+    /// own limit is over.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").credentials(|| {
@@ -313,6 +312,14 @@ impl Config {
     /// });
     /// # let _ = config;
     /// ```
+    ///
+    /// The function is called for every connection, including those for renewals and messages and those to the nodes
+    /// of a cluster, but not for Sentinels, whose login is in the URL. Each call runs on a thread of its own, with no
+    /// lock held; several calls may run at the same time. If the function returns too late, the next attempt uses
+    /// that result instead of calling again.
+    ///
+    /// If the function returns an error, the attempt to connect fails with [`Error::Redis`] and is retried, as if the
+    /// server were unreachable. A panic is not retried. Default: the URL's user and password.
     #[must_use]
     pub fn credentials(
         mut self,
@@ -328,12 +335,8 @@ impl Config {
 
     /// Sets how old the login of a connection may become, for services that end connections after some time.
     ///
-    /// After three quarters of it, [`Config::credentials`] are asked again for a new connection, which takes over once
-    /// the replies over the old one have come. No call fails or is repeated, and what is held is kept. A failure is
-    /// logged and tried again a few times; the old connection is used for as long as the server serves it. A client
-    /// that has never locked anything has no thread that would do so.
-    ///
-    /// From a second to a year. Default: never.
+    /// After three quarters of this time, the client calls [`Config::credentials`] and makes a new connection. From
+    /// 1 s to a year. Default: never.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -342,24 +345,30 @@ impl Config {
     ///     .reauth_after(Duration::from_secs(11 * 3600));
     /// # let _ = config;
     /// ```
+    ///
+    /// The new connection takes over once all replies on the old one have arrived, so no call fails or is repeated,
+    /// and all holds are kept. A failure is logged and retried a few times; the old connection is used for as long as
+    /// the server serves it. A client that has never locked anything has no thread for this, and does not reconnect.
     #[must_use]
     pub fn reauth_after(mut self, age: Duration) -> Self {
         self.reauth_after = Some(age);
         self
     }
 
-    /// Has [`Client::open`](crate::Client::open) check the settings and not connect: the server may be away.
+    /// Lets [`Client::open`](crate::Client::open) check the settings without connecting, so the server may be down.
     ///
-    /// The first call connects, as after a lost connection, and what keeps it from that is its error: a wrong password
-    /// as well as a closed port. So a process can start while one of the masters of a [`RedLock`](crate::RedLock) is
-    /// down. Not for a cluster, which says first who has what (name several of its nodes), nor with
-    /// [`ReplicaAck::Majority`], which counts the replicas first. Default: `open` connects.
+    /// The first call connects, as after a lost connection. If it cannot, it returns the reason as its error, for a
+    /// wrong password as well as for a closed port. So a process can start while one of the masters of a
+    /// [`RedLock`](crate::RedLock) is down. Default: `open` connects.
     ///
     /// ```
     /// let client = redlatch::Client::open(redlatch::Config::new("redis://127.0.0.1:1/").lazy())?;
     /// assert!(client.mutex("report").try_lock().is_err());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// Two settings exclude this one: a cluster, whose nodes must first say which slots they serve (name several of
+    /// its nodes instead), and [`ReplicaAck::Majority`], which must first count the replicas.
     #[must_use]
     pub fn lazy(mut self) -> Self {
         self.lazy = true;
@@ -368,23 +377,26 @@ impl Config {
 
     /// Sets a listener that is called for every hold of this client that is lost.
     ///
-    /// Calls come one after another, in order, on a thread that exists only while there is something to report; a
-    /// listener that panics or blocks delays its later calls and nothing else. It must not own a handle of the client
-    /// it listens to, or that client would never be dropped. Default: no listener.
+    /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
+    /// listener that panics or blocks delays later calls and nothing else. Default: no listener.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/")
     ///     .on_lost(|loss| eprintln!("lost {}: {}", loss.name, loss.reason));
     /// # let _ = config;
     /// ```
+    ///
+    /// The listener must not own a handle of its client, which would then never be dropped.
     #[must_use]
     pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(listener));
         self
     }
 
-    /// Sets who hears what becomes of this client's locks, and of its servers: for metrics, traces and tests. See
-    /// [`Observer`]. Default: nobody, which costs nothing.
+    /// Sets an [`Observer`], which is told what happens to this client's locks and servers: for metrics, traces and
+    /// tests.
+    ///
+    /// Default: no observer, at no cost.
     ///
     /// ```
     /// struct Losses;
@@ -404,9 +416,9 @@ impl Config {
         self
     }
 
-    /// Sets how connections are encrypted, for a URL with `rediss://`. With the feature `tls` only.
+    /// Sets how connections are encrypted, for a URL with `rediss://` (feature `tls`).
     ///
-    /// Default: the server's certificate has to be for the host in the URL, by a CA that the system trusts.
+    /// Default: the server's certificate must be for the host in the URL, and issued by a CA that the system trusts.
     ///
     /// ```
     /// let tls = redlatch::TlsConfig::new().ca_file("/etc/redis/ca.pem");
@@ -539,14 +551,14 @@ impl From<&String> for Config {
 }
 
 impl From<ConnectionInfo> for Config {
-    /// [`Config::from_connection_info`] says what becomes of each part of it.
+    /// [`Config::from_connection_info`] lists the effect of each part.
     fn from(info: ConnectionInfo) -> Self {
         Self::from_source(Source::Info(Box::new(info)))
     }
 }
 
 impl fmt::Debug for Config {
-    /// Everything but where the servers are, which may carry a password.
+    /// Omits the servers, since a URL may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("lease", &self.lease)
@@ -573,7 +585,7 @@ mod tests {
 
     use crate::net::strange;
 
-    /// What a program has for the client crate.
+    /// The settings of a program that already has a `ConnectionInfo`.
     fn known(settings: RedisConnectionInfo) -> Config {
         let info = ("127.0.0.1", 7000).into_connection_info();
         Config::from(info.expect("an address").set_redis_settings(settings))

@@ -1,23 +1,32 @@
-//! How many replicas have to have a lock before it counts as taken.
+//! How many replicas must acknowledge an acquire before it succeeds.
 
 use crate::error::{Error, Result};
 
-/// How many replicas have to acknowledge an acquire before it succeeds: Redis's `WAIT` behind the script.
+/// How many replicas must acknowledge an acquire before it succeeds: Redis's `WAIT` after the script.
 ///
-/// It makes a failover that forgets a lock rarer and does not exclude it: which replica becomes the master is not decided
-/// by who has acknowledged what. What must never happen is prevented by a fencing token, or by a
-/// [`RedLock`](crate::RedLock).
+/// ```
+/// use redlatch::{Config, ReplicaAck};
+///
+/// let config = Config::new("redis://127.0.0.1/").replica_ack(ReplicaAck::AtLeast(1));
+/// # let _ = config;
+/// ```
+///
+/// Acknowledgements make a failover that forgets a lock rarer, but do not exclude it: Redis does not choose the new
+/// master by who has acknowledged what. If two holders must be impossible, use a [fencing token](crate::FencedLock)
+/// or a [`RedLock`](crate::RedLock).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReplicaAck {
-    /// None; nothing is sent.
+    /// No acknowledgement; `WAIT` is not sent.
     #[default]
     None,
-    /// At least so many.
+    /// At least this many replicas.
     AtLeast(u32),
-    /// So many that they are a majority together with the master, and at least one. What counts are the replicas that are
-    /// connected to the master when the lock is acquired; one that has just joined may count from the next acquire on.
-    /// [`AtLeast`](Self::AtLeast) does not depend on who is connected. Not for a cluster, whose masters differ.
+    /// A majority of master and replicas together, and at least one replica.
+    ///
+    /// Replicas count if they are connected to the master when the lock is acquired; a replica that has just joined
+    /// may count from the next acquire on. [`AtLeast`](Self::AtLeast) does not depend on who is connected. Not for a
+    /// cluster, whose masters may have different numbers of replicas.
     Majority,
 }
 
@@ -34,12 +43,12 @@ impl ReplicaAck {
         Ok(())
     }
 
-    /// How many, with a master that has so many.
+    /// How many acknowledgements are needed, for a master with this many replicas.
     pub(crate) fn needed(self, replicas: u32) -> u32 {
         match self {
             Self::None => 0,
             Self::AtLeast(n) => n,
-            // Of `replicas + 1` servers one has it already.
+            // Of `replicas + 1` servers, the master has the hold already.
             Self::Majority => replicas.div_ceil(2).max(1),
         }
     }

@@ -1,4 +1,4 @@
-//! What the URL says, or the `ConnectionInfo`: which servers, how they are reached, and how to log in there.
+//! The servers, how to reach them and how to log in, read from a URL or a `ConnectionInfo`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::config::replicas::ReplicaAck;
 use crate::config::tls::TlsSettings;
 use crate::error::{Error, Result, printable};
 
-/// Where one server listens.
+/// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
     Tcp(String, u16),
@@ -19,7 +19,7 @@ pub(crate) enum Address {
 }
 
 impl fmt::Display for Address {
-    /// As errors and logs say it; servers name hosts as well.
+    /// The address for errors and logs, with the host escaped, since servers send host names too.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(host, port) => {
@@ -34,18 +34,18 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which servers there are, and how the one to talk to is found.
+/// Which servers there are, and how the one to connect to is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Deployment {
-    /// This one.
+    /// A single server, at this address.
     Single(Address),
-    /// The one that Sentinels call the master of `service`.
+    /// The server that the Sentinels name as the master of `service`.
     Sentinel {
         sentinels: Vec<Address>,
         service: String,
         login: Login,
     },
-    /// The masters of a cluster, each for its slots; any node knows them.
+    /// The masters of a cluster, each for its slots. Any node lists all of them.
     Cluster { seeds: Vec<Address> },
 }
 
@@ -73,17 +73,17 @@ impl fmt::Display for Deployment {
     }
 }
 
-/// A user and a password, as far as they are needed.
+/// User and password, as far as they are given.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<String>,
-    /// Where both come from, if they are asked for at every connect.
+    /// The function that returns both, if there is one.
     pub(crate) asked: Option<Credentials>,
 }
 
 impl fmt::Debug for Login {
-    /// Everything but the password.
+    /// Omits the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login")
             .field("username", &self.username)
@@ -97,12 +97,12 @@ pub(crate) struct Server {
     pub(crate) deployment: Deployment,
     /// Whether the connections have to be encrypted.
     pub(crate) is_encrypted: bool,
-    /// How, once the settings have been checked.
+    /// How the connections are encrypted, once the settings have been checked.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<TlsSettings>,
     pub(crate) login: Login,
     pub(crate) db: i64,
-    /// What the names of the connections begin with: see [`process::names`](crate::process::names).
+    /// The start of the connections' names: see [`process::names`](crate::process::names).
     pub(crate) names: String,
     pub(crate) replica_ack: ReplicaAck,
 }
@@ -113,7 +113,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Whether a scheme may be repeated in an error: it looks like one.
+/// Whether a scheme may be repeated in an error: it looks like a scheme, not like a part of a password.
 fn is_plausible(scheme: &str) -> bool {
     let letters = |byte: u8| byte.is_ascii_lowercase() || b"+-.".contains(&byte);
     scheme.len() <= 16 && scheme.bytes().all(letters)
@@ -123,10 +123,10 @@ fn is_plausible(scheme: &str) -> bool {
 const SCHEMES: &str =
     "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster and rediss+cluster";
 
-/// What to do about a missing feature.
+/// How to enable a missing feature.
 const NEEDS_TLS: &str = "needs the feature `tls` of redlatch, which is not compiled in: redlatch = { features = [\"tls\"] } in Cargo.toml";
 
-/// What to do about a password that ends early.
+/// How to write a password that would end early.
 const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F, `?` as %3F, `#` as %23, `&` as %26 and `@` as %40";
 
 const PORT_OUT_OF_RANGE: &str = "the port is out of range: 1 to 65535";
@@ -137,7 +137,7 @@ const SENTINEL_PORT: u16 = 26379;
 /// The port of a server whose URL gives none.
 const REDIS_PORT: u16 = 6379;
 
-/// Where the servers are, as the user says it. Either may carry a password.
+/// Where the servers are, as the program gives it. Both forms may contain a password.
 #[derive(Clone)]
 pub(crate) enum Source {
     Url(String),
@@ -152,7 +152,7 @@ impl Source {
         }
     }
 
-    /// As errors call it.
+    /// The source as errors call it.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Url(_) => "the URL",
@@ -160,7 +160,7 @@ impl Source {
         }
     }
 
-    /// How errors say that it asks for no encryption.
+    /// The reason why no encryption was requested, as errors put it.
     #[cfg(feature = "tls")]
     pub(crate) fn is_plain(&self) -> &'static str {
         match self {
@@ -169,7 +169,7 @@ impl Source {
         }
     }
 
-    /// Whether it has certificates or keys, which only the client crate can read.
+    /// Whether the `ConnectionInfo` has certificates or keys, which only the `redis` crate can read.
     #[cfg(feature = "tls")]
     pub(crate) fn has_sealed_tls(&self) -> bool {
         let Self::Info(info) = self else { return false };
@@ -184,7 +184,7 @@ impl Source {
 }
 
 impl Server {
-    /// Reads a URL. It may carry a password, so no error repeats it.
+    /// Reads a URL. Errors do not repeat it, since it may contain a password.
     pub(crate) fn of(url: &str) -> Result<Self> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(bad(format!("it has no scheme; known are {SCHEMES}")));
@@ -202,7 +202,7 @@ impl Server {
                     "the scheme `{scheme}` is unknown; known are {SCHEMES}"
                 )));
             }
-            // It may be a password in the wrong place.
+            // The text may be a password in the wrong place.
             _ => return Err(bad(format!("its scheme is unknown; known are {SCHEMES}"))),
         };
         if tls && !cfg!(feature = "tls") {
@@ -218,7 +218,7 @@ impl Server {
             Kind::Cluster => cluster(rest),
         };
         let (deployment, login, db) = understood.map_err(|err| {
-            // What such a mistake leaves of the URL is wrong in many ways.
+            // After such a mistake, the rest of the URL is wrong in many ways; name the mistake itself.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
             match kind != Kind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(
@@ -230,7 +230,7 @@ impl Server {
         Ok(Self::new(deployment, tls, login, db))
     }
 
-    /// Reads what a program has for the client crate, by the rules for URLs.
+    /// Reads a `ConnectionInfo`, by the rules for URLs.
     fn of_info(info: &ConnectionInfo) -> Result<Self> {
         let (address, tls) = address_of(info).map_err(bad_info)?;
         let login = login_of(info).map_err(bad_info)?;
@@ -268,8 +268,8 @@ fn bad_info(what: impl fmt::Display) -> Error {
     Error::config(format!("connection_info: {what}"))
 }
 
-/// A parameter that nothing reads, behind those that are `known`; its name is not repeated where it may be the rest of a
-/// password.
+/// Rejects the first parameter that is not among the `known` ones. The error names it only if it cannot be the rest
+/// of a password.
 fn check_parameters(query: &str, known: &[&str]) -> Result<()> {
     let mut names = query
         .split('&')
@@ -290,7 +290,8 @@ fn check_parameters(query: &str, known: &[&str]) -> Result<()> {
     )))
 }
 
-/// What the client crate makes of `source`. It may be a URL, so what is said of it does not repeat any of it.
+/// Converts `source` with the `redis` crate. The error repeats no part of `source`, which may be a URL with a
+/// password.
 pub(crate) fn info_of(source: impl IntoConnectionInfo) -> Result<ConnectionInfo> {
     source.into_connection_info().map_err(|err| {
         let said = err.to_string();
@@ -302,7 +303,7 @@ pub(crate) fn info_of(source: impl IntoConnectionInfo) -> Result<ConnectionInfo>
     })
 }
 
-/// How the client crate would log in.
+/// The login that the `redis` crate would use.
 fn login_of(info: &ConnectionInfo) -> std::result::Result<Login, &'static str> {
     let settings = info.redis_settings();
     if settings.protocol() != ProtocolVersion::RESP2 {
@@ -322,7 +323,7 @@ fn login_of(info: &ConnectionInfo) -> std::result::Result<Login, &'static str> {
     })
 }
 
-/// Where the client crate would connect to, and whether by TLS.
+/// The address that the `redis` crate would connect to, and whether by TLS.
 fn address_of(info: &ConnectionInfo) -> std::result::Result<(Address, bool), String> {
     let (host, port, tls) = match info.addr() {
         ConnectionAddr::Tcp(host, port) => (host, *port, false),
@@ -349,7 +350,7 @@ fn address_of(info: &ConnectionInfo) -> std::result::Result<(Address, bool), Str
     }
 }
 
-/// What the client crate reads from a URL of one server.
+/// Reads a URL of one server with the `redis` crate.
 fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     let info = url.into_connection_info().map_err(bad)?;
     let login = login_of(&info).map_err(bad)?;
@@ -367,13 +368,13 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     };
     check_parameters(query, known)?;
     let (info, login) = parse(url)?;
-    // Its scheme was that without TLS.
+    // The scheme given to the `redis` crate is always the one without TLS.
     let (address, _) = address_of(&info).map_err(bad)?;
     let db = info.redis_settings().db();
     Ok((Deployment::Single(address), login, db))
 }
 
-/// The client crate calls a port that is none invalid.
+/// Rejects a port that is out of range. The `redis` crate would only call the URL invalid.
 fn check_port(address: &str) -> Result<()> {
     let authority = address.split('/').next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();
@@ -413,7 +414,7 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
         None => return Err(bad("a `sentinel_user` without a `sentinel_password`")),
     };
     let (info, login) = parse(&format!("redis://{}redis/{db}", url.userinfo))?;
-    // A name may be percent-encoded like a user's.
+    // The service may be percent-encoded, like a user.
     let service = parse(&format!("redis://{service}:-@sentinel/"))?.1.username;
     let deployment = Deployment::Sentinel {
         sentinels: url.addresses,
@@ -436,7 +437,7 @@ fn cluster(rest: &str) -> Result<(Deployment, Login, i64)> {
 
 /// The parts of a URL with several addresses.
 struct Several<'a> {
-    /// With its `@`, or nothing.
+    /// User and password with the `@` after them, or empty.
     userinfo: &'a str,
     addresses: Vec<Address>,
     path: &'a str,

@@ -1,4 +1,4 @@
-//! What encrypted connections need: whom to trust, and who to be.
+//! Settings of encrypted connections: which CAs to trust, and which certificate to present.
 
 use std::fmt;
 use std::fs;
@@ -15,11 +15,6 @@ use crate::error::{Error, Result};
 
 /// How connections are encrypted, for URLs with `rediss://` (feature `tls`).
 ///
-/// By default the server's certificate has to be issued by a CA that the system trusts, for the host in the URL. There
-/// is no way to turn that off: a CA of one's own is one file. TLS 1.2 and 1.3 are spoken.
-///
-/// Everything is read once, by [`Client::open`](crate::Client::open).
-///
 /// ```
 /// use redlatch::{Config, TlsConfig};
 ///
@@ -27,6 +22,11 @@ use crate::error::{Error, Result};
 /// let config = Config::new("rediss://redis.example:6380/").tls(tls);
 /// # let _ = config;
 /// ```
+///
+/// By default the server's certificate must be issued by a CA that the system trusts, for the host in the URL.
+/// Certificate checks cannot be turned off; for a private CA, give its certificate with [`ca_file`](Self::ca_file) or
+/// [`ca_pem`](Self::ca_pem). Connections use TLS 1.2 or 1.3. [`Client::open`](crate::Client::open) reads all files,
+/// once.
 #[derive(Clone, Default)]
 pub struct TlsConfig {
     ca: Option<Pem>,
@@ -34,7 +34,7 @@ pub struct TlsConfig {
     server_name: Option<String>,
 }
 
-/// Text in PEM, or where it is.
+/// Text in PEM, or the file that contains it.
 #[derive(Clone)]
 enum Pem {
     Text(Vec<u8>),
@@ -78,7 +78,7 @@ fn contains(text: &[u8], words: &[u8]) -> bool {
 }
 
 impl fmt::Display for Pem {
-    /// Where it is from, never what it says.
+    /// The source of the text, never the text itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(_) => f.write_str("the text given"),
@@ -88,7 +88,7 @@ impl fmt::Display for Pem {
 }
 
 impl TlsConfig {
-    /// Returns the defaults: the system's root certificates, no client certificate, the host's own name.
+    /// Returns the defaults: the system's root certificates, no client certificate, the host name of the URL.
     ///
     /// ```
     /// let tls = redlatch::TlsConfig::new();
@@ -124,9 +124,9 @@ impl TlsConfig {
         self
     }
 
-    /// Shows this certificate to servers that require one, with its private key; both PEM.
+    /// Presents this certificate to servers that require one, with its private key; both in PEM.
     ///
-    /// Intermediate certificates follow the client's own. The key is not encrypted. Default: none.
+    /// Intermediate certificates follow the client's own. The key must not be encrypted. Default: none.
     ///
     /// ```
     /// # let (certificate, key) = ("", "");
@@ -144,7 +144,10 @@ impl TlsConfig {
         self
     }
 
-    /// The same, from files.
+    /// Presents the certificate in this file to servers that require one, with its private key from another; both in
+    /// PEM.
+    ///
+    /// Intermediate certificates follow the client's own. The key must not be encrypted. Default: none.
     ///
     /// ```
     /// let tls = redlatch::TlsConfig::new()
@@ -161,11 +164,11 @@ impl TlsConfig {
         self
     }
 
-    /// Sets the name that the server's certificate has to be for, and that the server is sent (SNI): a DNS name or an
-    /// IP address.
+    /// Sets the name that the server's certificate must be for, a DNS name or an IP address. The name is also sent to
+    /// the server (SNI).
     ///
-    /// For servers that are reached by an address their certificate does not have: through a tunnel, a port forward,
-    /// a service name. Default: the host in the URL.
+    /// Needed if the server is reached by an address that its certificate does not contain: through a tunnel, a port
+    /// forward or a service name. Default: the host in the URL.
     ///
     /// ```
     /// let tls = redlatch::TlsConfig::new().server_name("redis.internal");
@@ -177,7 +180,7 @@ impl TlsConfig {
         self
     }
 
-    /// Reads everything and checks it.
+    /// Reads all files and checks the settings.
     ///
     /// # Errors
     ///
@@ -199,7 +202,7 @@ impl TlsConfig {
             }
             None => (system_roots().map_err(bad)?, Trusts::System),
         };
-        // Never the process's default provider: there may be none, or another library's.
+        // The process's default provider is not used: it may be missing, or set by another library.
         let provider = Arc::new(ring::default_provider());
         let verifier =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
@@ -235,7 +238,7 @@ impl TlsConfig {
 }
 
 impl fmt::Debug for TlsConfig {
-    /// Everything but the private key.
+    /// Omits the private key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsConfig")
             .field("ca", &self.ca.as_ref().map(Pem::to_string))
@@ -257,7 +260,7 @@ fn own_roots(ca: &Pem) -> std::result::Result<RootCertStore, String> {
 fn system_roots() -> std::result::Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // A system has old ones among hundreds; what cannot be read is not trusted.
+    // Among hundreds of system certificates some are outdated. Certificates that cannot be read are not trusted.
     let (usable, _) = roots.add_parsable_certificates(found.certs);
     if usable == 0 {
         let why = found.errors.first();
@@ -269,21 +272,22 @@ fn system_roots() -> std::result::Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// Where the roots are from.
+/// Where the trusted root certificates are from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Trusts {
     System,
     Own,
 }
 
-/// What all encrypted connections of a client have in common. Built once: reading the system's roots takes milliseconds.
+/// The settings shared by all encrypted connections of a client. Built once, since reading the system's roots takes
+/// milliseconds.
 #[derive(Clone)]
 pub(crate) struct TlsSettings {
     pub(crate) rustls: Arc<ClientConfig>,
-    /// Who the server has to be, if not who the URL says.
+    /// The name that the server's certificate must be for, if not the host in the URL.
     pub(crate) name: Option<ServerName<'static>>,
     pub(crate) trusts: Trusts,
-    /// Whether there is a certificate to be shown.
+    /// Whether the client has a certificate to present.
     pub(crate) has_certificate: bool,
 }
 
