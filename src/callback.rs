@@ -1,7 +1,7 @@
-//! Runs the user's code on a thread of its own.
+//! Runs the user's listener on a thread of its own.
 //!
-//! A listener may block, panic, or use this crate. So neither the threads of this crate nor threads that call into it run
-//! it: items for it are queued, which takes no time and may be done under any mutex.
+//! A listener may block, panic, or use this crate. So it runs neither on the threads of this crate nor on threads
+//! that call into it. Items are queued, which takes no time and is safe under any mutex.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Calls a function of the user's with one item after another, on a thread that exists while there are any.
+/// Calls a listener with one item after another, on a thread that exists while there are items.
 pub(crate) struct Callback<T> {
     thread: &'static str,
     call: Box<dyn Fn(&T) + Send + Sync>,
@@ -24,7 +24,7 @@ struct State<T> {
 }
 
 impl<T: Send + 'static> Callback<T> {
-    /// `panicked` is called with an item over which `call` panicked.
+    /// `panicked` is called with an item on which `call` panicked.
     pub(crate) fn new(
         thread: &'static str,
         call: impl Fn(&T) + Send + Sync + 'static,
@@ -41,7 +41,7 @@ impl<T: Send + 'static> Callback<T> {
         })
     }
 
-    /// Queues an item. If no thread can be started, the item stays queued, and the next one tries again.
+    /// Queues an item. If no thread can be started, the item stays queued, and the next call tries again.
     pub(crate) fn give(self: &Arc<Self>, item: T) -> io::Result<()> {
         let mut state = self.state.lock();
         state.queue.push_back(item);
@@ -88,7 +88,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Hands over what is not `panics`, and says so.
+    /// Sends every item except `panics` to the receiver; panics on that one.
     fn callback(panics: u32) -> (Arc<Callback<u32>>, Receiver<u32>) {
         let (sender, received) = unbounded();
         let call = move |n: &u32| {

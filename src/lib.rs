@@ -1,5 +1,5 @@
-//! Redisson's distributed locks for blocking Rust: a thread asks for a lock by name and gets a guard, and all threads of
-//! all processes, in Rust or in Java, agree through Redis on who holds it.
+//! Redisson's distributed locks for blocking Rust: a thread asks for a lock by name and gets a guard, and all threads
+//! of all processes, in Rust or in Java, agree through Redis on who holds it.
 //!
 //! # Install
 //!
@@ -8,12 +8,12 @@
 //! redlatch = "0.1" # features: tls, metrics, serde, cli
 //! ```
 //!
-//! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster
-//! ([servers tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
+//! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster ([servers
+//! tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
 //!
-//! Features: `tls` encrypts connections, `metrics` has an observer for the crate of that name, `serde` serializes what
-//! [`inspect`](Client::inspect), [`list`](Client::locks), [`check`](Client::check) and [`stats`](Client::stats) return, and
-//! `cli` builds [the command](guide::operations#the-command).
+//! Features: `tls` encrypts connections, `metrics` has an observer for the crate of that name, `serde` serializes
+//! what [`inspect`](Client::inspect), [`list`](Client::locks), [`check`](Client::check) and [`stats`](Client::stats)
+//! return, and `cli` builds [the command](guide::operations#the-command).
 //!
 //! # Ten lines
 //!
@@ -31,8 +31,8 @@
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Waiting threads are notified of the release instead of polling. The lease is renewed until the guard is dropped, including
-//! by a panic. If the process dies, the lock is free when its lease is over.
+//! Waiting threads are notified of the release instead of polling. The lease is renewed until the guard is dropped,
+//! including by a panic. If the process dies, the lock is free when its lease is over.
 //!
 //! # Which one to take
 //!
@@ -67,43 +67,43 @@
 //! | [`Config::tenure`] | 5 ms | how long the threads of one process may pass a lock among themselves |
 //! | [`Config::waiter_lease`] | 3 s | how long a waiter without a sign of life keeps its place |
 //!
-//! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and up
-//! to three connections; in a cluster it has these connections, and a thread for messages, for each master that it needs;
-//! with Sentinels, one of each to hear of failovers.
+//! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and
+//! up to three connections; in a cluster it has these connections, and a thread for messages, for each master that it
+//! needs; with Sentinels, one of each to hear of failovers.
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: somebody else had it, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`:
-//! Redis is unreachable or rejected the command. Either way, redlatch releases whatever the attempt may have acquired. A time
-//! limit covers all that the call does: connecting, asking and waiting.
+//! `Ok(None)`: somebody else had it, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these apart.
+//! `Err`: Redis is unreachable or rejected the command. Either way, redlatch releases whatever the attempt may have
+//! acquired. A time limit covers all that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!
-//! - **That you still hold it.** A lease can end while you work: the process was stopped, Redis was unreachable, the key
-//!   was deleted, or a replica without the key was promoted. [`is_valid`](ReentrantLockGuard::is_valid) and
-//!   [`lost`](ReentrantLockGuard::lost) say so without asking Redis, but nothing recalls a write that is already under
-//!   way. Where a late write does harm: [`query`](MutexGuard::query) of the guard runs a command only if the hold is still
-//!   in force, which Redis looks at in the same step; elsewhere let the resource check it, by a version, a condition, or the
-//!   token of a [`FencedLock`].
-//! - **That a lock survives its server.** It lives in one Redis. If that returns without its data, the lock is free, and
-//!   the old holder learns of it at its next renewal. A [`RedLock`] survives the loss of a minority of its masters, over
-//!   the whole life of a hold.
+//! - **That you still hold it.** A lease can end while you work: the process was stopped, Redis was unreachable, the
+//!   key was deleted, or a replica without the key was promoted. [`is_valid`](ReentrantLockGuard::is_valid) and
+//!   [`lost`](ReentrantLockGuard::lost) say so without asking Redis, but nothing recalls a write that is already
+//!   under way. Where a late write does harm: [`query`](MutexGuard::query) of the guard runs a command only if the
+//!   hold is still in force, which Redis looks at in the same step; elsewhere let the resource check it, by a
+//!   version, a condition, or the token of a [`FencedLock`].
+//! - **That a lock survives its server.** It lives in one Redis. If that returns without its data, the lock is free,
+//!   and the old holder learns of it at its next renewal. A [`RedLock`] survives the loss of a minority of its
+//!   masters, over the whole life of a hold.
 //! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
 //! # The guide
 //!
 //! [A tour](guide) shows each lock once. Then there are pages about [whether to use this](guide::should_i_use_this),
-//! [common mistakes](guide::common_mistakes), [recipes](guide::recipes), [operations](guide::operations): a bad day, who
-//! holds a lock, the command, rights, settings, logs, metrics, [deployments](guide::deployments): servers tested, TLS,
-//! Sentinel, Cluster, and [sharing locks with Redisson](guide::with_redisson). For contributors:
+//! [common mistakes](guide::common_mistakes), [recipes](guide::recipes), [operations](guide::operations): a bad day,
+//! who holds a lock, the command, rights, settings, logs, metrics, [deployments](guide::deployments): servers tested,
+//! TLS, Sentinel, Cluster, and [sharing locks with Redisson](guide::with_redisson). For contributors:
 //! [architecture](guide::architecture), [performance](guide::performance), [testing](guide::testing).
 //!
 //! # Logs
 //!
-//! Through the `log` crate. *error*: a panic in a listener or in a thread of the crate; *warn*: what an operator should
-//! know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
-//! [long waits](Config::log_long_waits); *debug*: lost connections and retries; *trace*: what has no consequence.
-//! [In detail](guide::operations#logs).
+//! Through the `log` crate. *error*: a panic in a listener or in a thread of the crate; *warn*: what an operator
+//! should know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
+//! [long waits](Config::log_long_waits); *debug*: lost connections and retries; *trace*: what has no consequence. [In
+//! detail](guide::operations#logs).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

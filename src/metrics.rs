@@ -10,8 +10,8 @@ use crate::error::Loss;
 use crate::observer::{Acquired, Observer, Refused, Released};
 use crate::stats::{StatKind, Stats};
 
-/// Records the events of a client with the [`metrics`](https://docs.rs/metrics) crate, for the exporter that the program has
-/// installed.
+/// Records the events of a client with the [`metrics`](https://docs.rs/metrics) crate, for the exporter that the
+/// program has installed.
 ///
 /// ```
 /// use redlatch::{Config, Metrics};
@@ -41,10 +41,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns an observer whose series have the label `client`, and as the label `lock` what `lock` makes of a name.
+    /// Returns an observer whose series have the label `client`, and the label `lock` with the result of `lock` for
+    /// the name.
     ///
-    /// Each client of a program needs a `client` of its own, or their gauges overwrite each other. Install the exporter
-    /// first: this also describes all metrics to it.
+    /// Give each client of a program a different `client`, or their gauges overwrite each other. Install the exporter
+    /// first: this call also describes all metrics to it.
     ///
     /// ```
     /// let metrics = redlatch::Metrics::new("shop", |_| "all".to_owned());
@@ -58,7 +59,7 @@ impl Metrics {
         }
     }
 
-    /// Records the counters and gauges of the client, such as before each scrape. No I/O.
+    /// Records the client's counters and gauges; call it before each scrape. No I/O.
     ///
     /// ```no_run
     /// use redlatch::{Client, Config, Metrics};
@@ -114,9 +115,9 @@ impl Metrics {
     }
 }
 
-/// The metric that a number of [`Stats`] is recorded as.
+/// The metric under which a number of [`Stats`] is recorded.
 enum Recorded {
-    /// None: an event counts it.
+    /// No metric, since an event counts it.
     Event,
     Counter(String),
     /// A gauge in seconds, from microseconds.

@@ -1,4 +1,4 @@
-//! What a program can hear of its locks while it runs: for metrics, traces and tests.
+//! Reports to a program what happens to its locks: for metrics, traces and tests.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -8,23 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::Loss;
 use crate::report::report;
 
-/// Hears what becomes of the locks and permits of a client. Every method does nothing unless it is implemented.
-///
-/// Called on the thread concerned, with no mutex held: the one that acquires or releases; for a loss mostly the one that
-/// renews all holds; for a server one that connects. So return quickly, and put aside what takes long. It may use the
-/// client that it hears of, but not own a handle of it, or that client would never be dropped. A panic is logged, and
-/// otherwise does no harm.
-///
-/// A hold is one outermost acquisition by one thread, or a permit. Each is [`acquired`](Self::acquired) once, and later
-/// either [`released`](Self::released) or [`lost`](Self::lost), once, so acquired less released less lost is what is held.
-/// In detail:
-///
-/// - Locking again in the same thread tells nothing; the hold ends with the last of its guards.
-/// - Each thread that reads by a shared hold has one of its own, also where Redis has one for all of them.
-/// - Members of a multi-lock count by their names, a `RedLock` once, permits of an expirable semaphore each, and permits
-///   that a [`Semaphore`](crate::Semaphore) gave to one call together. Permits that are forgotten stay acquired.
-/// - `unlock` waits for Redis, and tells `lost` if somebody else had taken the lock; dropping a guard does not wait, and
-///   tells `released`.
+/// Is told what happens to the locks and permits of a client. Each method does nothing unless implemented.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,28 +27,46 @@ use crate::report::report;
 /// let config = redlatch::Config::new("redis://127.0.0.1/").observer(SlowWaits::default());
 /// # let _ = config;
 /// ```
+///
+/// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases;
+/// for a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave
+/// slow work to another thread. An observer may use the client that it observes, but must not own a handle of it, or
+/// that client would never be dropped. A panic is logged and has no other effect.
+///
+/// **Counting.** A hold is one outermost acquisition by one thread, or a permit. Each hold is
+/// [`acquired`](Self::acquired) once, and later either [`released`](Self::released) or [`lost`](Self::lost), once. So
+/// the number of holds is acquired less released less lost. In detail:
+///
+/// - Locking again in the same thread is not reported; the hold ends with the last of its guards.
+/// - Each thread that reads has a hold of its own, even if Redis has one for all of them.
+/// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
+/// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
+///   one call are one hold; permits that are forgotten stay acquired.
+/// - `unlock` waits for Redis, and reports `lost` if the hold had ended. Dropping a guard does not wait, and reports
+///   `released`.
 pub trait Observer: Send + Sync {
-    /// Something was acquired.
+    /// A lock or permit was acquired.
     fn acquired(&self, _event: &Acquired<'_>) {}
 
-    /// Something was not acquired.
+    /// A lock or permit was not acquired.
     fn refused(&self, _event: &Refused<'_>) {}
 
-    /// Something was released by its holder, and was not known to be lost.
+    /// A lock or permit was released by its holder, and was not known to be lost.
     fn released(&self, _event: &Released<'_>) {}
 
-    /// A hold is lost. [`Config::on_lost`](crate::Config::on_lost) hears once of readers that shared one in Redis, and this
-    /// hears of each of them.
+    /// A hold is lost. Readers that share one hold in Redis are reported one by one, while
+    /// [`Config::on_lost`](crate::Config::on_lost) is called once.
     fn lost(&self, _loss: &Loss) {}
 
-    /// A connection to the server failed: the first one, or the first after it was reached.
+    /// A connection to the server failed: the first attempt, or the first failure after the server was reached.
     fn server_down(&self, _server: &str, _why: &str) {}
 
-    /// A connection to the server stands: the first one, and the first after each [`server_down`](Self::server_down).
+    /// A connection to the server was made: the first one, and the first after each
+    /// [`server_down`](Self::server_down).
     fn server_up(&self, _server: &str) {}
 }
 
-/// Something was acquired: see [`Observer::acquired`].
+/// A lock or permit was acquired: see [`Observer::acquired`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Acquired<'a> {
@@ -75,11 +77,11 @@ pub struct Acquired<'a> {
     pub kind: &'static str,
     /// How long the call took.
     pub waited: Duration,
-    /// A lock that another thread of this process has handed over or shares, without a round trip.
+    /// Whether another thread of this process passed the lock on or shares it, without a round trip.
     pub handed_over: bool,
 }
 
-/// Something was not acquired: see [`Observer::refused`].
+/// A lock or permit was not acquired: see [`Observer::refused`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Refused<'a> {
@@ -89,17 +91,17 @@ pub struct Refused<'a> {
     pub kind: &'static str,
     /// How long the call took.
     pub waited: Duration,
-    /// Why not.
+    /// The reason.
     pub why: Refusal,
 }
 
-/// Why something was not acquired.
+/// Why a lock or permit was not acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Somebody else had it.
+    /// A different thread or process had it.
     Busy,
-    /// The time was up before Redis had answered.
+    /// The time was up before Redis answered.
     Late,
     /// The call returned an error.
     Error,
@@ -115,7 +117,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Something was released: see [`Observer::released`].
+/// A lock or permit was released: see [`Observer::released`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Released<'a> {
@@ -123,7 +125,7 @@ pub struct Released<'a> {
     pub name: &'a str,
     /// As in [`Acquired`].
     pub kind: &'static str,
-    /// For how long this thread has held it.
+    /// How long this thread has held it.
     pub held: Duration,
 }
 
@@ -140,7 +142,7 @@ impl Observers {
         self.0.is_some()
     }
 
-    /// Tells it something. To be called with no mutex held.
+    /// Calls the observer. The caller holds no mutex.
     pub(crate) fn tell(&self, what: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.0 else {
             return;
@@ -152,7 +154,7 @@ impl Observers {
     }
 }
 
-/// A hold that an observer was told of, and whose end has to be told once.
+/// A hold that was reported to an observer, whose end must be reported once.
 pub(crate) struct Observed {
     pub(crate) observer: Observers,
     pub(crate) name: Arc<str>,
@@ -161,7 +163,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// Tells that the holder has released it.
+    /// Reports that the holder has released the hold.
     pub(crate) fn released(&self) {
         let held = self.since.elapsed();
         let (name, kind) = (&*self.name, self.kind);

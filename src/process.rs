@@ -1,6 +1,7 @@
-//! Which process this is: for `fork()`, whose child must not use what its parent has made, and for those who look at Redis.
+//! The identity of this process: for `fork()`, whose child must not use the parent's objects, and for people who look
+//! at Redis.
 
-/// The process in which something was made.
+/// The process in which an object was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process(u32);
 
@@ -9,15 +10,15 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Whether this is a copy that `fork()` made for a child process: the threads are missing there, mutexes may be locked
-    /// for ever, and connections and holds are the parent's. Nothing but atomics may be touched, and what a mutex guards
-    /// that is free.
+    /// Whether this is a copy that `fork()` made for a child process. The child has none of the parent's threads, a
+    /// mutex may be locked there forever, and connections and holds belong to the parent. The child may touch only
+    /// atomics, and data behind a mutex that is free.
     pub(crate) fn is_copy(self) -> bool {
         std::process::id() != self.0
     }
 }
 
-/// The name of this machine, as far as the process can tell without asking the network; `-` if it cannot.
+/// The name of this machine, as far as the process can tell without asking the network; `-` if unknown.
 fn host() -> String {
     let said = ["/proc/sys/kernel/hostname", "/etc/hostname"]
         .into_iter()
@@ -29,7 +30,7 @@ fn host() -> String {
         )
         .map(|said| said.trim().to_owned())
         .find(|said| !said.is_empty());
-    // Redis takes no spaces in the name of a connection, and colons are between its parts.
+    // Redis allows no spaces in the name of a connection, and colons separate its parts.
     let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     let fitting = said
         .unwrap_or_default()
@@ -44,7 +45,7 @@ fn host() -> String {
     }
 }
 
-/// What the names of a client's connections begin with. Their role follows.
+/// The start of the names of a client's connections, before their role.
 pub(crate) fn names(client: &str, label: &str) -> String {
     format!(
         "redlatch:{client}:{}:{}:{label}",

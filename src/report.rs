@@ -1,7 +1,8 @@
-//! What is logged, through the `log` crate, on the thread that caused it.
+//! Log records, through the `log` crate, on the thread that caused them.
 //!
-//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So no mutex is held
-//! while it runs, nor anything else that other threads wait for: where one is, [`hold_back`] has the records wait.
+//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So it is called
+//! with no mutex held, and while no other thread waits for this one. Where a mutex is held, [`hold_back`] defers the
+//! records.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,14 +19,14 @@ struct Record {
 }
 
 std::thread_local! {
-    /// How many [`HeldBack`] the thread has.
+    /// How many [`HeldBack`] values the thread has.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static RECORDS: Cell<Vec<Record>> = const { Cell::new(Vec::new()) };
-    /// The thread is in the logger.
+    /// Whether the thread is in the logger.
     static IS_LOGGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Logs at a level, as `log::warn!` and its kin do, unless the logger itself has caused it.
+/// Logs at a level, like `log::warn!`, unless the logger itself caused the record.
 macro_rules! report {
     ($level:ident, $($text:tt)+) => {
         $crate::report::submit(log::Level::$level, module_path!(), format_args!($($text)+))
@@ -47,7 +48,7 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
     if DEPTH.get() == 0 {
         return log_now(&record);
     }
-    // A thread that is about to end keeps none.
+    // Records of a thread whose thread-locals are already destroyed are discarded.
     let held_back = RECORDS.try_with(|records| {
         let mut all = records.take();
         all.push(record);
@@ -56,7 +57,8 @@ pub(crate) fn submit(level: Level, target: &'static str, text: fmt::Arguments<'_
     held_back.unwrap_or_default();
 }
 
-/// Until it is dropped, what its thread logs waits. To be taken before the mutex, so that it is dropped after it.
+/// Defers the log records of its thread until it is dropped. Created before the mutex is locked, so that it is
+/// dropped after the mutex is unlocked.
 pub(crate) struct HeldBack;
 
 /// See [`HeldBack`].
@@ -75,7 +77,7 @@ impl Drop for HeldBack {
     }
 }
 
-/// Calls the logger. If it panics, that ends no thread, and no call half-way.
+/// Calls the logger. A panic in it ends neither the thread nor the call that logs.
 fn log_now(record: &Record) {
     let Record {
         level,

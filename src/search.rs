@@ -1,5 +1,5 @@
-//! Exhaustive searches, for tests: of the states of a protocol ([`search`]), and of the schedules of a machine
-//! ([`explore`]).
+//! Exhaustive searches, for tests: [`search`] visits the states of a protocol, [`explore`] the schedules of a
+//! machine.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ pub(crate) trait Model {
 
     fn start(&self) -> Self::State;
 
-    /// Adds each step that can be taken in `state`, and the state that it leads to.
+    /// Adds each step that is possible in `state`, and the state that it leads to.
     fn next(&self, state: &Self::State, to: &mut Vec<(Self::Step, Self::State)>);
 
     /// The rule that a step breaks, if it breaks one.
@@ -26,27 +26,28 @@ pub(crate) trait Model {
         after: &Self::State,
     ) -> Option<&'static str>;
 
-    /// What has to come about: from every state that lacks it, a state that does not can be reached by steps that are due.
+    /// The conditions that must be reachable: from every state that lacks a goal, due steps lead to a state that has
+    /// it.
     fn goals(&self) -> Vec<&'static str>;
 
     fn lacks(&self, goal: usize, state: &Self::State) -> bool;
 
-    /// Whether a step happens by itself, without anybody's will and without a fault, and whoever wants that goal may wait
-    /// for it.
+    /// Whether a step happens by itself, without a decision and without a fault, so that a wait for that goal may
+    /// rely on it.
     fn is_due(&self, goal: usize, step: Self::Step) -> bool;
 
     /// The step in words.
     fn words(&self, before: &Self::State, step: Self::Step, after: &Self::State) -> String;
 }
 
-/// A model that keeps all rules.
+/// The size of a model that keeps all rules.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Size {
     pub(crate) states: usize,
     pub(crate) steps: usize,
 }
 
-/// A shortest way to break a rule. Shows the steps in words.
+/// A shortest sequence of steps that breaks a rule. Displays the steps in words.
 #[derive(Debug)]
 pub(crate) struct Counterexample {
     pub(crate) rule: &'static str,
@@ -64,13 +65,13 @@ impl Display for Counterexample {
 }
 
 impl Counterexample {
-    /// The last state, for whoever has to find out why.
+    /// The last state, to find out why.
     pub(crate) fn last(&self) -> &str {
         &self.last
     }
 }
 
-/// Short, since without optimisation the standard one takes most of the time of a search.
+/// A short hash function. Without optimisation, the standard one takes most of the time of a search.
 #[derive(Default)]
 struct Digest(u64);
 
@@ -109,8 +110,8 @@ pub(crate) fn digest(state: &impl Hash) -> u64 {
     digest.finish()
 }
 
-/// The states that were found, in the order of their distance from the start. `from`: the number of the state before, and
-/// which of its steps led here.
+/// The states that were found, in the order of their distance from the start. `from` has, for each state, the number
+/// of the previous state and which of its steps led here.
 #[derive(Default)]
 struct Found {
     numbers: HashMap<u64, u32, BuildHasherDefault<Digest>>,
@@ -153,12 +154,12 @@ impl Found {
     }
 }
 
-/// Visits every state, those that are closest to the start first.
+/// Visits every state, in the order of their distance from the start.
 pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
     let goals = model.goals();
     let mut found = Found::default();
     let mut steps = 0;
-    // By goal: the states that lack it, and those that do not.
+    // By goal: the states that lack it, and the states that have it.
     let mut lacking = vec![Vec::new(); goals.len()];
     let mut reached = vec![Vec::new(); goals.len()];
     let mut edges = Vec::new();
@@ -218,7 +219,7 @@ pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
         let can = edges.backwards(due, &reached[at]);
         let is_stuck = |number: &&u32| !can[**number as usize];
         let stuck = || lacking[at].iter().filter(is_stuck);
-        // Best one that cannot even go on.
+        // Prefer a state without any due step.
         let goes_on = edges.go_on(due);
         let ends = stuck().find(|number| !goes_on[**number as usize]);
         if let Some(number) = ends.or_else(|| stuck().next()) {
@@ -229,7 +230,7 @@ pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
     Ok(Size { states, steps })
 }
 
-/// A step from one state to another, and for which goals it is due.
+/// A step from one state to another, and the goals for which it is due.
 #[derive(Clone, Copy)]
 struct Edge {
     from: u32,
@@ -237,7 +238,7 @@ struct Edge {
     due: u8,
 }
 
-/// All steps, sorted by where they lead. Those that lead to a state begin at its index of `first`.
+/// All steps, sorted by the state that they lead to. The steps into a state start at its index of `first`.
 struct Edges {
     sorted: Vec<Edge>,
     first: Vec<u32>,
@@ -262,7 +263,7 @@ impl Edges {
         Self { sorted, first }
     }
 
-    /// From which states one of `goals` can be reached.
+    /// The states from which one of `goals` can be reached.
     fn backwards(&self, due: u8, goals: &[u32]) -> Vec<bool> {
         let mut can = vec![false; self.first.len()];
         let mut todo = goals.to_vec();
@@ -281,7 +282,7 @@ impl Edges {
         can
     }
 
-    /// From which states there is a step at all.
+    /// The states that have any due step.
     fn go_on(&self, due: u8) -> Vec<bool> {
         let mut goes_on = vec![false; self.first.len()];
         for edge in self.sorted.iter().filter(|edge| edge.due & due != 0) {
@@ -291,30 +292,30 @@ impl Edges {
     }
 }
 
-/// A machine and what surrounds it. It checks itself: whatever is wrong panics.
+/// A machine and its environment. Panics if it finds itself in a wrong state.
 pub(crate) trait Explore: Sized {
     type Step: Copy + Debug;
 
     fn copy(&self) -> Self;
 
-    /// The same in two worlds that go on alike.
+    /// A number that is equal for two worlds with the same future.
     fn digest(&self) -> u64;
 
-    /// Whether a step can be taken here, as far as that is seen at once.
+    /// Whether a step is possible here, as far as that is known without taking it.
     fn can(&self, _step: Self::Step) -> bool {
         true
     }
 
-    /// Takes a step; `false` if it cannot be taken here.
+    /// Takes a step; `false` if the step is not possible here.
     fn take(&mut self, step: Self::Step) -> bool;
 
     fn check(&self);
 
-    /// From now on nothing goes wrong: everything has to come to its end.
+    /// Lets everything end, with no further fault.
     fn drain(self);
 }
 
-/// Takes all steps in every order; how many worlds there are. One in `drained` of them is drained.
+/// Takes all steps in every order, and returns how many worlds there are. Every `drained`-th world is drained.
 pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -> usize {
     let mut seen = HashSet::new();
     let mut worlds = vec![(start, Vec::new())];
@@ -337,7 +338,7 @@ pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -
     seen.len()
 }
 
-/// Says how it came to that if a check fails.
+/// Prints the steps that led to a failed check.
 pub(crate) struct Trace<'a, S: Debug>(pub(crate) &'a [S]);
 
 impl<S: Debug> Drop for Trace<'_, S> {
@@ -354,7 +355,7 @@ pub(crate) fn asked_for(word: &str) -> bool {
     std::env::var("REDLATCH_MODEL").is_ok_and(|words| words.split(',').any(|its| its == word))
 }
 
-/// The model keeps all rules; says how large it is if asked for words.
+/// Checks that the model keeps all rules. Prints its size if `words` are asked for.
 #[track_caller]
 pub(crate) fn keeps<M: Model>(name: &str, model: &M) -> Size {
     let began = std::time::Instant::now();
@@ -377,7 +378,7 @@ pub(crate) fn keeps<M: Model>(name: &str, model: &M) -> Size {
     }
 }
 
-/// The model breaks this rule; says how if asked for words.
+/// Checks that the model breaks this rule. Prints how if `words` are asked for.
 #[track_caller]
 pub(crate) fn breaks<M: Model>(name: &str, model: &M, rule: &str) {
     match search(model) {

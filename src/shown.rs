@@ -1,13 +1,13 @@
-//! Names in texts that people read. The command compiles this file as well.
+//! Names in texts for people. The command compiles this file too.
 
 use std::fmt;
 
-/// A name, or another text that somebody else chose, for a message. Control characters are shown as escapes, so that it
-/// stays on its line and sends nothing to a terminal. All other characters stay as they are, backslashes too: an escaped
-/// text that is escaped again does not change.
+/// A name, or another text of foreign origin, for a message. Control characters are shown as escapes, so that the
+/// text stays on its line and sends nothing to a terminal. All other characters stay as they are, backslashes too:
+/// escaping an escaped text does not change it.
 pub(crate) struct Shown<'a>(pub(crate) &'a str);
 
-/// Whether a character moves the cursor, ends a line, or changes the direction of the text behind it.
+/// Whether a character moves the cursor, ends a line, or changes the direction of the text after it.
 fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::time;
 
-/// One number that only grows, or the largest seen.
+/// A number that only grows: a sum or a maximum.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -27,17 +27,18 @@ impl Counter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StatKind {
-    /// It counts since the client was opened, and only grows, or is the largest seen.
+    /// A sum or a maximum since the client was opened, which only grows.
     Counter,
-    /// It is what there is now.
+    /// The current value.
     Gauge,
 }
 
-/// The longest of the last while: of this half of a minute and the one before. One thread writes; atomics, since the child
-/// of a `fork()` may read it.
+/// The maximum of the last 30 to 60 seconds: of the current half of a minute and the one before.
+///
+/// A single thread writes. The fields are atomics because the child of a `fork()` may read them.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    /// The number of the half that it is about, from one on; zero if there was none.
+    /// The number of the current half minute, counted from 1; 0 if nothing was recorded.
     half: AtomicU64,
     now: AtomicU64,
     before: AtomicU64,
@@ -63,7 +64,7 @@ impl Recent {
         current.max(before)
     }
 
-    /// The longest of this half, and of the one before.
+    /// The maxima of this half minute and the one before.
     fn at(&self, half: u64) -> (u64, u64) {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
         match half - load(&self.half).min(half) {
@@ -79,19 +80,17 @@ macro_rules! counters {
         counters: $($(#[doc = $doc:literal])+ $name:ident,)+
         gauges: $($(#[doc = $gauge_doc:literal])+ $gauge:ident,)+
     ) => {
-        /// What a client counts while it runs.
+        /// The numbers that a client counts while it runs.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)+
-            /// Threads that wait.
+            /// How many threads wait.
             pub(crate) waiting: AtomicU64,
             pub(crate) lateness: Recent,
         }
 
-        /// What a client has done since it was opened, and what it has in hand: see
+        /// Numbers about a client: totals since it was opened, and current values. See
         /// [`Client::stats`](crate::Client::stats).
-        ///
-        /// Read without stopping anybody, so numbers that belong together may be a moment apart.
         ///
         /// ```no_run
         /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -99,6 +98,9 @@ macro_rules! counters {
         /// println!("{} of {} releases failed", stats.releases_failed, stats.acquired);
         /// # Ok::<(), redlatch::Error>(())
         /// ```
+        ///
+        /// The numbers are read while other threads change them, so numbers that belong together may be a moment
+        /// apart.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]
@@ -132,7 +134,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// The counters, and of the gauges those that are known here.
+            /// Reads the counters, and the gauges that are kept here.
             pub(crate) fn read(&self) -> Stats {
                 Stats {
                     $($name: self.$name.get(),)+
@@ -147,22 +149,23 @@ macro_rules! counters {
 
 counters! {
     counters:
-    /// Grants by Redis.
+    /// Locks and permits granted by Redis.
     acquired,
-    /// Locks and permits handed over by another thread of this process, without a round trip.
+    /// Locks and permits passed on by another thread of this process, without a round trip.
     local_handoffs,
     /// Read holds shared with another thread of this process, without a round trip.
     shared,
     /// Further holds of a thread that held the lock already.
     reentered,
-    /// Attempts that ended without what was asked for: somebody else had it, the time was up, or there was an error.
+    /// Attempts that ended without the lock or permit: another thread or process had it, the time was up, or there
+    /// was an error.
     refused,
     /// Commands sent, except those of the watchdog and the subscriber.
     commands,
-    /// Waits that a message ended.
+    /// Waits ended by a message.
     wakes,
-    /// Waits ended by the poll cap or the holder's lease that then found the lock free: a message was lost, or none was
-    /// sent.
+    /// Waits that ended without a message, by polling or with the holder's lease, and found the lock free: a message
+    /// was lost, or none was sent.
     missed_messages,
     /// Times this process let others go first, because its tenure was over or several of them wait.
     yields,
@@ -172,23 +175,23 @@ counters! {
     renewal_lateness_max_us,
     /// Holds lost, for any reason.
     lost,
-    /// Releases that found that the lock was no longer ours.
+    /// Releases that found that the hold had already ended.
     releases_of_lost,
-    /// Releases that Redis refused or never acknowledged; the lease ends such holds.
+    /// Releases that Redis rejected or never acknowledged; the lease ends such holds.
     releases_failed,
-    /// Times a connection for commands, or for guarded commands, was made again.
+    /// Times a connection for commands, or for guarded commands, was replaced.
     reconnects,
-    /// Times the connection for messages was made again.
+    /// Times the connection for messages was replaced.
     resubscriptions,
 
     gauges:
-    /// Now: holds that the watchdog watches.
+    /// Now: holds that the watchdog renews or watches.
     holds,
     /// Now: locks that a thread of this process holds, waits for, or has just released.
     names,
     /// Now: channels subscribed to.
     subscriptions,
-    /// Now: threads that wait for something.
+    /// Now: threads that wait for a lock, a permit or a latch.
     waiting,
     /// The longest delay of a renewal within the last minute, in microseconds.
     renewal_lateness_us,

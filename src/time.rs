@@ -1,9 +1,9 @@
-//! Time: moments as numbers, the deadline of a wait, and pauses.
+//! Instants as numbers, the deadline of a wait, and pauses.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Why a request has no reply, as far as time is concerned.
+/// Tells whether a request has no reply because of time.
 pub(crate) trait Unanswered {
     /// Whether the server responds (a majority, if there are several), so that only this reply came too late.
     fn is_late(&self) -> bool;
@@ -14,11 +14,11 @@ pub(crate) trait Unanswered {
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
     let now = Instant::now();
-    // Earlier, for moments that were taken before the epoch was first used.
+    // An earlier epoch also covers instants that were taken before it was first used.
     now.checked_sub(Duration::from_secs(60)).unwrap_or(now)
 });
 
-/// A moment as a number, for atomics: nanoseconds of the monotonic clock since the epoch of this process.
+/// An instant as a number, for atomics: nanoseconds of the monotonic clock since the epoch of this process.
 pub(crate) fn nanos(at: Instant) -> u64 {
     let since = at.saturating_duration_since(*EPOCH);
     since
@@ -27,24 +27,24 @@ pub(crate) fn nanos(at: Instant) -> u64 {
         .saturating_add(since.subsec_nanos().into())
 }
 
-/// A limit that [`nanos`] can express; a longer one, of some 584 years, is none.
+/// A limit that [`nanos`] can express. A longer limit, from 584 years on, counts as none.
 pub(crate) fn finite(span: Duration) -> Option<Duration> {
     (span.as_nanos() < u64::MAX.into()).then_some(span)
 }
 
-/// The moment of [`nanos`].
+/// The instant with this number of [`nanos`].
 pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)
 }
 
-/// When a wait ends: one moment for everything it consists of, computed once, by the public method.
+/// When a call ends. The public method computes it once, and everything that the call does keeps to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
     pub(crate) const NEVER: Self = Self(None);
 
-    /// `wait` from now on; never, if that is beyond the range of the clock.
+    /// `wait` from now on, or never if that is beyond the range of the clock.
     pub(crate) fn after(wait: Duration) -> Self {
         Self(Instant::now().checked_add(wait))
     }
@@ -53,7 +53,7 @@ impl Deadline {
         Self(Some(instant))
     }
 
-    /// `None` if it is never.
+    /// The instant, or `None` for a deadline that never comes.
     pub(crate) fn instant(self) -> Option<Instant> {
         self.0
     }
@@ -79,28 +79,28 @@ impl Deadline {
 
 /// How long one request to Redis may take: the command timeout, or less if the caller has less time.
 ///
-/// What it means that there is no answer by then is decided here, for every wait:
+/// The meaning of a missing reply is decided here, for every wait:
 ///
-/// | it ended with | nothing is known against the server | the server is known to be away, or refused |
+/// | ended by | the server may be healthy | the server is known to be unreachable, or rejected the request |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the command timeout | an error, also for the threads queued behind it | the same; a refusal concerns the caller alone |
+/// | the command timeout | an error, also for the threads queued behind this one | an error; a rejection concerns the caller alone |
 ///
-/// Of several ends that a wait comes to at the same moment the first of these counts:
+/// If several of these hold at the same moment, the first counts:
 ///
-/// 1. It was granted, by Redis or by a thread of this process.
-/// 2. Something is known to have gone wrong, also if another thread has found that out for all who wait.
+/// 1. The lock or permit was granted, by Redis or by a thread of this process.
+/// 2. An error is known, also if another thread found it for all waiting threads.
 /// 3. The client is closed, or the token cancelled.
 /// 4. The caller's time is up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     pub(crate) until: Instant,
-    /// The caller's time ends it, not the command timeout.
+    /// Whether the caller's time ends the request, not the command timeout.
     pub(crate) callers: bool,
 }
 
 impl Budget {
-    /// The same, or less: with the command timeout of one of several servers.
+    /// Limits the budget further, by the command timeout of one of several servers.
     pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
         let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
@@ -110,30 +110,31 @@ impl Budget {
         }
     }
 
-    /// Whether all there is to say is that the caller's time was up.
+    /// Whether nothing is known but that the caller's time was up.
     pub(crate) fn was_too_short(&self, fault: &impl Unanswered) -> bool {
         self.callers && fault.is_late()
     }
 
-    /// Whether the threads queued behind it get the error too, rather than each after a whole command timeout of its own.
+    /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
+    /// timeout of its own.
     pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
         !self.callers && fault.is_unanswered()
     }
 }
 
-/// The moments at which threads wake that poll now and then: each is a multiple of this, or of twice or four times as much
-/// for those who poll more rarely.
+/// Threads that poll rarely wake at multiples of this; threads that poll more rarely still, at multiples of twice or
+/// four times as much.
 const TICK: Duration = Duration::from_millis(64);
 
-/// How many times a tick is doubled at most. With longer ones more and more threads would wake at the same moment.
+/// How many times a tick is doubled at most. With longer ticks, more and more threads would wake at the same moment.
 const DOUBLED: u32 = 2;
 
-/// When `span` is over, or up to an eighth earlier if it is long: at one of few moments that all threads of this process
-/// share, and other processes do not.
+/// When `span` is over, or up to an eighth earlier if it is long: at one of few moments that all threads of this
+/// process share, and other processes do not.
 ///
-/// Threads that wake at the same moment write and read together, and the first of them pays for the processor that was
-/// asleep. Measured with 1,000 threads that poll 200 times a second: with ticks of 64 ms half the processor time for each
-/// poll, and with ticks of 256 ms about half of that.
+/// Threads that wake at the same moment write and read together, and only the first of them has to wake the
+/// processor. Measured with 1,000 threads that poll 200 times a second: ticks of 64 ms halve the processor time for
+/// each poll, and ticks of 256 ms halve it again.
 pub(crate) fn together(now: Instant, span: Duration) -> Instant {
     let ends = now + span;
     let doublings = (span.as_nanos() / (TICK * 8).as_nanos()).checked_ilog2();
@@ -141,18 +142,18 @@ pub(crate) fn together(now: Instant, span: Duration) -> Instant {
         return ends;
     };
     let tick = u64::try_from((TICK * 2_u32.pow(doubled)).as_nanos()).unwrap_or(u64::MAX);
-    // The children of one process have the same epoch.
+    // Children of one process have the same epoch, so the process id sets them apart.
     let phase = u64::from(std::process::id()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let late = (nanos(ends) + phase) % tick;
     ends - Duration::from_nanos(late)
 }
 
-/// Three quarters of `span` or more, so that many who wait for the same do not come back together.
+/// Three quarters of `span` or more, at random, so that threads waiting for the same thing do not all return at once.
 pub(crate) fn jittered(span: Duration) -> Duration {
     span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
 }
 
-/// A random span between two others.
+/// A random duration between two others.
 pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     let spread = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX);
     least + Duration::from_micros(random(spread.max(1)))
@@ -170,7 +171,7 @@ pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     }
 }
 
-/// A number below `end`: the nanoseconds of the clock are random enough to spread threads out.
+/// A random number below `end`. The nanoseconds of the clock are random enough to spread threads out.
 pub(crate) fn random(end: u64) -> u64 {
     (nanos(Instant::now()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % end
 }

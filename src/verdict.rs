@@ -1,4 +1,5 @@
-//! The verdict on a reply: what to do with the request that it answers. No other file knows these error codes of Redis.
+//! The verdict on a reply: what to do with the request that it answers. No other file knows these error codes of
+//! Redis.
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
@@ -8,8 +9,8 @@
 //! | `MISCONF`, `OOM` | never | never | later |
 //! | any other | never | never | never |
 //!
-//! A user's script can return any code, so a code does not prove that the script has not run. The texts of the server prove
-//! it, and the slot of a redirection.
+//! A user's script can return any code, so a code does not prove that the script has not run. The texts of the server
+//! prove it, and the slot of a redirection.
 
 use redis::{ErrorKind, RedisError, Value};
 
@@ -290,8 +291,8 @@ mod tests {
         reply(line).extract_error().expect_err(line)
     }
 
-    /// By the reply: what it means for each of the [kinds] whose script was sent by its hash, in a cluster; and what it says of
-    /// others.
+    /// By the reply: what it means for each of the [kinds] whose script was sent by its hash, in a cluster; and what
+    /// it says of others.
     #[test]
     fn every_code_means_the_same_to_everybody_who_asks() {
         use Is::{Answer, Asking, Later, Moved, Never, Text};

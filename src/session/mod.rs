@@ -1,4 +1,4 @@
-//! The parts of one client: connection, subscriber, watchdog and registry. Starts and joins the threads.
+//! The parts of one client: connections, subscribers, watchdog and registry. Starts and joins the threads.
 
 mod reminders;
 mod replicas;
@@ -44,14 +44,14 @@ use crate::session::replicas::Replicas;
 use crate::session::server::Server;
 use crate::stats::Counters;
 
-/// See [`Session::replay`]; twice the command timeout if that is longer.
+/// The shortest time for which [`Session::replay`] allows repetitions.
 const REPLAY: Duration = Duration::from_secs(60);
 
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
 
-/// Everything a client consists of, except its handles. It refers to no handle, so dropping the last one always ends it,
-/// although the threads refer to it.
+/// Everything a client consists of, except its handles. A session refers to no handle: the threads keep the session
+/// alive, but dropping the last handle always ends the client.
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
@@ -66,7 +66,8 @@ pub(crate) struct Session {
     pub(crate) permits: LivePermits,
     masters: Arc<Masters>,
     pub(crate) connection: Arc<Nodes>,
-    /// For guarded commands, so that no lock waits behind what they write and read. Connects when the first is sent.
+    /// Connections for guarded commands, so that no lock waits behind the user's requests and replies. Made when the
+    /// first is sent.
     pub(crate) guarded: Arc<Nodes>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) subscriber: Arc<Subscribers>,
@@ -75,24 +76,25 @@ pub(crate) struct Session {
     notices: Notices,
     give_back_on_close: &'static [GiveBack],
     closed: AtomicBool,
-    /// What came of closing, once that is known, and who waits for it.
+    /// The result of closing, once it is known. Other threads that close the client wait for it.
     close_outcome: Mutex<Option<CloseOutcome>>,
     close_ended: Condvar,
     process: Process,
     /// Wakes all threads that wait when the client is closed.
     pub(crate) closing: CancelToken,
     reminders: Reminders,
-    /// Threads that may have an acquire under way.
+    /// How many threads may have an acquire under way.
     contenders: AtomicUsize,
-    /// Hangs up when the watchdog's thread has ended; there once it was started.
+    /// Disconnected when the watchdog's thread has ended. Set once the thread was started.
     watchdog_ended: OnceLock<Receiver<()>>,
     watchdog_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What came of closing: what was not done in time, and why. An error can be had only once, this several times.
+/// The result of closing: what was not done in time, and why. `Error` cannot be cloned; this can, for every thread
+/// that closes.
 type CloseOutcome = std::result::Result<(), (&'static str, String)>;
 
-/// Queues the releases of what is held without a lease, when the client is closed.
+/// Queues the releases of holds without a lease when the client is closed.
 pub(crate) type GiveBack = fn(&Session);
 
 /// Counts a thread that may have an acquire under way.
@@ -105,7 +107,8 @@ impl Drop for Contending<'_> {
 }
 
 impl Session {
-    /// Checks the settings and connects, unless that is left to the first call. On close `give_back_on_close` releases what the watchdog does not know of.
+    /// Checks the settings and connects, unless the settings leave that to the first call. When the client is closed,
+    /// `give_back_on_close` releases the holds that the watchdog does not know.
     pub(crate) fn open(
         config: Config,
         give_back_on_close: &'static [GiveBack],
@@ -180,7 +183,7 @@ impl Session {
         }))
     }
 
-    /// Where to connect to, for a client with this id.
+    /// The endpoint of a client with this id.
     fn endpoint_of(config: &Config, id: &str) -> Result<Endpoint> {
         let mut server = config.check()?;
         server.names = process::names(id, &config.label);
@@ -218,7 +221,7 @@ impl Session {
         Contending(self)
     }
 
-    /// Starts the thread that renews what is held, unless it runs.
+    /// Starts the thread that renews holds, unless it runs.
     pub(crate) fn start_watchdog(self: &Arc<Self>) -> Result<()> {
         match self.watchdog_ended.get() {
             Some(_) => Ok(()),
@@ -239,7 +242,7 @@ impl Session {
             watchdog::run(Task {
                 watchdog: Arc::clone(&session.watchdog),
                 counters: Arc::clone(&session.counters),
-                // If a connection does not answer, there must be time for another within the lease.
+                // A renewal on a silent connection gives up early enough to be repeated on another within the lease.
                 nodes: session.connection.for_role("watchdog", session.lease / 4),
                 commands: Arc::clone(&session.connection),
                 lease: session.lease,
@@ -251,7 +254,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until the watchdog's thread has ended, and says whether it has. One that is started later ends at once.
+    /// Waits until the watchdog's thread has ended, and returns whether it has. A thread started later ends at once.
     fn watchdog_has_ended(&self, until: Instant) -> bool {
         let ended = self.watchdog_ended.get();
         if ended.is_some_and(|its| its.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
@@ -263,7 +266,7 @@ impl Session {
         true
     }
 
-    /// Starts the thread that hears of `channel`, unless it runs.
+    /// Starts the thread that listens to `channel`, unless it runs.
     pub(crate) fn start_subscriber(&self, channel: &str) -> Result<()> {
         let started = self.subscriber.start(channel);
         started.map_err(|source| Error::Spawn {
@@ -272,7 +275,7 @@ impl Session {
         })
     }
 
-    /// A hold is lost: notifies its guard, its local lock and the client's listener, once.
+    /// Marks a hold as lost: notifies its guard, its local lock and the client's listener, once.
     pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
         if let Some((whole, node)) = hold.whole() {
             if let Some(several) = whole.as_ref().and_then(|whole| whole.several()) {
@@ -288,7 +291,7 @@ impl Session {
         self.remove_lost(hold);
         let observed = hold.take_observed();
         let told = (!observed.is_empty()).then(|| loss.clone());
-        // Before anything that may take time.
+        // The listener is notified first: the steps below may take time.
         self.notices.notify(loss);
         self.end_lingering(hold);
         let protocol = &hold.entry().protocol;
@@ -306,7 +309,7 @@ impl Session {
 
     /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis.
     ///
-    /// Nothing is released: Redis may keep the hold for as long as its last thread takes to notice.
+    /// The hold is not released in Redis, which may keep it until the thread that holds it notices the loss.
     pub(crate) fn remove_lost(&self, hold: &Arc<Hold>) {
         let entry = hold.entry();
         let mut state = entry.lock();
@@ -316,14 +319,14 @@ impl Session {
         wake(next);
     }
 
-    /// A thread begins to wait without a deadline: see [`reminders`].
+    /// Registers a thread that begins to wait without a deadline: see [`reminders`].
     pub(crate) fn ask_for_reminders(&self) {
         if self.reminders.begin() {
             self.watchdog.housekeep_soon();
         }
     }
 
-    /// Ends the subscription that the contender of a hold has left behind, if it lingers.
+    /// Ends the subscription that this hold's contender left open, if there is one.
     pub(crate) fn end_lingering(&self, hold: &Hold) {
         if let Some(channel) = hold.listened_to() {
             self.subscriber.end_lingering(&channel);
@@ -345,8 +348,8 @@ impl Session {
         self.endpoint.server.replica_ack != ReplicaAck::None
     }
 
-    /// Has an acquire wait for as many replicas as the settings want. For a majority asks, in front of the acquire, how many
-    /// there are.
+    /// Makes an acquire wait for the replicas that the settings require. For a majority, first asks the server how
+    /// many replicas there are.
     pub(crate) fn replicate(&self, request: &mut Request) {
         if self.endpoint.server.replica_ack == ReplicaAck::Majority {
             self.replicas.ask(&self.endpoint, || {
@@ -360,18 +363,18 @@ impl Session {
             let timeout = self.replicas.timeout(full, Instant::now());
             request.acknowledgements = Some(Acknowledgements {
                 needed,
-                // For ever would be 0.
+                // `WAIT` treats 0 as "no timeout".
                 timeout: u32::try_from(timeout.as_millis()).map_or(u32::MAX, |ms| ms.max(1)),
             });
         }
     }
 
-    /// Whether as many replicas have acknowledged it as have to.
+    /// Checks that enough replicas have acknowledged the acquire.
     pub(crate) fn is_replicated(&self, answer: &Answer) -> Result<()> {
         let Some((acked, needed)) = answer.acknowledged else {
             return Ok(());
         };
-        // There may be fewer than when it was sent.
+        // The server may have fewer replicas by now than when the acquire was sent.
         self.replicas.learn(&self.endpoint);
         let needed = needed.min(self.endpoint.replicas_needed());
         self.replicas.answered(acked >= needed);
@@ -381,19 +384,19 @@ impl Session {
         Ok(())
     }
 
-    /// For how long a request that counts once may be sent again after the first time.
+    /// How long a request that counts once may be repeated after it was first sent.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// How long Redis remembers such a request, in milliseconds: twice as long, since a frozen server may execute the last
-    /// repetition late.
+    /// How long Redis remembers such a request, in milliseconds: twice that time, since a frozen server may execute
+    /// the last repetition late.
     pub(crate) fn remember_ms(&self) -> String {
         lease_ms(2 * self.replay()).to_string()
     }
 
-    /// Closes the client, or waits until the thread that is doing so has. All of them get the same answer, since each may
-    /// go on to end the process.
+    /// Closes the client, or waits until another thread has closed it. All these threads get the same result, since
+    /// each may then end the process.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
         if self.is_copy() {
             return Ok(());
@@ -412,7 +415,7 @@ impl Session {
         })
     }
 
-    /// Waits for what comes of closing in another thread.
+    /// Waits for the result of closing in another thread.
     fn closed_by_another(&self, until: Instant) -> CloseOutcome {
         let mut outcome = self.close_outcome.lock();
         while outcome.is_none() {
@@ -428,26 +431,28 @@ impl Session {
         })
     }
 
-    /// The client of `hold` is being closed: the hold is lost, and released in Redis.
+    /// Ends a hold because the client is being closed: the hold is lost, and released in Redis.
     fn give_up(&self, hold: &Arc<Hold>) {
         self.lose(hold, LossReason::Closed);
-        // Written together with the other releases, once all are queued; to other servers at once.
+        // Releases to this client's server are queued, and written together later. Releases to other servers are sent now.
         drop(self.release(hold, true, Instant::now()));
         if let Some(several) = hold.several() {
             several.send();
         }
     }
 
-    /// Ends all waits, releases what is held and joins the threads.
+    /// Ends all waits, releases all holds and joins the threads.
     fn end(&self, until: Instant) -> CloseOutcome {
         self.closing.cancel();
-        // A contender that is asking notices within a slice, and undoes what it may have been granted.
+        // A contender whose request is under way notices the cancellation soon, and undoes what Redis may have
+        // granted it.
         while self.contenders.load(Ordering::SeqCst) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.watchdog.stop();
         self.subscriber.stop();
-        // They end within milliseconds, and the holds they are handling are needed below.
+        // Both threads end within milliseconds. Joining them comes first, because they may still be handling holds
+        // that are released below.
         let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog_has_ended(until);
         joined &= self.subscriber.join(until);
@@ -504,14 +509,15 @@ impl Housekeeping for Session {
     }
 }
 
-/// Releasing and renewing a hold, at the server of this client unless several keep it.
+/// Releasing and renewing a hold, at the server of this client unless several servers keep it.
 impl Session {
-    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo` it is normal that Redis no longer knows the hold.
+    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo`, a reply that the hold is unknown is
+    /// normal.
     pub(crate) fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
         if let Some(several) = hold.several() {
             return several.release();
         }
-        // What its contender has left behind may still be there.
+        // The subscription of this hold's contender may still be open.
         let channel = hold.listened_to();
         let is_heard = channel.is_some_and(|channel| self.subscriber.listens_to(&channel));
         let call = Call::release(hold.release(undo, now), is_heard);
@@ -519,7 +525,7 @@ impl Session {
         call
     }
 
-    /// Sends a release that was queued, without waiting, and has its reply read.
+    /// Sends a queued release without waiting, and arranges for its reply to be read.
     pub(crate) fn deliver(&self, hold: &Hold, release: &Call) {
         match hold.several() {
             Some(several) => several.send(),
@@ -530,7 +536,7 @@ impl Session {
         }
     }
 
-    /// Releases what Redis may still keep of a hold that is over.
+    /// Releases a hold that is over but may still exist in Redis.
     pub(crate) fn give_back(&self, hold: &Hold) {
         let release = self.release(hold, true, Instant::now());
         self.deliver(hold, &release);
@@ -560,7 +566,7 @@ impl Session {
         Ok(lost_before(&released, replayed, in_time))
     }
 
-    /// Renews the hold for one more count of its holder.
+    /// Renews the hold, with a further count of its holder.
     pub(crate) fn renew(
         &self,
         hold: &Hold,

@@ -1,7 +1,8 @@
-//! Has threads that wait without a deadline look from time to time how long they have waited.
+//! Wakes threads that wait without a deadline from time to time, so that they can log how long they have waited.
 //!
-//! A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight threads on one lock.
-//! So the watchdog wakes those threads, and sleeps until it has to do so.
+//! A wait with a deadline takes half a microsecond longer in the operating system: a tenth of a hand-over among eight
+//! threads on one lock. So such threads park without a deadline, and the watchdog wakes them when one may have
+//! something to log.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,19 +11,19 @@ use parking_lot::Mutex;
 
 use crate::local::waiter::CancelToken;
 
-/// How often a thread looks until it has waited for so long that this is logged.
+/// How often a thread wakes before its wait is logged.
 const LOOKS: u32 = 4;
 
 pub(super) struct Reminders {
     every: Duration,
-    /// When the threads are reminded next, once that is known.
+    /// When the threads are woken next, once that is known.
     next_at: Mutex<Option<Instant>>,
-    /// Threads may wait, and are reminded until there are none.
+    /// Whether threads may wait. Waking them clears this once there are none.
     are_on: AtomicBool,
 }
 
 impl Reminders {
-    /// `after`: when a wait is logged; never if that is zero.
+    /// Takes after how long a wait is logged; zero for never.
     pub(super) fn new(after: Duration) -> Self {
         Self {
             every: after / LOOKS,
@@ -31,14 +32,15 @@ impl Reminders {
         }
     }
 
-    /// A thread begins to wait; `true` if [`remind`](Self::remind) has to be called for it.
+    /// Registers a thread that begins to wait; `true` if [`remind`](Self::remind) must be called for it.
     pub(super) fn begin(&self) -> bool {
-        // Only a read for all but the first: threads that hand a lock over come here each time.
+        // Threads that pass a lock on come here each time, so all but the first only read.
         let are_on = self.every.is_zero() || self.are_on.load(Ordering::SeqCst);
         !are_on && !self.are_on.swap(true, Ordering::SeqCst)
     }
 
-    /// Reminds the threads that `all` knows of, when it is time. Returns when to call this again, if any may wait.
+    /// Wakes the threads that `all` knows, when it is time. Returns when to call this method again, if any thread may
+    /// wait.
     pub(super) fn remind(&self, all: &CancelToken, now: Instant) -> Option<Instant> {
         let mut next_at = self.next_at.lock();
         let at = match self.are_on.load(Ordering::SeqCst) {
@@ -48,7 +50,8 @@ impl Reminders {
         if now < at {
             return Some(at);
         }
-        // Before looking: a thread that comes now is seen here, or finds them off and asks for the next time.
+        // Cleared before looking: a thread that arrives now is either seen by `look_again`, or finds `are_on` false
+        // and registers again.
         self.are_on.store(false, Ordering::SeqCst);
         *next_at = None;
         if all.look_again() {

@@ -1,8 +1,8 @@
-//! How long to wait for replicas to acknowledge what a client has written.
+//! How long to wait for replicas to acknowledge a client's acquire.
 //!
-//! `WAIT` blocks the connection that all commands of the client share. One of them may take its time. Those sent at about
-//! the same time follow it on the wire and are answered when it is, so they need little more; and with replicas that are
-//! known to be away nobody waits for long.
+//! `WAIT` blocks the connection that all commands of the client share, so only one `WAIT` at a time may take the full
+//! time. A `WAIT` sent at about the same time is answered together with it, and needs little longer. While the replicas
+//! are known to be unreachable, no `WAIT` takes long.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,27 +12,27 @@ use parking_lot::Mutex;
 use crate::net::call::Call;
 use crate::net::socket::Endpoint;
 
-/// The part of the full time that the others get.
+/// Each further `WAIT` gets this fraction of the full time.
 const SHARE: u32 = 8;
 
-/// With replicas that did not acknowledge the last time.
+/// The time if the replicas did not acknowledge the last acquire.
 const AWAY: Duration = Duration::from_millis(20);
 
-/// What is known of the replicas of one client's server.
+/// State of the replicas of one client's server, as far as known.
 #[derive(Default)]
 pub(crate) struct Replicas(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// When one last got the full time.
+    /// When a `WAIT` last got the full time.
     full_time_at: Option<Instant>,
     are_away: bool,
-    /// The last question how many there are, until its answer is learned.
+    /// The last `ROLE` request, until its reply is read.
     asked: Option<Arc<Call>>,
 }
 
 impl Replicas {
-    /// How long one more `WAIT` may take, of which the first may take `full`.
+    /// How long the next `WAIT` may take; `full` for the first.
     pub(crate) fn timeout(&self, full: Duration, now: Instant) -> Duration {
         let mut state = self.0.lock();
         if state.are_away {
@@ -46,7 +46,7 @@ impl Replicas {
         full
     }
 
-    /// Asks how many there are, unless that is under way. `submit` only queues the question.
+    /// Asks how many replicas there are, unless such a request is under way. `submit` only queues it.
     pub(crate) fn ask(&self, endpoint: &Endpoint, submit: impl FnOnce() -> Option<Arc<Call>>) {
         self.learn(endpoint);
         let mut state = self.0.lock();
@@ -55,7 +55,7 @@ impl Replicas {
         }
     }
 
-    /// Learns what was answered.
+    /// Reads the reply to that request, if it has arrived.
     pub(crate) fn learn(&self, endpoint: &Endpoint) {
         let mut state = self.0.lock();
         let outcome = state.asked.as_ref().and_then(|asked| asked.outcome());
@@ -67,7 +67,7 @@ impl Replicas {
         }
     }
 
-    /// One was answered.
+    /// Records whether enough replicas acknowledged an acquire.
     pub(crate) fn answered(&self, enough: bool) {
         self.0.lock().are_away = !enough;
     }

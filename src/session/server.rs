@@ -1,4 +1,4 @@
-//! What a client knows of its server: which one it is, and whether it was restarted.
+//! Which server a client is connected to, and whether it was restarted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// A connection that may be closed by now.
+/// The generation of a connection that may be closed by now.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.
@@ -14,33 +14,33 @@ const OTHER: u64 = 0;
 pub(crate) struct Server(Mutex<Option<Master>>);
 
 struct Master {
-    /// Unique to a run of the server: one that was restarted has another.
+    /// Unique to a run of the server: a restarted server has another.
     run_id: Arc<str>,
-    /// The number of the connection that was found to lead to it: a new one may lead to another server.
+    /// The number of the connection that leads to this server. A new connection may lead to another server.
     generation: u64,
-    /// Since when it is known, if there was another before.
+    /// When the server was first seen, if it replaced another one.
     since: Option<Instant>,
 }
 
 impl Server {
-    /// The `run_id` of the master that the connection of this `generation` leads to, if it is known.
+    /// The `run_id` of the master that the connection of this `generation` leads to, if known.
     pub(crate) fn run_id(&self, generation: u64) -> Option<Arc<str>> {
         let master = self.0.lock();
         let known = master.as_ref().filter(|its| its.generation == generation);
         known.map(|its| Arc::clone(&its.run_id))
     }
 
-    /// The `run_id` of the last master that any connection was found to lead to.
+    /// The `run_id` of the last master that any connection led to.
     pub(crate) fn last_run_id(&self) -> Option<Arc<str>> {
         self.0.lock().as_ref().map(|its| Arc::clone(&its.run_id))
     }
 
-    /// The `run_id` of a server that may take part: the first that was seen, or another that was seen at least `span` ago;
-    /// empty for any.
+    /// The `run_id` of the server that may take part: the first server seen, or a later one that was seen at least
+    /// `span` ago. Empty if any server may.
     pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> Arc<str> {
         match &*self.0.lock() {
             None => "".into(),
-            // No server has this one.
+            // No server has the `run_id` "-", so none may take part.
             Some(Master {
                 since: Some(since), ..
             }) if now.saturating_duration_since(*since) < span => "-".into(),
@@ -48,7 +48,7 @@ impl Server {
         }
     }
 
-    /// The connection of this `generation` leads to the master with this `run_id` now.
+    /// Records that the connection of this `generation` leads to the master with this `run_id`.
     pub(crate) fn is(&self, run_id: &str, generation: u64, now: Instant) {
         let mut master = self.0.lock();
         match &mut *master {
@@ -65,7 +65,7 @@ impl Server {
         }
     }
 
-    /// A server has refused to take part, and may have named its `run_id`.
+    /// Records the `run_id` that a server may have named when it declined to take part.
     pub(crate) fn learn(&self, refusal: &RedisError) {
         let named = (refusal.code() == Some("RESTARTED"))
             .then(|| refusal.detail()?.strip_prefix("as "))
@@ -92,7 +92,7 @@ mod tests {
         known.is("second", 1, at(59));
         assert_eq!(&*known.counts_as(span, at(59)), "-");
         assert_eq!(&*known.counts_as(span, at(61)), "second");
-        // Neither does it count at once that has been here before.
+        // A server that returns after another one does not count at once either.
         known.is("first", 1, at(61));
         assert_eq!(&*known.counts_as(span, at(61)), "-");
         assert_eq!(&*known.counts_as(Duration::ZERO, at(61)), "first");

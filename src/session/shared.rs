@@ -1,4 +1,4 @@
-//! What all handles of a client share.
+//! The session, shared by all handles of a client.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::report::report;
 use crate::session::Session;
 
-/// How long dropping the last handle may take for releasing what is held.
+/// How long dropping the last handle may take to release all holds.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What all handles of a client share; dropping the last one closes the client.
+/// The session, shared by all handles of a client. Dropping the last handle closes the client.
 pub(crate) struct SharedSession {
     pub(crate) session: Arc<Session>,
 }
@@ -22,7 +22,7 @@ impl SharedSession {
 
 impl Drop for SharedSession {
     fn drop(&mut self) {
-        // A client that was closed has said what came of that.
+        // `close` has already reported its result.
         if !self.session.is_closed()
             && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
         {
