@@ -1,4 +1,4 @@
-//! The fair lock: Redis keeps the queue of those that wait, and each has a channel of its own.
+//! The fair lock: Redis keeps the queue of waiters, and each waiter has a channel of its own.
 
 use crate::local::lock::Order;
 use crate::net::text::Digits;
@@ -41,7 +41,7 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     request(of, ACQUIRING, &script::FAIR_ACQUIRE, None, &args)
 }
 
-/// A script about the lock and its queue; `more` is one more key.
+/// A request with a script about the lock and its queue; `more` is a further key.
 fn request(
     of: &Protocol,
     doing: &'static str,

@@ -1,7 +1,7 @@
-//! Every request of every kind, byte for byte, against `golden.txt`.
+//! Compares every request of every kind, byte for byte, with `golden.txt`.
 //!
-//! Other clients, of other versions too, work on the same keys: what is sent changes on purpose or not at all. To change
-//! it on purpose, run this test and copy what it prints.
+//! Other clients, also of other versions, work on the same keys, so a request must not change by accident. After an
+//! intended change, run this test and copy what it prints.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -28,7 +28,7 @@ fn files() -> HashMap<String, &'static str> {
         .collect()
 }
 
-/// The parts of a command; panics unless it is packed as it has to be, to the last byte.
+/// The parts of a command. Panics unless the command is packed correctly, to the last byte.
 fn parts(request: &Request) -> Vec<Vec<u8>> {
     fn line<'a>(rest: &mut &'a [u8], kind: u8) -> &'a str {
         let end = rest.windows(2).position(|two| two == b"\r\n");
@@ -53,7 +53,7 @@ fn parts(request: &Request) -> Vec<Vec<u8>> {
     parts
 }
 
-/// Of the third request of a client, after two that were answered.
+/// The keys of the third request of a client, after two that were answered.
 fn request_keys(protocol: &Protocol) -> RequestKeys {
     let owners = Owners::of("u");
     let (key, known) = (protocol.key(), IdempotencyKeys::default());

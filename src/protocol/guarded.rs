@@ -1,4 +1,4 @@
-//! Commands and scripts of the user's that run only while a hold is in force.
+//! The user's commands and scripts, which run only while a hold is in force.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use crate::protocol::script::{self, Renewed, Request, Script};
 
 pub(crate) use crate::error::RUNNING;
 
-/// How many keys and arguments there may be: Lua unpacks no more than 8,000 values.
+/// How many keys or arguments are possible: Lua unpacks no more than 8,000 values.
 const MOST: usize = 7_900;
 
-/// What the user's script has of the keys and arguments.
+/// Restores the `KEYS` and `ARGV` of the user's script, without the first two of each, which belong to the check.
 const OWN: &str = "local KEYS, ARGV = {unpack(KEYS, 3)}, {unpack(ARGV, 3)}";
 
-/// Why a command cannot be guarded, and what to do about it.
+/// Why a command cannot be guarded, and what to do instead.
 type Unfit = String;
 
-/// A script of the user's, wrapped: what it begins with looks whether the hold is in force.
+/// Wraps a user's script: puts a check in front of it that the hold is in force.
 pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     let code = lua::GUARDED
         .lines()
         .filter(|line| !line.starts_with("--"))
         .map(str::trim);
-    // On one line, so that errors name the lines of the user's text.
+    // The check is one line, so that errors name the lines of the user's text.
     let check: Vec<_> = code.chain([OWN]).collect();
     let (first, rest) = match text.starts_with("#!") {
         true => text.split_at(text.find('\n').map_or(text.len(), |end| end + 1)),
@@ -38,8 +38,8 @@ pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&format!("{first}{} {rest}", check.join(" "))))
 }
 
-/// Whether a refusal says that the hold of this owner is over, and what has become of the lock. A user's script may return
-/// the same code, but not with the owner behind it.
+/// Whether an error says that the hold of this owner is over, and the state of the lock. A user's script may return
+/// the same code, but not with the owner after it.
 pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<Renewed> {
     if refusal.code() != Some("NOTHELD") {
         return None;
@@ -51,17 +51,17 @@ pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<Renewed> {
     })
 }
 
-/// One hold, as far as commands are guarded by it.
+/// A hold under which commands run.
 pub(crate) struct Guarded<'a> {
     pub(crate) protocol: &'a Protocol,
     pub(crate) mode: Mode,
     pub(crate) owner: &'a OwnerId,
-    /// All keys have to be in the slot of the lock.
+    /// Whether all keys must be in the slot of the lock.
     pub(crate) is_cluster: bool,
 }
 
 impl Guarded<'_> {
-    /// Runs a command.
+    /// The request that runs a command.
     pub(crate) fn command(&self, command: &Cmd) -> Result<Request, Unfit> {
         let args: Vec<&[u8]> = command
             .args_iter()
@@ -83,7 +83,7 @@ impl Guarded<'_> {
         self.request(ScriptRef::Ours(&script::GUARDED_CALL), &keys, &args)
     }
 
-    /// Runs a script that was [`wrapped`].
+    /// The request that runs a [`wrapped`] script.
     pub(crate) fn script(
         &self,
         script: &Arc<Script>,
@@ -131,7 +131,7 @@ impl Guarded<'_> {
     }
 }
 
-/// Whether a command changes its connection, or waits on it. Redis refuses most of them in scripts, but some succeed there
+/// Whether a command changes its connection, or waits on it. Redis rejects most of them in scripts, but some succeed
 /// without effect.
 fn is_about_connection(name: &[u8]) -> bool {
     let name = name.to_ascii_uppercase();
@@ -166,22 +166,23 @@ fn is_about_connection(name: &[u8]) -> bool {
     )
 }
 
-/// Where the keys of a command are: its arguments, name included. Most begin with one.
+/// The keys among a command's arguments, which include its name.
 ///
-/// Source: the key specifications of Redis, <https://redis.io/docs/latest/develop/reference/key-specs/>. For a command that is
-/// not known here the server has the last word: a script reaches no key of another slot.
+/// Source: the key specifications of Redis, <https://redis.io/docs/latest/develop/reference/key-specs/>. A command
+/// that is not listed here is taken to have one key, in front. If it has others, the server rejects those in another
+/// slot, since a script reaches only its own slot.
 fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
     let from = |first: usize| args.get(first..).unwrap_or_default();
     let some = |first: usize, count: usize| {
         let rest = from(first);
         rest[..count.min(rest.len())].to_vec()
     };
-    // As many as the argument at `at` says, behind it.
+    // The number of keys is the argument at `at`; the keys follow.
     let counted = |at: usize| {
         let count = args.get(at).and_then(|n| std::str::from_utf8(n).ok());
         some(at + 1, count.and_then(|n| n.parse().ok()).unwrap_or(0))
     };
-    // The first key, and what these options name; they begin at `at`.
+    // The first key, and the values of these options, which start at `at`.
     let and_options = |at: usize, words: &[&str]| {
         let named = options(args, at, words).flat_map(|at| some(at + 1, 1));
         some(1, 1).into_iter().chain(named).collect()
@@ -222,9 +223,9 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
     }
 }
 
-/// Where the options with these names are among those from `at` on.
+/// The positions of the options with these names, among the arguments from `at` on.
 fn options(args: &[&[u8]], mut at: usize, words: &[&str]) -> impl Iterator<Item = usize> {
-    /// Options with so many values, which may be called like one.
+    /// Options that have this many values. A value may look like an option.
     const WITH_VALUES: &[(&str, usize)] = &[
         ("AUTH", 1),
         ("AUTH2", 2),

@@ -1,9 +1,9 @@
 //! Requests that count once, however often they are sent.
 //!
-//! A request without a reply is sent again, and may have been carried out before. So Redis keeps the outcome of each
-//! request in a key of its own, for as long as the request may be repeated. Once a request that was sent once has its
-//! reply, a later request of the same client about the same object deletes that key, so that what is left does not grow
-//! with the number of requests.
+//! A request without a reply is sent again, although Redis may have executed it. So Redis keeps the result of each
+//! request in a key, for as long as the request may be repeated. Once a request has its reply and was sent only once,
+//! a later request of the same client about the same object deletes that key. Therefore the number of keys does not
+//! grow with the number of requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,35 +14,35 @@ use crate::net::call::{Call, CallPhase};
 use crate::protocol::keys;
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
-/// How many requests about one object are remembered here until their keys can be deleted. The keys of others expire.
+/// How many requests about one object are remembered until their keys can be deleted. Keys of further requests
+/// expire.
 const MOST: usize = 64;
 
-/// About how many objects requests are remembered. One more, and all are forgotten.
+/// The number of objects with remembered requests. At one more, all are forgotten, and their keys expire.
 const OBJECTS: usize = 1024;
 
-/// How many keys one request deletes, once there are so many: deleting them one at a time costs more.
+/// How many keys one request deletes, once there are so many. Deleting them one at a time costs more.
 pub(crate) const FORGET: usize = 4;
 
-/// The requests of a client whose keys can be deleted before they expire, by the key of the object. Its mutex is taken last
-/// but for those of calls.
+/// A client's requests whose keys can be deleted before they expire, by the key of the object. While this mutex is held, no mutex is locked but that of a call.
 #[derive(Default)]
 pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, Known>>);
 
-/// The same about one object.
+/// The remembered requests about one object.
 #[derive(Default)]
 struct Known {
     answered: Vec<OwnerNumber>,
-    /// Releases that nobody waits for.
+    /// Releases without a thread that waits for the reply.
     pending: VecDeque<(OwnerNumber, Arc<Call>)>,
 }
 
 impl IdempotencyKeys {
-    /// The request was answered, and sent once.
+    /// Records a request that was answered, and was sent once.
     pub(crate) fn answered(&self, key: &str, number: OwnerNumber) {
         self.of(key, |known| known.answered(number));
     }
 
-    /// The request is on its way, and nobody waits for it.
+    /// Records a request under way, for whose reply no thread waits.
     pub(crate) fn pending(&self, key: &str, number: OwnerNumber, call: &Arc<Call>) {
         self.of(key, |known| {
             if known.pending.len() >= MOST {
@@ -63,7 +63,7 @@ impl IdempotencyKeys {
         change(objects.entry(key.to_owned()).or_default());
     }
 
-    /// The requests whose keys the next one deletes.
+    /// Removes and returns the requests whose keys the next request deletes.
     fn take(&self, key: &str, batch: usize) -> Vec<OwnerNumber> {
         let mut objects = self.0.lock();
         let known = objects.get_mut(key);
@@ -83,7 +83,7 @@ impl Known {
             let its = call.state.lock();
             let sent_once = match its.phase {
                 CallPhase::Idle(_) | CallPhase::Awaiting => break,
-                // One that was sent twice may arrive once more.
+                // A request that was sent twice may still arrive a second time.
                 CallPhase::Done(_) => its.sendings == 1,
                 CallPhase::Broken(_) => false,
             };
@@ -103,15 +103,17 @@ impl Known {
 
 /// The keys of one request: its own, and those that it deletes.
 pub(crate) struct RequestKeys {
+    /// The number drawn for the request.
     pub(crate) number: OwnerNumber,
-    /// Unique to the request.
+    /// The number with the client's id, unique to the request.
     pub(crate) id: OwnerId,
-    /// Its own first.
+    /// The request's own key first.
     keys: Vec<String>,
 }
 
 impl RequestKeys {
-    /// For a request about the object at `key`, which has Redis forget a batch of those `known`, if there are so many.
+    /// The keys of a new request about the object at `key`, which deletes a batch of those in `known` if there are
+    /// enough.
     pub(crate) fn draw(owners: &Owners, key: &str, known: &IdempotencyKeys, batch: usize) -> Self {
         let mut drawn = Self::alone(owners, key);
         let forgotten = known.take(key, batch);
@@ -122,7 +124,7 @@ impl RequestKeys {
         drawn
     }
 
-    /// The same with nothing to delete.
+    /// The keys of a new request that deletes nothing.
     pub(crate) fn alone(owners: &Owners, key: &str) -> Self {
         let number = owners.draw();
         let id = owners.id(number);
@@ -133,7 +135,7 @@ impl RequestKeys {
         }
     }
 
-    /// Its own key.
+    /// The request's own key.
     pub(crate) fn own(&self) -> &str {
         &self.keys[0]
     }

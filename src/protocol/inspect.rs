@@ -1,14 +1,14 @@
-//! What people want to know of a name: questions that change nothing.
+//! Requests that describe a name, for people, and change nothing.
 
 use redis::Value;
 
 use crate::protocol::keys;
 use crate::protocol::script::{self, Request};
 
-/// How many holders, waiters and permits are listed at most.
+/// The largest number of holders, waiters and permits in one reply.
 pub(crate) const MOST: usize = 1000;
 
-/// Everything there is under a key. The answer is read by [`texts`].
+/// Asks for everything about a key. [`texts`] reads the reply.
 pub(crate) fn everything(key: &str) -> Request {
     let (queue, timeouts) = (keys::fair_queue(key), keys::fair_timeouts(key));
     let (alive, token) = (keys::fair_alive(key), keys::fenced_token(key));
@@ -18,7 +18,7 @@ pub(crate) fn everything(key: &str) -> Request {
     Request::script("inspecting a name", &script::INSPECT, &keys, &args)
 }
 
-/// The channels on which changes of what is at a key may be announced.
+/// All channels on which changes of this key may be announced.
 pub(crate) fn channels(key: &str) -> [String; 4] {
     [
         keys::lock_channel(key).concat(),
@@ -28,14 +28,14 @@ pub(crate) fn channels(key: &str) -> [String; 4] {
     ]
 }
 
-/// A line about a key, if it is that of a lock.
+/// Asks for a line about a key, if it belongs to a lock.
 pub(crate) fn summary(key: &str) -> Request {
     let (queue, token) = (keys::fair_queue(key), keys::fenced_token(key));
     let keys = [key, &queue, &token];
     Request::script::<&str>("listing locks", &script::SUMMARY, &keys, &[])
 }
 
-/// The texts that a script has put in a row.
+/// Reads the texts that a script has concatenated.
 pub(crate) fn texts(reply: &Value) -> Option<Vec<String>> {
     let Value::BulkString(bytes) = reply else {
         return None;

@@ -1,4 +1,4 @@
-//! Every key and channel name this crate ever writes, as Redisson derives them.
+//! Every key and channel that this crate uses, named as Redisson names them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::local::lock::Mode;
 use crate::net::slot::slot_of;
 
-/// The longest key that is accepted, in bytes, prefix included.
+/// The length limit of a key in bytes, prefix included.
 const MAX_KEY_LEN: usize = 64 * 1024;
 
 /// The key of a lock: the client's prefix and the name, or the name itself if there is no prefix.
@@ -30,17 +30,17 @@ pub(crate) fn key(prefix: &str, name: &Arc<str>) -> Result<Arc<str>> {
     })
 }
 
-/// Whether Redisson's names of what belongs to the lock at `key` are in the slot of that key.
+/// Checks that all of Redisson's names derived from `key` are in the slot of `key`.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidName`] if they are not, and no script could reach them together.
+/// [`Error::InvalidName`] if they are not, since no script could use them together.
 pub(crate) fn in_one_slot(key: &str) -> Result<()> {
     of_one_slot(key, &prefixed("p", key))?;
     of_one_slot(key, &suffixed(key, "s"))
 }
 
-/// Whether two names are in one slot.
+/// Checks that two names are in one slot.
 ///
 /// # Errors
 ///
@@ -54,7 +54,8 @@ pub(crate) fn of_one_slot(key: &str, other: &str) -> Result<()> {
     })
 }
 
-/// The channel on which releases of the lock at `key` are announced, in parts: each release names it.
+/// The channel on which releases of the lock at `key` are announced, in parts, so that a release needs no allocation
+/// for it.
 pub(crate) fn lock_channel(key: &str) -> [&str; 3] {
     if key.contains('{') {
         ["redisson_lock__channel:", key, ""]
@@ -63,17 +64,17 @@ pub(crate) fn lock_channel(key: &str) -> [&str; 3] {
     }
 }
 
-/// Who waits for the fair lock at `key`, first come first.
+/// The queue of the fair lock at `key`, first come first.
 pub(crate) fn fair_queue(key: &str) -> String {
     prefixed("redisson_lock_queue", key)
 }
 
-/// From when each of them counts as dead for Redisson.
+/// When each waiter in the queue counts as dead for Redisson.
 pub(crate) fn fair_timeouts(key: &str) -> String {
     prefixed("redisson_lock_timeout", key)
 }
 
-/// Until when each of ours counts as alive. Redisson does not know it.
+/// The moments until which the waiters of this crate count as alive. Redisson does not know this key.
 pub(crate) fn fair_alive(key: &str) -> String {
     prefixed("redisson_lock_alive", key)
 }
@@ -88,7 +89,7 @@ pub(crate) fn rw_channel(key: &str) -> String {
     prefixed("redisson_rwlock", key)
 }
 
-/// Who is noted of those that wait to read or to write, of the read-write lock at `key`. Redisson does not know it.
+/// The note of a waiting reader or writer of the read-write lock at `key`. Redisson does not know this key.
 pub(crate) fn rw_note(key: &str, mode: Mode) -> String {
     let side = match mode {
         Mode::Shared => "reader",
@@ -97,7 +98,7 @@ pub(crate) fn rw_note(key: &str, mode: Mode) -> String {
     format!("{}:{side}", rw_channel(key))
 }
 
-/// What the keys of all read holds of the lock at `key` begin with.
+/// The start of the keys of all read holds of the lock at `key`.
 pub(crate) fn rw_holds(key: &str) -> String {
     suffixed(key, "")
 }
@@ -107,24 +108,24 @@ pub(crate) fn semaphore_channel(key: &str) -> String {
     prefixed("redisson_sc", key)
 }
 
-/// Which permits of the expirable semaphore at `key` are out, and until when.
+/// The taken permits of the expirable semaphore at `key`, and when each expires.
 pub(crate) fn permit_timeouts(key: &str) -> String {
     suffixed(key, "timeout")
 }
 
 /// The channel on which it is announced that the latch at `key` was opened or set.
 ///
-/// Source: `RedissonCountDownLatch`; unlike other names it has braces even if the key has some.
+/// Source: `RedissonCountDownLatch`. In contrast to other names, this one has braces even if the key has some.
 pub(crate) fn latch_channel(key: &str) -> String {
     format!("redisson_countdownlatch__channel__{{{key}}}")
 }
 
-/// In which round the latch at `key` is.
+/// The round of the latch at `key`.
 pub(crate) fn latch_round(key: &str) -> String {
     suffixed(key, "round")
 }
 
-/// What remembers that one request about `key` was carried out.
+/// The key that remembers the result of one request about `key`.
 pub(crate) fn request(key: &str, id: &str) -> String {
     suffixed(key, &format!("request:{id}"))
 }
@@ -142,7 +143,7 @@ fn suffixed(key: &str, suffix: &str) -> String {
 
 /// `prefix:{key}`, or `prefix:key` if the key has an opening brace anywhere.
 ///
-/// Source: `RedissonObject.prefixName`; it tests for the brace alone, not for a complete hash tag.
+/// Source: `RedissonObject.prefixName`, which tests for the brace alone, not for a complete hash tag.
 fn prefixed(prefix: &str, key: &str) -> String {
     if key.contains('{') {
         format!("{prefix}:{key}")
@@ -151,7 +152,7 @@ fn prefixed(prefix: &str, key: &str) -> String {
     }
 }
 
-/// Several names as one, from which [`names`] makes them again, whatever they consist of.
+/// Joins names into one text, from which [`names`] restores them, whatever characters they have.
 pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut list = String::new();
     for name in names {

@@ -1,7 +1,7 @@
-//! A kind of lock, and what one lock of it sends.
+//! The kinds of locks, and the requests of one lock.
 //!
-//! A [`Kind`] is data: its properties, and how it differs from a plain lock. Shared code asks a [`Protocol`], but never which
-//! kind it is. So a new kind is a file of its own and a line in [`KINDS`](super::KINDS).
+//! A [`Kind`] is data: its properties, and its differences from a plain lock. Shared code asks a [`Protocol`] about
+//! these, never which kind it is. So a new kind is a file of its own and a line in [`KINDS`](super::KINDS).
 
 pub(super) use crate::error::RELEASING;
 use std::fmt;
@@ -18,26 +18,27 @@ use crate::protocol::keys;
 use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
 
-/// One kind. Each is a static, and equal to itself only.
+/// A kind of lock or semaphore. Each kind is a static, and equal to itself only.
 pub(crate) struct Kind {
-    /// For debugging.
+    /// The name for the observer, and for `Debug`.
     pub(crate) name: &'static str,
     pub(crate) id: Id,
-    /// Who keeps the queue of those that wait.
+    /// Whether this process or the server keeps the queue.
     pub(crate) order: Order,
-    /// Whether waiters are notified of a release; without, they ask again and again.
+    /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether it uses the keys of plain locks. A thread that holds one of these would wait for itself.
+    /// Whether the kind uses the keys of plain locks. A thread that holds one of these kinds and waits for another
+    /// waits for itself.
     pub(crate) has_plain_keys: bool,
-    /// Whether each hold has a token. Tokens are drawn in advance for threads of this process that wait.
+    /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,
-    /// Whether waiters leave notes, by which two sides take turns.
+    /// Whether waiters leave notes in Redis, by which readers and writers take turns.
     pub(crate) has_notes: bool,
     /// The channel on which releases of the lock with this key are announced.
     pub(super) channel: fn(&str) -> String,
     pub(super) acquire: fn(&Protocol, &AcquireArgs<'_>) -> Request,
     pub(super) release: MakeRelease,
-    /// `None`: an acquire is undone by a release.
+    /// How an acquire is undone; `None`: by a release.
     pub(super) undo: Option<MakeRelease>,
     pub(super) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
@@ -48,11 +49,11 @@ pub(crate) struct Kind {
     pub(super) is_locked: fn(Mode, i64) -> bool,
     pub(super) remaining: fn(&Protocol) -> Request,
     pub(super) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
-    /// Where a hold is seen.
+    /// How Redis recognises that a hold is in force.
     pub(super) evidence: fn(&Protocol, Mode, &[u8]) -> Evidence,
 }
 
-/// What shows that a hold is in force: see `lua/prelude/guarded.lua`.
+/// How Redis recognises that a hold is in force: see `lua/prelude/guarded.lua`.
 pub(super) struct Evidence {
     pub(super) lock: String,
     pub(super) life: Option<String>,
@@ -61,7 +62,7 @@ pub(super) struct Evidence {
 }
 
 impl Evidence {
-    /// A field of the lock's hash.
+    /// A hold that is a field of the lock's hash.
     pub(super) fn field(of: &Protocol, field: &[u8]) -> Self {
         Self {
             lock: of.key().to_owned(),
@@ -72,17 +73,17 @@ impl Evidence {
     }
 }
 
-/// What an id consists of.
+/// The composition of a lock's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Id {
-    /// The name.
+    /// The name alone.
     Name,
-    /// A [`keys::list`] of the name and the nodes it is locked on.
+    /// A [`keys::list`] of the name and the nodes that keep the lock.
     NameAndNodes,
 }
 
 impl Kind {
-    /// What most kinds are.
+    /// The properties of a plain lock, which most kinds share.
     pub(crate) const fn plain(name: &'static str) -> Self {
         Self {
             name,
@@ -140,20 +141,22 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// Where the keys of a client are.
+/// How names become keys for one client.
 #[derive(Clone, Copy)]
 pub(crate) struct Keyspace<'a> {
     pub(crate) prefix: &'a str,
-    /// They are in a cluster, where a script reaches the keys of one slot only.
+    /// Whether the keys are in a cluster, where a script reaches the keys of one slot only.
     pub(crate) is_cluster: bool,
-    /// How long a place in a queue outlives the last sign of life of its waiter.
+    /// How long a place in a queue lasts after it was last confirmed.
     pub(crate) waiter_lease: Duration,
 }
 
 impl Keyspace<'_> {
+    /// The key of this name.
+    ///
     /// # Errors
     ///
-    /// Those of [`keys::key`], and of [`keys::in_one_slot`] in a cluster.
+    /// The errors of [`keys::key`], and of [`keys::in_one_slot`] in a cluster.
     pub(crate) fn key(self, name: &Arc<str>) -> Result<Arc<str>> {
         let key = keys::key(self.prefix, name)?;
         if self.is_cluster {
@@ -166,12 +169,12 @@ impl Keyspace<'_> {
 /// The keys, channels and requests of one lock. Small, since there is one for each lock that is held.
 pub(crate) struct Protocol {
     kind: &'static Kind,
-    /// The first key of all its scripts.
+    /// The first key of all scripts of this lock.
     key: Arc<str>,
     more: Option<Box<More>>,
 }
 
-/// What a plain lock does without.
+/// The fields that plain locks do not need.
 struct More {
     /// The lock's name, if that is not its id.
     name: Option<Arc<str>>,
@@ -184,7 +187,7 @@ impl Protocol {
     ///
     /// # Errors
     ///
-    /// Those of [`Keyspace::key`].
+    /// The errors of [`Keyspace::key`].
     pub(crate) fn new(kind: &'static Kind, keyspace: Keyspace<'_>, id: &Arc<str>) -> Result<Self> {
         let name = kind.shown(id);
         let key = keyspace.key(&name)?;
@@ -223,12 +226,12 @@ impl Protocol {
         &self.key
     }
 
-    /// Where releases are announced. Most locks are never waited for, so it is not kept.
+    /// The channel on which releases are announced. Computed on each call, since most locks are never waited for.
     pub(crate) fn channel(&self) -> Arc<str> {
         (self.kind.channel)(&self.key).into()
     }
 
-    /// The channel of one waiter, where each has its own.
+    /// The channel of one waiter, for kinds whose waiters have one each.
     pub(crate) fn channel_of(&self, ticket: &str) -> Arc<str> {
         format!("{}:{ticket}", self.channel()).into()
     }
@@ -241,7 +244,8 @@ impl Protocol {
         (self.kind.release)(self, mode, owner)
     }
 
-    /// Undoes an acquire that is of no use, or whose outcome is unknown: its hold, and its note if it may have left one.
+    /// Undoes an acquire that is no longer needed, or whose outcome is unknown. Removes its hold, and the note that
+    /// it may have left.
     pub(crate) fn undo(&self, mode: Mode, owner: &[u8]) -> Request {
         match self.kind.undo {
             Some(undo) => undo(self, mode, owner),
@@ -249,7 +253,7 @@ impl Protocol {
         }
     }
 
-    /// Lets go of a hold that lasts for `span` all the same.
+    /// Releases a hold that still keeps the name for `span`.
     pub(crate) fn keep(&self, mode: Mode, owner: &[u8], span: Duration) -> Request {
         (self.kind.keep)(self, mode, owner, span)
     }
@@ -258,28 +262,29 @@ impl Protocol {
         (self.kind.renew)(self, renewal)
     }
 
-    /// What the reply to a renewal means. `None`: somebody has changed when the permit ends, now `ends_at`, so it was not
-    /// renewed and has to be requested again.
+    /// Reads the reply to a renewal. `None`: someone has changed when the permit ends, now `ends_at`. The permit was
+    /// not renewed, and the renewal must be sent again.
     pub(crate) fn renewed(&self, reply: Value, ends_at: &mut i64) -> ReplyToRenewal {
         (self.kind.renewed)(reply, ends_at)
     }
 
-    /// Shows a sign of life for these places, if Redis keeps the queue.
+    /// Confirms these places in the queue, for kinds whose queue is in Redis.
     pub(crate) fn refresh(&self, tickets: &[OwnerId]) -> Option<Request> {
         self.kind.refresh.map(|refresh| refresh(self, tickets))
     }
 
-    /// Takes the lock from whoever holds it. Counts once: `request` is the key that remembers it, for `keep_ms`.
+    /// Takes the lock from its holder. The request counts once: Redis remembers it under the key `request` for
+    /// `keep_ms`.
     pub(crate) fn force(&self, request: &str, keep_ms: &str) -> Request {
         (self.kind.force)(self, request, keep_ms)
     }
 
-    /// Asks who holds; [`is_locked`](Self::is_locked) says what the answer means.
+    /// Asks whether the lock is held. [`is_locked`](Self::is_locked) reads the reply.
     pub(crate) fn state(&self) -> Request {
         (self.kind.state)(self)
     }
 
-    /// Whether the answer to [`state`](Self::state) is that somebody holds in this mode.
+    /// Whether this reply to [`state`](Self::state) says that the lock is held in this mode.
     pub(crate) fn is_locked(&self, mode: Mode, state: i64) -> bool {
         (self.kind.is_locked)(mode, state)
     }
@@ -292,7 +297,7 @@ impl Protocol {
         (self.kind.evidence)(self, mode, owner)
     }
 
-    /// Whether a lost hold has to be released all the same, because what is left of it would block others.
+    /// Whether a lost hold must still be released, because its remains would block others.
     pub(crate) fn is_given_back_when_lost(&self, mode: Mode, reason: LossReason) -> bool {
         (self.kind.is_given_back_when_lost)(mode, reason)
     }
@@ -323,12 +328,12 @@ fn force(of: &Protocol, request: &str, keep_ms: &str) -> Request {
     Request::script_of_parts(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
 }
 
-/// Asks until when the lock is held. A script, so that a stranger's hash is never called a lock.
+/// Asks when the lock's lease ends. Uses a script, so that a foreign hash is not taken for a lock.
 fn state(of: &Protocol, doing: &'static str) -> Request {
     Request::script::<&str>(doing, &script::LOCK_STATE, &[of.key()], &[])
 }
 
-/// Has the hold that a field of the lock's hash is end after `span`; of a read hold also the `hold` beside it.
+/// Lets a hold, which is a field of the lock's hash, end after `span`. A read hold also has the key `hold`.
 pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &[u8], span: Duration) -> Request {
     let keys: Vec<_> = [key].into_iter().chain(hold).collect();
     let span = Digits::from(lease_ms(span));
@@ -340,7 +345,7 @@ pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &[u8], span: Dura
     )
 }
 
-/// Renews the hold that a field of the lock's hash is.
+/// Renews a hold that is a field of the lock's hash.
 pub(super) fn renew_field(key: &str, field: &[u8], renewal: &Renewal<'_>) -> Request {
     let [lease, count] = [lease_ms(renewal.lease), renewal.count.into()].map(Digits::from);
     let args = [field, lease.as_bytes(), count.as_bytes()];
@@ -352,10 +357,10 @@ pub(crate) struct Renewal<'a> {
     pub(crate) mode: Mode,
     pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
-    /// How often its holder has it.
+    /// How many holds the holder has.
     pub(crate) count: u32,
-    /// When the permit ends, in milliseconds by the server's clock: one that ends at another time is left as it is. Zero for
-    /// holds that are no permits.
+    /// When the permit ends, in milliseconds by the server's clock. A permit that ends at another time is not
+    /// renewed. Zero for locks.
     pub(crate) ends_at: i64,
 }
 
@@ -364,20 +369,22 @@ pub(crate) struct AcquireArgs<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
     pub(crate) mode: Mode,
-    /// The owner of the exclusive hold below which a shared one is taken.
+    /// The owner of the write hold below which a read hold is requested.
     pub(crate) under: Option<&'a str>,
     pub(crate) note: Note<'a>,
     pub(crate) place: Place,
-    /// How many tokens to draw, and how long their counter is kept; for ever if that is zero.
+    /// How many tokens to draw.
     pub(crate) tokens: u64,
+    /// How long their counter is kept; zero for forever.
     pub(crate) token_ttl: Duration,
-    /// How long a node must have been up to take part, and under which `run_id`; empty for any.
+    /// How long a node must have been up to take part.
     pub(crate) up_for: Duration,
+    /// The `run_id` that a node must have to take part; empty for any.
     pub(crate) run_id: &'a str,
 }
 
 impl<'a> AcquireArgs<'a> {
-    /// Those of a plain lock.
+    /// The arguments for a plain lock.
     pub(crate) fn plain(owner: &'a (impl AsRef<[u8]> + ?Sized), lease: Duration) -> Self {
         Self {
             owner: owner.as_ref(),
@@ -394,19 +401,19 @@ impl<'a> AcquireArgs<'a> {
     }
 }
 
-/// What readers and writers tell each other: see `lua/prelude/notes.lua`.
+/// A note by which readers and writers take turns: see `lua/prelude/notes.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note<'a> {
-    /// Who of the other side goes first; [`FIRST`](Self::FIRST) if it has not asked before.
+    /// The waiter of the other side that goes first; [`FIRST`](Self::FIRST) if this waiter has not asked before.
     pub(crate) behind: &'a str,
-    /// How long the note lives; not at all if that is zero.
+    /// How long the note lives; zero for no note.
     pub(crate) lives: Duration,
 }
 
 impl Note<'_> {
     pub(crate) const FIRST: &'static str = "?";
 
-    /// That of a lock without notes.
+    /// The note of a lock without notes.
     pub(crate) const NONE: Self = Self {
         behind: "",
         lives: Duration::ZERO,
@@ -416,13 +423,13 @@ impl Note<'_> {
 /// Whether a request has a place in the queue that Redis keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Nor does it want one.
+    /// The request has no place and does not want one.
     None,
-    /// It joins the queue unless it takes the lock.
+    /// The request joins the queue unless it gets the lock.
     New,
-    /// That of its owner.
+    /// The request's owner has a place.
     Has,
-    /// The same, and it gives that up if the lock is free and not its own.
+    /// The request's owner has a place, and gives it up if the lock is free and another waiter is first.
     Last,
 }
 

@@ -1,4 +1,4 @@
-//! The count-down latch: a number, and a mark of the round it is in.
+//! The count-down latch: a number, and a mark of its current round.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ pub(crate) static KIND: Kind = Kind {
     ..Kind::plain("latch")
 };
 
-/// How long the mark of a round is kept while there is something to count.
+/// How long the mark of a round is kept while the latch is closed.
 ///
-/// By the mark a waiter that missed both the end of its round and the start of the next finds out that its round is over.
+/// The mark tells a waiter that missed both the end of its round and the start of the next that its round is over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
-/// The same for the mark of an open latch, which only matters until the next count is set, by a Redisson client.
+/// How long the mark of an open latch is kept, which matters only until a Redisson client sets the next count.
 const OPEN_ROUND: Duration = Duration::from_secs(60);
 
-/// What changes a latch; each counts once.
+/// A change of a latch. Each counts once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
-    /// Sets the count, unless there is one.
+    /// Sets the count, unless one is set.
     Set(u64),
     CountDown,
-    /// Opens it, whatever is left to count.
+    /// Opens the latch, whatever its count.
     Delete,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
     Request::script(doing, script, &keys, &args)
 }
 
-/// Asks for the count, and in which round it is.
+/// Asks for the count and the round.
 pub(crate) fn state(of: &Protocol) -> Request {
     let keys = [of.key(), &keys::latch_round(of.key())];
     Request::script::<&str>("asking for a latch", &script::LATCH_STATE, &keys, &[])

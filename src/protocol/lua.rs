@@ -1,9 +1,9 @@
-//! The text of every script, by the file in `lua/` that it is in. Tests and benches that run scripts bare share this file.
+//! The text of every script, by its file in `lua/`. Tests and benches that run scripts directly share this file.
 //!
-//! What several scripts have in common is in `lua/prelude/` and is put in front of each of them here. Scripts are sent by
-//! their hash, so length costs only when a server gets to know them.
+//! Code that several scripts share is in `lua/prelude/`, and is put in front of each of them here. Scripts are sent
+//! by hash, so their length matters only when a server does not know them yet.
 
-/// Gives all of them to a macro.
+/// Passes all scripts to a macro.
 macro_rules! scripts {
     ($then:ident) => {
         $then! {
@@ -59,7 +59,7 @@ macro_rules! texts {
             include_str!(concat!("../../lua/", $file, ".lua")),
         );)+
 
-        /// What is put in front of a user's script.
+        /// The check in front of a user's script.
         pub(crate) const GUARDED: &str = include_str!("../../lua/prelude/guarded.lua");
 
         /// Every script, by its file.

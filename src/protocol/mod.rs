@@ -1,4 +1,4 @@
-//! What goes to Redis: keys, channels, requests and replies, a file for each kind of lock.
+//! The contents of requests and replies: keys, channels and scripts, with a file for each kind of lock.
 
 pub(crate) mod fair;
 pub(crate) mod fenced;

@@ -1,4 +1,4 @@
-//! Who holds: the client's id and a number that is new for every acquisition.
+//! Owners of holds: the client's id, and a number that is new for every acquire.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,25 +6,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::net::call::LONGEST_OWNER;
 use crate::net::text::Text;
 
-/// Makes the owner ids of one client.
+/// Draws the owner ids of one client.
 ///
-/// No number is used twice, and a number is drawn for every acquire that is sent. A command that arrives late, twice,
-/// or from a connection long given up can therefore only touch the hold it was made for.
+/// A new number is drawn for every acquire that is sent, and no number is used twice. So a command that arrives late,
+/// or twice, or from a connection given up long ago, affects only the hold for which it was made.
 pub(crate) struct Owners {
-    /// The client's id, and a colon.
+    /// The client's id and a colon.
     front: String,
     next: AtomicU64,
 }
 
-/// The number of one acquisition; together with the client's id it is the owner in Redis.
+/// The number of one acquire. With the client's id it is the owner in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OwnerNumber(pub(crate) u64);
 
-/// An owner as Redis knows it, or the id of a permit: a UUID, a colon, and the largest number.
+/// An owner as Redis knows it, or the id of a permit. The longest is a UUID, a colon and the largest number.
 pub(crate) type OwnerId = Text<LONGEST_OWNER>;
 
 impl Owners {
-    /// Owners of a client nobody has met before.
+    /// Owners of a client with a new id.
     pub(crate) fn new() -> Self {
         Self::of(&uuid::Uuid::new_v4().to_string())
     }
@@ -37,7 +37,7 @@ impl Owners {
         }
     }
 
-    /// A number never drawn before.
+    /// A number that was never drawn before.
     pub(crate) fn draw(&self) -> OwnerNumber {
         OwnerNumber(self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -53,19 +53,19 @@ impl Owners {
     }
 }
 
-/// One permit with a lease, as Redis knows it: 16 random bytes. For people it is written as 32 hexadecimal digits.
+/// The id of a permit as Redis knows it: 16 random bytes. People see it as 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PermitId(pub(crate) [u8; 16]);
 
 impl PermitId {
-    /// An id never drawn before, by anybody.
+    /// A new random id.
     pub(crate) fn draw() -> Self {
         Self(uuid::Uuid::new_v4().into_bytes())
     }
 
-    /// The id that is written like that, if any is.
+    /// The id with these digits, if they are one.
     pub(crate) fn parse(written: &str) -> Option<Self> {
-        // Other lengths are those with hyphens or braces.
+        // With other lengths, `try_parse` accepts hyphens and braces.
         let digits = (written.len() == 32).then_some(written)?;
         let id = uuid::Uuid::try_parse(digits).ok()?;
         Some(Self(id.into_bytes()))
@@ -82,13 +82,13 @@ std::thread_local! {
     static THREAD: u64 = no_thread();
 }
 
-/// A number that no thread of this process has, nor anybody else.
+/// A number that belongs to no thread of this process, and to no other caller.
 pub(crate) fn no_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A number for the calling thread that no other thread of this process ever has, not even after this one has ended.
+/// The number of the calling thread. No other thread of this process ever has it, not even after this one has ended.
 pub(crate) fn this_thread() -> u64 {
     THREAD.with(|number| *number)
 }

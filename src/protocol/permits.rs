@@ -1,4 +1,4 @@
-//! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the permits that are out.
+//! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the taken permits.
 
 use crate::error::RELEASING_PERMIT as RELEASING;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::protocol::kind::{Evidence, Kind, Protocol, Renewal};
 use crate::protocol::owner::PermitId;
 use crate::protocol::script::{self, Renewed, Request, Script, lease_ms};
 
-/// The owner of a hold is a permit's id here, as it is written for people.
+/// Here the owner of a hold is the permit's id, in hexadecimal digits.
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
     release: |of, _, owner| {
@@ -51,18 +51,18 @@ fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
     )
 }
 
-/// The id of a permit as scripts want it.
+/// The id of a permit as 16 bytes, for scripts.
 fn packed(owner: &[u8]) -> Vec<u8> {
     let id = std::str::from_utf8(owner).ok().and_then(PermitId::parse);
     id.map_or_else(Vec::new, |id| id.0.to_vec())
 }
 
-/// Ids as scripts want them: one after another.
+/// Ids for scripts: 16 bytes each, one after another.
 fn all(ids: &[PermitId]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.0).collect()
 }
 
-/// A script about permits; `request` has the key that remembers that it was carried out.
+/// A request with a script about permits; `request` has the key that remembers its result.
 fn request(
     of: &Protocol,
     doing: &'static str,
@@ -77,7 +77,7 @@ fn request(
     Request::script(doing, script, &keys, args)
 }
 
-/// Takes permits with these ids, all or none.
+/// Acquires permits with these ids, all or none.
 pub(crate) fn acquire(of: &Protocol, ids: &[PermitId], lease: Duration) -> Request {
     let lease = Digits::from(lease_ms(lease));
     let args = [lease.as_bytes(), &all(ids)];
@@ -90,12 +90,12 @@ pub(crate) fn acquire(of: &Protocol, ids: &[PermitId], lease: Duration) -> Reque
     )
 }
 
-/// Releases permits; the reply does not say which of them were out.
+/// Releases permits. The reply does not say which of them were taken.
 pub(crate) fn release(of: &Protocol, ids: &[PermitId]) -> Request {
     request(of, RELEASING, &script::PERMIT_RELEASE, None, &[&all(ids)])
 }
 
-/// Gives back permits, whoever took them; the reply says of each whether it was out.
+/// Releases permits of any process. The reply says for each whether it was taken.
 pub(crate) fn release_ids(
     of: &Protocol,
     keys: &RequestKeys,
@@ -107,7 +107,7 @@ pub(crate) fn release_ids(
     request(of, RELEASING, script, Some(keys), &args)
 }
 
-/// Has a permit end after `lease` from now.
+/// Lets a permit end `lease` from now.
 pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
     let lease = Digits::from(lease_ms(lease));
     let args = [&id.0, lease.as_bytes()];
@@ -115,21 +115,21 @@ pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
     request(of, doing, &script::PERMIT_UPDATE, None, &args)
 }
 
-/// Asks how long a permit has left.
+/// Asks how much of a permit's lease is left.
 pub(crate) fn lease_of(of: &Protocol, id: PermitId) -> Request {
     let doing = "asking for the lease of a permit";
     request(of, doing, &script::PERMIT_LEASE, None, &[&id.0])
 }
 
-/// Asks how many are available, acquired, and both together.
+/// Asks how many permits are available, taken, and both together.
 pub(crate) fn state(of: &Protocol) -> Request {
     request(of, "asking for permits", &script::PERMIT_STATE, None, &[])
 }
 
-/// What becomes of the number of permits.
+/// A change of the number of permits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
-    /// It is set unless it has been.
+    /// Sets the number, unless one is set.
     TrySet(u32),
     Set(u32),
     Add(i64),

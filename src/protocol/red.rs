@@ -1,4 +1,4 @@
-//! What one node is sent for a lock that a majority of nodes keeps.
+//! The requests to one node of a lock that a majority of nodes keeps.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::protocol::script::{self, Request, lease_ms};
 pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
     acquire,
-    // Without a message: nobody has seen a majority keep it.
+    // Undoing publishes no message, since a majority never kept the hold.
     undo: Some(|of, _, owner| {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
     }),
-    // Other nodes may still keep it.
+    // Other nodes may still keep the hold.
     is_given_back_when_lost: |_, reason| {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)
     },
     ..Kind::plain("red")
 };
 
-/// The script asks the node whether it has been up for long enough.
+/// The script also checks that the node has been up for long enough.
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     let [lease, up_for] = [lease_ms(args.lease), seconds(args.up_for)].map(Digits::from);
     let args = [

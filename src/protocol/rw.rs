@@ -44,7 +44,8 @@ pub(crate) static KIND: Kind = Kind {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,
     },
-    // If the thread also reads, renewing its read hold keeps the key that both are in, and the lost write hold with it.
+    // A thread that also reads renews its read hold, which extends the key that both holds share, so a lost write
+    // hold would live on.
     is_given_back_when_lost: |mode, reason| mode == Mode::Exclusive && reason.may_still_be_held(),
     evidence: |of, mode, owner| match mode {
         Mode::Exclusive => Evidence::field(of, &write_field(owner)),
@@ -56,7 +57,7 @@ pub(crate) static KIND: Kind = Kind {
     ..Kind::plain("read-write")
 };
 
-/// The key that lives for as long as a read hold. Each owner of ours has one read hold.
+/// The key that lives for as long as a read hold. Each owner of this crate has one read hold.
 fn hold_key(of: &Protocol, owner: &[u8]) -> String {
     let owner = String::from_utf8_lossy(owner);
     format!("{}{owner}:rwlock_timeout:1", keys::rw_holds(of.key()))
@@ -68,7 +69,7 @@ fn write_field(owner: &[u8]) -> Vec<u8> {
 }
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
-    // A waiter that is noted asks so often that it does not count as gone.
+    // A remembered waiter asks at least every third of the waiter lease, so that it does not count as gone.
     let spans = [args.note.lives, of.waiter_lease() / 3, args.lease];
     let [lives, every, lease] = spans.map(|span| Digits::from(lease_ms(span)));
     let [read, write] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(of.key(), mode));

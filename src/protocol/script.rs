@@ -1,4 +1,4 @@
-//! The Lua scripts, ready to be sent, and their replies, which become enums here and travel no further.
+//! The Lua scripts, ready to be sent, and their replies, which this file turns into enums.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -18,12 +18,12 @@ macro_rules! packed {
 
 scripts!(packed);
 
-/// A lease as scripts want it: whole milliseconds, never rounded down to nothing.
+/// A lease for scripts: whole milliseconds, rounded up, so that it is never zero.
 pub(crate) fn lease_ms(lease: Duration) -> u64 {
     u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
-/// How many characters of an unexpected reply an error shows.
+/// The length limit, in characters, of an unexpected reply in an error.
 const MOST_SHOWN: usize = 200;
 
 /// A reply that the script never gives: the key or the server is not what it should be.
@@ -43,19 +43,19 @@ impl std::fmt::Display for Unexpected {
 
 impl std::error::Error for Unexpected {}
 
-/// What a fair acquire answers a waiter whose place in the queue is lost.
+/// The reply of a fair acquire to a waiter that has lost its place in the queue.
 pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 
-/// What became of an acquire.
+/// The outcome of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// Ours; with the first and the last of the tokens that were drawn, if the lock has tokens.
+    /// The caller has the lock; with the first and the last of the tokens that were drawn, if the lock has tokens.
     Taken { tokens: Option<(u64, u64)> },
-    /// Somebody else has it, or of several names the one with the index `at`; `left` is `None` if the hold has no end.
+    /// The lock is taken. `left` is the rest of the holder's lease, or `None` if the hold never ends.
     Busy { left: Option<Duration> },
 }
 
-/// `has_tokens`: a lock of this kind is never taken without one, and others never with one.
+/// Reads the reply to an acquire. With `has_tokens`, a grant without a token is unexpected, and the reverse.
 pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexpected> {
     let acquired = match &reply {
         &PLACE_LOST => None,
@@ -79,15 +79,15 @@ fn busy(ms: i64) -> Acquired {
     Acquired::Busy { left: span(ms) }
 }
 
-/// A time that a server gives in milliseconds; a negative number says that there is none.
+/// A duration that a server gives in milliseconds; a negative number means that there is none.
 fn span(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// What the acquire of a read-write lock also returns.
+/// The rest of the reply to an acquire of a read-write lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// To a reader: how long the lock would have lived, if it was not free.
+    /// For a reader: the rest of the lock's time to live, if the lock was not free.
     pub(crate) left: Option<Duration>,
     /// The waiter of the other side that goes first.
     pub(crate) behind: String,
@@ -108,15 +108,15 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<(Acquired, Seen), Unexpec
     Err(Unexpected(reply))
 }
 
-/// What became of an acquire of permits.
+/// The outcome of an acquire of permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PermitsAcquired {
-    /// Ours until then, in milliseconds by the server's clock.
+    /// The caller has the permits until `ends_at`, in milliseconds by the server's clock.
     Taken { ends_at: i64 },
-    /// Enough of them may be over after `left`; `None`: never, as far as the server knows.
+    /// Too few permits are available. After `left`, enough leases may have ended; `None` if none of them ends.
     TooFew {
         left: Option<Duration>,
-        /// Somebody has set how many there are.
+        /// Whether the number of permits was set.
         is_set: bool,
     },
 }
@@ -145,14 +145,14 @@ fn number(value: &Value) -> Option<u64> {
     text(value)?.parse().ok()
 }
 
-/// What became of a release.
+/// The outcome of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// It was ours; so many subscribers were notified.
+    /// The hold existed and was released; this many subscribers were notified.
     Yes { listeners: i64 },
-    /// Nobody holds the lock any more.
+    /// The lock was free.
     Gone,
-    /// Somebody else does.
+    /// The lock was held by another owner.
     Taken,
 }
 
@@ -165,19 +165,19 @@ pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {
     }
 }
 
-/// What became of a renewal.
+/// The outcome of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Renewed {
     Yes,
-    /// Nobody holds the lock any more.
+    /// The lock was free.
     Gone,
-    /// Somebody else does.
+    /// The lock was held by another owner.
     Taken,
 }
 
 impl Renewed {
-    /// The same of a hold that was certain until then or not: after its time the key is gone because it expired, not because
-    /// somebody removed it.
+    /// Why the hold is lost, if it is. If the hold was no longer certain when the renewal was sent (`in_time` is
+    /// false), its key is gone because it expired, not because someone removed it.
     pub(crate) fn loss_if(self, in_time: bool) -> Option<LossReason> {
         let why = self.loss()?;
         Some(if in_time { why } else { LossReason::Expired })
@@ -202,7 +202,8 @@ pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
     }
 }
 
-/// After the renewal of a read hold: how long the lock would have lived, if others have made that less than the hold.
+/// The time that the lock's key had left when a read hold was renewed, if another client had made it shorter than
+/// this hold.
 pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     match reply {
         Value::Int(ms @ 2..) => span(*ms),
@@ -210,11 +211,11 @@ pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     }
 }
 
-/// What a latch was seen to be.
+/// The state of a latch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LatchState {
     Open,
-    /// So many are left to count, in the round with this mark; an empty mark says nothing.
+    /// This many are left to count, in the round with this mark. An empty mark tells nothing about the round.
     Closed {
         left: u64,
         round: Vec<u8>,

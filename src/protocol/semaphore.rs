@@ -1,6 +1,6 @@
 //! The semaphore whose permits have no owner: a number.
 //!
-//! A release that arrives twice looks like two releases, so every request that changes the number counts once: see
+//! A release that arrives twice looks like two releases. So every request that changes the number counts once: see
 //! [`idempotency`](crate::protocol::idempotency).
 
 use crate::net::text::Digits;
@@ -14,7 +14,7 @@ pub(crate) static KIND: Kind = Kind {
     ..Kind::plain("semaphore")
 };
 
-/// Takes permits, all or none.
+/// Acquires permits, all or none.
 pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
     Request::script(
         "acquiring permits",
@@ -24,7 +24,7 @@ pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits:
     )
 }
 
-/// Takes back an acquire of unknown outcome.
+/// Undoes an acquire of unknown outcome.
 pub(crate) fn undo(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
     Request::script(
         "undoing an acquire",
@@ -34,7 +34,7 @@ pub(crate) fn undo(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request 
     )
 }
 
-/// Gives permits back to the semaphore they came from, if it still exists.
+/// Returns permits to the semaphore they came from, if it still exists.
 pub(crate) fn release(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u64) -> Request {
     Request::script(
         "releasing permits",
@@ -44,7 +44,7 @@ pub(crate) fn release(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits:
     )
 }
 
-/// Changes how many permits are to be had, making the semaphore if there is none.
+/// Changes the number of available permits, creating the semaphore if it does not exist.
 pub(crate) fn add(
     of: &Protocol,
     keys: &RequestKeys,
@@ -60,7 +60,7 @@ pub(crate) fn add(
     )
 }
 
-/// Makes the semaphore unless there is one.
+/// Creates the semaphore, unless it exists.
 pub(crate) fn set(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
     Request::script(
         "setting permits",
@@ -70,7 +70,7 @@ pub(crate) fn set(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32
     )
 }
 
-/// Takes whatever is to be had.
+/// Takes all available permits.
 pub(crate) fn drain(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
     Request::script(
         "draining permits",
@@ -80,7 +80,7 @@ pub(crate) fn drain(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request
     )
 }
 
-/// Asks how many permits are to be had.
+/// Asks how many permits are available.
 pub(crate) fn available(of: &Protocol) -> Request {
     Request::command("asking for permits", &["GET", of.key()])
 }
