@@ -9,7 +9,7 @@ pub(crate) trait Held {
 
     fn is_valid(&self) -> bool;
 
-    /// The owner as Redis shows it; of a permit its id.
+    /// The owner as Redis shows it; for a permit, its id.
     fn owner(&self) -> &str;
 
     /// Releases the hold and waits for the reply.

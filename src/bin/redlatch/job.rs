@@ -1,13 +1,15 @@
-//! The processes that run under a lock: the program, and all that it starts in its process group.
+//! The processes that run under a lock: the program, and everything that it starts in its process group.
 //!
-//! The group is the job's own, so a signal to it reaches the whole job and nothing else. A program that makes a group of its
-//! own, as `timeout` and interactive shells do, is reached there as well.
+//! The group is the job's own, so a signal to the group reaches the whole job and nothing else. If the program makes
+//! a group of its own, as `timeout` and interactive shells do, signals go to that group too.
 //!
 //! - The terminal, if there is one, belongs to the group while the program needs it, and to this process's group
-//!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped job.
+//!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped
+//!   job.
 //! - On Linux, orphans of the job become children of this process, which therefore sees them end.
-//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed. It leads the
-//!   group: so it is there before the program is, and the number of the group is no other's while it is there.
+//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed. The
+//!   guardian leads the group and exists before the program does. While it exists, no other group can get the group's
+//!   number.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
@@ -31,7 +33,7 @@ use crate::shown::Shown;
 /// The name under which the guardian runs.
 pub(crate) const GUARDIAN: &str = "redlatch-guardian";
 
-/// How often to look for processes that outlive the program: not all of them announce their end.
+/// How often to look for processes that outlive the program, since not all of them announce their end.
 const POLL: Duration = Duration::from_millis(50);
 
 /// How long processes may outlive the program without a message.
@@ -40,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How a program ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Ended {
-    /// As a shell shows it.
+    /// The exit status as a shell shows it.
     pub(crate) status: i32,
     pub(crate) signal: Option<Signal>,
 }
@@ -57,7 +59,7 @@ pub(crate) struct Job {
     remind_at: Option<Instant>,
     /// The controlling terminal.
     terminal: Option<File>,
-    /// The program has asked for the terminal, or had it from the start.
+    /// Whether the program has asked for the terminal, or had it from the start.
     needs_terminal: bool,
     guardian: Option<Child>,
 }
@@ -70,7 +72,7 @@ impl Job {
             .env("REDLATCH_NAME", &options.name);
         match token {
             Some(token) => command.env("REDLATCH_TOKEN", token.to_string()),
-            // The token of an outer lock must not pass for one of this lock.
+            // The program must not take the token of an outer lock for a token of this one.
             None => command.env_remove("REDLATCH_TOKEN"),
         };
         #[cfg(target_os = "linux")]
@@ -176,7 +178,7 @@ impl Job {
         let groups: Vec<_> = self.groups().map(|group| group.to_string()).collect();
         let is_left = |process: std::fs::DirEntry| {
             let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-            // The name, in parentheses, may be anything.
+            // The process name, in parentheses, may contain anything.
             let mut fields = stat.rsplit_once(") ")?.1.split(' ');
             let (state, _, its_group) = (fields.next()?, fields.next()?, fields.next()?);
             let is_another = process.file_name() != *guardian;
@@ -192,7 +194,8 @@ impl Job {
         }
     }
 
-    /// Looks whether the program has made a group of its own. Until it is reaped, its number is no other's.
+    /// Checks whether the program has made a group of its own. Until the program is reaped, no other group has its
+    /// number.
     fn look_for_own_group(&mut self) {
         if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
             self.own_group = Some(self.program).filter(|group| *group != self.group);
@@ -205,7 +208,7 @@ impl Job {
             return;
         };
         match signal {
-            // For the program alone: the default action would end processes that it started.
+            // Only the program gets this signal: the default action would end the processes that it started.
             SIGUSR1 | SIGUSR2 if self.ended.is_none() => {
                 kill(self.program, named).ok();
             }
@@ -253,7 +256,7 @@ impl Job {
                 Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..))
                     if self.is_guardian(pid) =>
                 {
-                    // Somebody has killed it. Its number is free now.
+                    // The guardian was killed, so its number may be reused.
                     self.guardian = None;
                 }
                 // A real-time signal, which has no name here, has ended a child: perhaps the program.
@@ -272,7 +275,7 @@ impl Job {
     fn has_ended(&mut self, status: i32, signal: Option<Signal>) {
         self.ended = Some(Ended { status, signal });
         if self.own_group.is_none() {
-            // The program's number may become another's now.
+            // The program's number may be reused from now on.
             tell(&mut self.guardian, 0);
         }
     }
@@ -286,7 +289,7 @@ impl Job {
         }
         let had_terminal = self.return_terminal();
         if signal == Signal::SIGSTOP && !had_terminal {
-            // Whoever has stopped the program alone may continue it alone, so the lease has to be renewed until then.
+            // SIGSTOP was sent to the program alone, which may be continued alone: keep renewing the lease until then.
             return;
         }
         if getsid(None) == Ok(getpgrp()) {
@@ -296,13 +299,13 @@ impl Job {
         // No process of the job may work while this one does not renew the lease.
         self.signal(Signal::SIGSTOP);
         match had_terminal {
-            // The keyboard's signal has missed the rest of this process's group, such as a script that started it.
+            // The keyboard's signal did not reach the rest of this process's group, such as a script that started it.
             true => killpg(getpgrp(), Signal::SIGSTOP).ok(),
             false => raise(Signal::SIGSTOP).ok(),
         };
     }
 
-    /// This process was continued, and so is the job.
+    /// Continues the job, because this process was continued.
     fn resume(&self) {
         if self.needs_terminal {
             self.lend_terminal();
@@ -310,8 +313,8 @@ impl Job {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Takes the terminal back. Ctrl-C there has missed the rest of this process's group, such as a script that started it:
-    /// pass that on.
+    /// Takes the terminal back. Ctrl-C in it did not reach the rest of this process's group, such as a script that
+    /// started it, so this method passes the signal on.
     fn leave_terminal(&self, ended: Ended) {
         let had_terminal = self.return_terminal();
         if let Some(signal @ (Signal::SIGINT | Signal::SIGQUIT)) = ended.signal
@@ -351,7 +354,7 @@ fn dismiss(guardian: Option<Child>) {
     }
 }
 
-/// Tells the guardian of a group that it has to kill as well, zero for none.
+/// Tells the guardian which other group to kill too, zero for none.
 fn tell(guardian: &mut Option<Child>, group: i32) {
     let input = guardian
         .as_mut()
@@ -364,7 +367,7 @@ fn tell(guardian: &mut Option<Child>, group: i32) {
 /// Starts the process that kills the job if this process is killed.
 #[cfg(target_os = "linux")]
 fn guardian() -> Option<Child> {
-    // Unlike a path, this is the same executable even if it was replaced on disk.
+    // Unlike a path, this link leads to the same executable even if it was replaced on disk.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0(GUARDIAN)
@@ -373,7 +376,7 @@ fn guardian() -> Option<Child> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    // Signals to the group are not for the guardian, which inherits this mask.
+    // The guardian inherits this mask, so that signals to the group do not end it.
     let signals = ENDING.into_iter().chain([SIGTSTP]);
     let blocked: SigSet = signals
         .filter_map(|signal| Signal::try_from(signal).ok())
@@ -396,7 +399,7 @@ fn guardian() -> Option<Child> {
     None
 }
 
-/// The guardian waits until its input ends, which is when the process that started it was killed.
+/// Runs the guardian, which waits until its input ends: the process that started it was killed.
 pub(crate) fn guard() -> ExitCode {
     let mut own_group = None;
     for line in std::io::stdin().lines().map_while(Result::ok) {

@@ -1,4 +1,4 @@
-//! Options, and exit statuses.
+//! The options and exit statuses of the command.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redlatch::{Client, Config, Error};
 use crate::say::{print, say};
 use crate::{run, show};
 
-/// The name is free.
+/// The lock is free.
 pub(crate) const FREE: u8 = 1;
 /// The lock is held by somebody else: `EX_TEMPFAIL`.
 pub(crate) const BUSY: u8 = 75;
@@ -35,7 +35,7 @@ A SPAN is a number and ms, s, m or h: 500ms, 30s, 5m, 2h. Without a unit, second
 #[derive(Parser)]
 #[command(version, about = "Locks in Redis, for shells and for people", after_help = HELP)]
 struct Options {
-    /// Where Redis is: redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://
+    /// URL of the server: redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://
     #[arg(
         long,
         env = "REDLATCH_URL",
@@ -44,7 +44,7 @@ struct Options {
         hide_env_values = true
     )]
     url: String,
-    /// Text in front of every name to make its key
+    /// Prefix of the Redis keys of all names
     #[arg(long, env = "REDLATCH_PREFIX", default_value = "", global = true)]
     prefix: String,
     /// The CA of a rediss:// server, as a PEM file; by default those of the system
@@ -57,7 +57,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Run a program while holding a lock; waits for it without a limit unless -n or -w is given
+    /// Run a program while holding a lock; waits without a limit unless -n or -w is given
     #[command(after_help = HELP)]
     Run(Run),
     /// Show who holds a name, and who waits for it: status 0 if held, 1 if free
@@ -69,7 +69,7 @@ enum Action {
     },
     /// List the locks that are held
     Ls {
-        /// As in SCAN: * ? [a-z]
+        /// Which names to list, as in SCAN: * ? [a-z]
         #[arg(default_value = "*")]
         pattern: String,
         #[command(flatten)]
@@ -79,7 +79,7 @@ enum Action {
     Watch {
         /// The name of a lock or semaphore
         name: String,
-        /// How often
+        /// Time between two looks
         #[arg(short, long, default_value = "1s", value_parser = span, value_name = "SPAN")]
         interval: Duration,
     },
@@ -88,10 +88,10 @@ enum Action {
     Unlock {
         /// The name of a lock or semaphore
         name: String,
-        /// Only if this owner still has it: <id>:<number>, as `who` shows it
+        /// Take it only from this owner: <id>:<number>, as `who` shows it
         #[arg(long)]
         owner: Option<String>,
-        /// From every holder; asks first on a terminal
+        /// Take it from every holder; asks first on a terminal
         #[arg(long)]
         force: bool,
     },
@@ -99,11 +99,11 @@ enum Action {
     Permits {
         /// The name of the semaphore, as in `run --permits`
         name: String,
-        /// How many; if more are taken, nobody loses one
+        /// The number of permits; if more are taken, no holder loses one
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         permits: u32,
     },
-    /// Check whether locks can be taken, and settings and rights are fit for them
+    /// Check whether locks can be acquired, and whether settings and rights are fit for them
     Check {
         #[command(flatten)]
         form: Form,
@@ -117,60 +117,60 @@ enum Action {
 
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Form {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Give up at once if somebody has it
+    /// Give up at once if the lock is taken
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Give up after this long; also waits for a Redis that cannot be reached
+    /// Give up after this long; until then, also wait for an unreachable Redis
     #[arg(short, long, value_parser = span, value_name = "SPAN")]
     pub(crate) wait: Option<Duration>,
-    /// Share it with others that share it: a read-write lock, to read
+    /// Acquire a read-write lock for reading, together with other --shared runs
     #[arg(short, long, conflicts_with_all = ["exclusive", "fair", "fenced", "permits"])]
     pub(crate) shared: bool,
-    /// Alone, among those that share it: a read-write lock, to write
+    /// Acquire a read-write lock for writing, alone
     #[arg(short = 'x', long, conflicts_with_all = ["fair", "fenced", "permits"])]
     pub(crate) exclusive: bool,
-    /// First come, first served
+    /// First come, first served, across all processes
     #[arg(long, conflicts_with_all = ["fenced", "permits"])]
     pub(crate) fair: bool,
-    /// With a number that rises with each holder, in `REDLATCH_TOKEN`
+    /// Give the program a fencing token, a number that grows with each holder, in `REDLATCH_TOKEN`
     #[arg(long, conflicts_with = "permits")]
     pub(crate) fenced: bool,
-    /// At most so many at once, the same number for all; the verb `permits` changes it
+    /// Run at most N at once; all runs give the same N, and `redlatch permits` changes it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["at_least", "max_hold"])]
     pub(crate) permits: Option<u32>,
     /// How long the lock outlives this process if it is killed
     #[arg(long, value_parser = span, default_value = "30s", value_name = "SPAN")]
     pub(crate) lease: Duration,
-    /// The longest that the program may have it
+    /// How long the program may hold the lock at most
     #[arg(long, value_parser = span, value_name = "SPAN")]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the name until this long after the grant, even if the program ends sooner
+    /// Keep the lock for at least this long, even if the program ends sooner
     #[arg(long, value_parser = span, value_name = "SPAN")]
     pub(crate) at_least: Option<Duration>,
-    /// After TERM, or a loss of the lock, processes of the job that remain get KILL this much later
+    /// How long the job may go on after TERM or the loss of the lock, until it gets KILL
     #[arg(long, value_parser = span, default_value = "10s", value_name = "SPAN")]
     pub(crate) grace: Duration,
-    /// The exit status if somebody else has it
+    /// The exit status if the lock is taken
     #[arg(short = 'E', long, default_value_t = BUSY, value_name = "STATUS")]
     pub(crate) conflict_exit_code: u8,
-    /// Print nothing if somebody else has it
+    /// Print nothing if the lock is taken
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// The name of the lock: any text. All that name the same Redis, prefix and name exclude each other
+    /// The name of the lock: any text. Runs with the same Redis, prefix and name exclude each other
     pub(crate) name: String,
     /// The program and its arguments
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
 
-/// `500ms`, `30`, `30s`, `5m`, `2h`.
+/// Reads a duration such as `500ms`, `30`, `30s`, `5m` or `2h`.
 fn span(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -186,10 +186,10 @@ fn span(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit).map_err(|err| err.to_string())
 }
 
-/// Why the command ends without having done what it was asked for.
+/// Why the command fails, and with which status.
 pub(crate) struct Failure {
     pub(crate) status: u8,
-    /// Empty if there is nothing to say.
+    /// Empty for no message.
     pub(crate) why: String,
     pub(crate) is_retryable: bool,
 }

@@ -17,7 +17,7 @@ use crate::options::{Failure, LOST, Run, UNAVAILABLE, USAGE};
 use crate::say::say;
 use crate::shown::Shown;
 
-/// Signals that end a wait. Once the program runs, they are its own.
+/// Signals that end a wait. Once the program runs, they are passed on to it.
 pub(crate) const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Signals that matter only while the program runs.
@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait for the reply to the last release.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Sends signals to a channel from now on. A signal that was ignored when this process started, as HUP is under `nohup`,
-/// stays ignored, here and in the program. Only Linux tells which.
+/// Sends signals to a channel from now on. A signal that was ignored when this process started, as HUP is under
+/// `nohup`, stays ignored, here and in the program. On other systems than Linux, ignored signals are unknown.
 fn listen(
     signals: &[i32],
     sender: &Sender<i32>,
@@ -45,7 +45,7 @@ fn listen(
     let sender = sender.clone();
     std::thread::spawn(move || {
         for signal in handled.forever() {
-            // First, so that the thread that `heard` wakes finds the signal.
+            // Send first, so that the thread woken by `heard` finds the signal.
             sender.send(signal).ok();
             heard();
         }
@@ -65,7 +65,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         Ok((client, held))
     });
     if cancelled.is_cancelled() {
-        // A hold that was granted just before is released.
+        // The hold may have been granted just before the signal, so release it.
         drop(taken);
         return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
     }
@@ -79,7 +79,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         Ok(job) => job,
         Err(err) => {
             if options.at_least.is_some() {
-                // Released like any other hold, the name would be kept for that time.
+                // The program did not start: do not keep the name for `--at-least`, as a normal release would.
                 client.force_unlock_owner(&options.name, held.owner()).ok();
             }
             return Err(not_started(options, &err));
@@ -87,7 +87,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
     };
     let ended = job.attend(&*held, &signals, options);
     let released = held.release();
-    // Waits for the release, whatever came of it so far.
+    // Wait for the reply to the release, also after an error.
     client.close(CLOSING).ok();
     let was_lost = job.was_lost;
     drop(job);
@@ -111,7 +111,8 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
     Ok(u8::try_from(ended.status).unwrap_or(UNAVAILABLE))
 }
 
-/// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see that.
+/// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see
+/// that.
 fn end_by(signal: i32) -> u8 {
     if signal == SIGINT {
         emulate_default_handler(SIGINT).ok();
@@ -127,11 +128,11 @@ fn not_started(options: &Run, err: &std::io::Error) -> Failure {
     Failure::new(status, format!("{}: {err}", options.command[0].display()))
 }
 
-/// Waiting for the lock, and with a limit also for Redis.
+/// A wait for the lock and, if it has a time limit, for an unreachable Redis.
 struct Wait<'a> {
     options: &'a Run,
     cancelled: &'a CancelToken,
-    /// `None` without a limit, or with one that no clock can show.
+    /// `None` without a limit, or with a limit beyond what the clock can represent.
     deadline: Option<Instant>,
     is_said: bool,
 }
@@ -164,9 +165,9 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Takes the lock, and says who has it if that takes waiting.
+    /// Acquires the lock. Before waiting, prints who holds it.
     fn take(&mut self, client: &Client) -> Result<Option<Box<dyn Held>>, Failure> {
-        // Zero would be one attempt of any length.
+        // Zero would be one attempt without a time limit.
         let mut limit = match self.options.wait {
             Some(wait) => wait.min(PAUSE),
             None => Duration::ZERO,
@@ -185,7 +186,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether to try again after a pause: the failure may pass, and there is a limit, which is not over.
+    /// Whether to try again: the failure may pass, and the time limit is not over. Pauses first.
     fn outlasts(&mut self, failure: &Failure) -> bool {
         let is_over = self.left().is_zero() || self.cancelled.is_cancelled();
         if self.options.wait.is_none() || !failure.is_retryable || is_over {

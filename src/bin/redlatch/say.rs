@@ -1,11 +1,11 @@
-//! Output that nobody may read: a closed standard output or standard error is no reason to panic.
+//! Output without panics: standard output or standard error may be closed.
 
 use std::fmt::Display;
 use std::io::Write as _;
 
 use crate::options::Failure;
 
-/// A reader has closed its end of the pipe. The status is that of a program that SIGPIPE ends.
+/// The exit status if the reader has closed its end of the pipe, as for a program ended by SIGPIPE.
 const UNREAD: u8 = 141;
 
 /// Writes a message to standard error. If that is closed, the message is discarded.
@@ -13,7 +13,7 @@ pub(crate) fn say(text: impl Display) {
     writeln!(std::io::stderr(), "redlatch: {text}").ok();
 }
 
-/// Writes to standard error without a name in front and without an end of the line.
+/// Writes to standard error, without a prefix and without a line end.
 pub(crate) fn ask(text: impl Display) {
     write!(std::io::stderr(), "{text}").ok();
 }

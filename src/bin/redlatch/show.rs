@@ -1,4 +1,4 @@
-//! Shows what there is.
+//! The actions that show, list, check and take away locks.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u
             Err(err) => err.to_string(),
         };
         match in_place {
-            // From the upper left corner of an empty screen.
+            // Clear the screen, and start in its upper left corner.
             true => print(format_args!("\x1b[2J\x1b[H{shown}"))?,
             false => print(&shown)?,
         }
@@ -139,7 +139,7 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
 pub(crate) fn check(client: redlatch::Result<Client>, form: Form) -> Result<u8, Failure> {
     let report = match client.and_then(|client| client.check()) {
         Ok(report) => report,
-        // What keeps a client from opening is a finding like others.
+        // A client that cannot connect is reported as a finding.
         Err(err @ Error::Redis { .. }) => {
             let (severity, what) = (Severity::Problem.to_string(), err.to_string());
             match form.json {
