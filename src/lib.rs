@@ -1,5 +1,5 @@
-//! Redisson's distributed locks for blocking Rust: a thread asks for a lock by name and gets a guard, and all threads
-//! of all processes, in Rust or in Java, agree through Redis on who holds it.
+//! Distributed locks on Redis for blocking Rust, compatible with Redisson. A thread asks for a lock by name and gets
+//! a guard. All threads of all processes, in Rust or in Java, agree through Redis on who holds the lock.
 //!
 //! # Install
 //!
@@ -11,9 +11,13 @@
 //! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster ([servers
 //! tested](guide::deployments#servers-tested)). [Should I use this?](guide::should_i_use_this)
 //!
-//! Features: `tls` encrypts connections, `metrics` has an observer for the crate of that name, `serde` serializes
-//! what [`inspect`](Client::inspect), [`list`](Client::locks), [`check`](Client::check) and [`stats`](Client::stats)
-//! return, and `cli` builds [the command](guide::operations#the-command).
+//! Features:
+//!
+//! - `tls` encrypts connections.
+//! - `metrics` adds an observer for the crate of that name.
+//! - `serde` serializes the results of [`inspect`](Client::inspect), [`locks`](Client::locks),
+//!   [`check`](Client::check) and [`stats`](Client::stats).
+//! - `cli` builds [the command](guide::operations#the-command).
 //!
 //! # Ten lines
 //!
@@ -31,31 +35,35 @@
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Waiting threads are notified of the release instead of polling. The lease is renewed until the guard is dropped,
-//! including by a panic. If the process dies, the lock is free when its lease is over.
+//! Waiting threads are notified of the release instead of polling. Each hold has a lease (30 s unless set), which is
+//! renewed until the guard is dropped, also by a panic. If the process dies, the lock is free when its lease is over.
 //!
 //! # Which one to take
 //!
-//! If unsure, [`client.mutex(name)`](Client::mutex).
+//! If unsure, [`client.mutex(name)`](Mutex).
 //!
 //! | Take | for | do not use it if |
 //! | --- | --- | --- |
-//! | [`client.mutex(name)`](Client::mutex) | mutual exclusion | its thread locks it again: that is `Error::WouldDeadlock` |
+//! | [`client.mutex(name)`](Mutex) | mutual exclusion | its thread locks it again: that is `Error::WouldDeadlock` |
 //! | [`lock.lock_owned()`](Handle::lock_owned) | any lock in thread pools and async programs: the guard may move to other threads | a thread waits for it while it has the guard: that never ends |
-//! | [`client.reentrant_lock(name)`](Client::reentrant_lock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
-//! | [`client.fair_lock(name)`](Client::fair_lock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
-//! | [`client.fenced_lock(name)`](Client::fenced_lock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
-//! | [`client.rw_lock(name)`](Client::rw_lock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
-//! | [`client.spin_lock(name)`](Client::spin_lock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
-//! | [`client.multi_lock([a, b])`](Client::multi_lock) | several names of one client, all or none | one name can stand for them |
-//! | [`MultiLock::new(vec![..])`](MultiLock) | several locks of any clients and servers, all or none | the names are of one client |
+//! | [`client.reentrant_lock(name)`](ReentrantLock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
+//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fenced_lock(name)`](FencedLock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
+//! | [`client.rw_lock(name)`](RwLock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
+//! | [`client.spin_lock(name)`](SpinLock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
+//! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name can stand for them |
+//! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
 //! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | surviving the loss of a minority of independent masters | late writes do harm: it cannot reject them |
-//! | [`client.expirable_semaphore(name)`](Client::expirable_semaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
-//! | [`client.semaphore(name)`](Client::semaphore) | at most `n` holders, permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
-//! | [`client.latch(name)`](Client::latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
+//! | [`client.expirable_semaphore(name)`](ExpirableSemaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
+//! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
+//! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
 //!
-//! A holder that was stopped, and writes to the same Redis too late: [`query`](MutexGuard::query) and
-//! [`invoke`](MutexGuard::invoke) of any guard reject that.
+//! The first column leads to the page of each type. Locks are aliases of [`Handle`], and their guards of [`Guard`],
+//! so rustdoc lists them under [type aliases](#types). Each page has all methods; [`RwLock`], the semaphores and the
+//! latch are types of their own. [`FairMutex`] is the fair lock that is not reentrant.
+//!
+//! A holder that was stopped may write too late. If it writes to the same Redis, the methods
+//! [`query`](MutexGuard::query) and [`invoke`](MutexGuard::invoke) of its guard prevent that.
 //!
 //! # Defaults
 //!
@@ -64,46 +72,55 @@
 //! | [`Config::lease`] | 30 s | how long Redis keeps a hold that is not renewed; renewed every third of it |
 //! | [`Config::command_timeout`] | 3 s | how long a call waits for Redis to answer, reconnecting included |
 //! | [`Config::connect_timeout`] | 3 s | name resolution, TCP and handshake together |
-//! | [`Config::tenure`] | 5 ms | how long the threads of one process may pass a lock among themselves |
-//! | [`Config::waiter_lease`] | 3 s | how long a waiter without a sign of life keeps its place |
+//! | [`Config::tenure`] | 5 ms | how long threads of one process may pass a lock among themselves |
+//! | [`Config::waiter_lease`] | 3 s | how long a silent waiter keeps its place in the queue |
 //!
 //! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and
-//! up to three connections; in a cluster it has these connections, and a thread for messages, for each master that it
-//! needs; with Sentinels, one of each to hear of failovers.
+//! up to three connections, or four with guarded commands. In a cluster it has these connections, and a thread for messages, for each master that it
+//! needs. With Sentinels it has one connection and one thread more, which notice failovers.
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: somebody else had it, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these apart.
-//! `Err`: Redis is unreachable or rejected the command. Either way, redlatch releases whatever the attempt may have
-//! acquired. A time limit covers all that the call does: connecting, asking and waiting.
+//! `Ok(None)`: somebody else had the lock, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these
+//! apart. `Err`: Redis is unreachable or rejected the command. In both cases redlatch releases anything that the
+//! attempt may have acquired. A time limit covers everything that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!
 //! - **That you still hold it.** A lease can end while you work: the process was stopped, Redis was unreachable, the
 //!   key was deleted, or a replica without the key was promoted. [`is_valid`](ReentrantLockGuard::is_valid) and
-//!   [`lost`](ReentrantLockGuard::lost) say so without asking Redis, but nothing recalls a write that is already
-//!   under way. Where a late write does harm: [`query`](MutexGuard::query) of the guard runs a command only if the
-//!   hold is still in force, which Redis looks at in the same step; elsewhere let the resource check it, by a
-//!   version, a condition, or the token of a [`FencedLock`].
-//! - **That a lock survives its server.** It lives in one Redis. If that returns without its data, the lock is free,
-//!   and the old holder learns of it at its next renewal. A [`RedLock`] survives the loss of a minority of its
-//!   masters, over the whole life of a hold.
+//!   [`lost`](ReentrantLockGuard::lost) report that without asking Redis, but nothing recalls a write that is already
+//!   under way. Where a late write does harm, let the resource check each write. In the same Redis,
+//!   [`query`](MutexGuard::query) runs a command only if the hold is still in force. In a database, use a version, a
+//!   condition, or the token of a [`FencedLock`].
+//! - **That a lock survives its server.** A lock lives in one Redis. If the server returns without its data, the lock
+//!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] survives the loss of a
+//!   minority of its masters, over the whole life of a hold.
 //! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
 //! # The guide
 //!
-//! [A tour](guide) shows each lock once. Then there are pages about [whether to use this](guide::should_i_use_this),
-//! [common mistakes](guide::common_mistakes), [recipes](guide::recipes), [operations](guide::operations): a bad day,
-//! who holds a lock, the command, rights, settings, logs, metrics, [deployments](guide::deployments): servers tested,
-//! TLS, Sentinel, Cluster, and [sharing locks with Redisson](guide::with_redisson). For contributors:
-//! [architecture](guide::architecture), [performance](guide::performance), [testing](guide::testing).
+//! [A tour](guide) shows each lock once. Further pages:
+//!
+//! - [whether to use this](guide::should_i_use_this), and [common mistakes](guide::common_mistakes);
+//! - [recipes](guide::recipes);
+//! - [operations](guide::operations): a bad day, who holds a lock, the command, rights, settings, logs and metrics;
+//! - [deployments](guide::deployments): servers tested, TLS, Sentinel and Cluster;
+//! - [sharing locks with Redisson](guide::with_redisson);
+//! - for contributors, [architecture](guide::architecture), [performance](guide::performance) and
+//!   [testing](guide::testing).
 //!
 //! # Logs
 //!
-//! Through the `log` crate. *error*: a panic in a listener or in a thread of the crate; *warn*: what an operator
-//! should know, such as a lost hold, a failed release, or a server that is away; *info*: a server that is back, and
-//! [long waits](Config::log_long_waits); *debug*: lost connections and retries; *trace*: what has no consequence. [In
-//! detail](guide::operations#logs).
+//! Records go through the `log` crate:
+//!
+//! - *error*: a panic in a listener, or in a thread of the crate;
+//! - *warn*: what an operator should know, such as a lost hold, a failed release, or an unreachable server;
+//! - *info*: a server that is reachable again, and [long waits](Config::log_long_waits);
+//! - *debug*: lost connections and retries;
+//! - *trace*: events without consequence.
+//!
+//! [Details](guide::operations#logs).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
