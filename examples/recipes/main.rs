@@ -45,7 +45,8 @@ fn main() -> shared::Result<()> {
         left > 0
     })?;
     println!("leader: has led");
-    println!("pool: {:?}", pool::call_service(&client, || "an answer")?);
+    let pool = pool::open(&client)?;
+    println!("pool: {:?}", pool::call_service(&pool, || "an answer")?);
     println!(
         "stampede: {}",
         stampede::cached(&client, "page", || None, || "a page")

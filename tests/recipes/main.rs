@@ -159,7 +159,8 @@ fn no_more_than_five_call_the_service() {
                     thread::sleep(ms(20));
                     inside.fetch_sub(1, Ordering::SeqCst);
                 };
-                pool::call_service(&client, call).unwrap();
+                let pool = pool::open(&client).unwrap();
+                pool::call_service(&pool, call).unwrap();
             });
         }
     });
