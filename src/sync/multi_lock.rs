@@ -67,7 +67,7 @@ pub type MultiLockGuard = Guard<Multi>;
 /// that may move to other threads.
 pub type OwnedMultiLockGuard = Guard<Multi, Owned>;
 
-impl Handle<Multi> {
+impl MultiLock {
     /// Combines several locks, of any clients and kinds, into one. Sends nothing.
     ///
     /// ```no_run
