@@ -76,8 +76,9 @@
 //! | [`Config::waiter_lease`] | 3 s | how long a silent waiter keeps its place in the queue |
 //!
 //! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and
-//! up to three connections, or four with guarded commands. In a cluster it has these connections, and a thread for messages, for each master that it
-//! needs. With Sentinels it has one connection and one thread more, which notice failovers.
+//! up to three connections, or four with guarded commands. In a cluster it has these connections, and a thread for
+//! messages, for each master that it needs. With Sentinels it has one connection and one thread more, which notice
+//! failovers.
 //!
 //! # `Ok(None)` and `Err`
 //!

@@ -289,9 +289,10 @@ impl Config {
     /// ```
     ///
     /// Other commands of the client wait in the meantime, since they share the connection. Therefore only one of
-    /// several simultaneous acquires waits for a quarter of the timeout. Each of the others waits for an eighth of that, or 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a server
-    /// that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
-    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// several simultaneous acquires waits for a quarter of the timeout. Each of the others waits for an eighth of
+    /// that, or 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a
+    /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
+    /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;

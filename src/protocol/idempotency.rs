@@ -24,7 +24,8 @@ const OBJECTS: usize = 1024;
 /// How many keys one request deletes, once there are so many. Deleting them one at a time costs more.
 pub(crate) const FORGET: usize = 4;
 
-/// A client's requests whose keys can be deleted before they expire, by the key of the object. While this mutex is held, no mutex is locked but that of a call.
+/// A client's requests whose keys can be deleted before they expire, by the key of the object. While this mutex is
+/// held, no mutex is locked but that of a call.
 #[derive(Default)]
 pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, Known>>);
 

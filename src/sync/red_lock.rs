@@ -58,11 +58,11 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough; any two of three masters, or three of five, announce every release. If several processes then get a part
-/// each and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
-/// whether it is free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. The thread then
-/// requests the lock only if a majority is free. A process that has had the lock for its tenure while others listened
-/// lets them go first, for as long as four grants take: at least 1 ms and at most 50 ms.
+/// enough. Any majority of the masters announces every release. If several processes then get a part each and none a
+/// majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether it is
+/// free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. The thread then requests the
+/// lock only if a majority is free. A process that has had the lock for its tenure while others listened lets them go
+/// first, for as long as four grants take: at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
 /// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
