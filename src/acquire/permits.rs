@@ -156,6 +156,7 @@ impl<G: Grants> Permits<'_, G> {
         ends_at: i64,
     ) -> Result<Option<G::Grant>> {
         let session = self.spec.session();
+        session.unset_semaphores.record_set(self.entry.key());
         let now = Instant::now();
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
@@ -198,20 +199,19 @@ impl<G: Grants> Permits<'_, G> {
 
     /// Redis had too few.
     fn was_refused(&mut self, is_set: bool) {
-        if self.ticket.is_none() {
-            return;
+        if self.ticket.is_some() {
+            let mut state = self.entry.lock();
+            state.lock.record_refusal();
+            state.local_semaphore().refused(G::ARE_HANDED_OVER);
         }
-        let mut state = self.entry.lock();
-        state.lock.record_refusal();
-        let local = state.local_semaphore();
-        local.refused(G::ARE_HANDED_OVER);
-        let is_unset = !is_set && local.is_unset();
-        drop(state);
-        if is_unset {
+        let unset = &self.spec.session().unset_semaphores;
+        if is_set {
+            unset.record_set(self.entry.key());
+        } else if unset.record_unset(self.entry.key()) {
             let name = self.entry.name();
             report!(
                 Warn,
-                "waiting for permits of `{name}`, of which there are none: the number was never set, or its key is gone; call `try_set_permits`"
+                "the semaphore `{name}` has no permits: their number was never set, or its key is gone; call `try_set_permits`"
             );
         }
     }

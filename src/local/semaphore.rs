@@ -44,8 +44,6 @@ pub(crate) struct LocalSemaphore<W, R> {
     /// Permits that threads of this process have: rule 3.
     out: u64,
     cohort: Cohort<R>,
-    /// The log says already that Redis has no such semaphore.
-    reported_unset: bool,
     /// The client is closed: all permits were returned, and nobody gets any.
     closed: bool,
 }
@@ -80,7 +78,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
             queue: WaitQueue::new(),
             out: 0,
             cohort: Cohort::new(tenure),
-            reported_unset: false,
             closed: false,
         }
     }
@@ -117,11 +114,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Redis has no such semaphore. Returns whether that has to be reported: once, until Redis grants some.
-    pub(crate) fn is_unset(&mut self) -> bool {
-        !std::mem::replace(&mut self.reported_unset, true)
-    }
-
     /// The release after which the thread that asks now has to yield, if others were notified of it.
     pub(crate) fn yields_after(&mut self, now: Instant) -> Option<R> {
         self.cohort.yield_after(now)
@@ -139,7 +131,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
             return Granted::Closed;
         }
         self.cohort.granted(now);
-        self.reported_unset = false;
         self.out += u64::from(need);
         match ticket {
             None => Granted::Kept { first: None },

@@ -4,6 +4,7 @@ mod reminders;
 mod replicas;
 pub(crate) mod server;
 pub(crate) mod shared;
+mod unset;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,6 +43,7 @@ use crate::report::report;
 use crate::session::reminders::Reminders;
 use crate::session::replicas::Replicas;
 use crate::session::server::Server;
+use crate::session::unset::UnsetSemaphores;
 use crate::stats::Counters;
 
 /// The shortest time for which [`Session::replay`] allows repetitions.
@@ -64,6 +66,7 @@ pub(crate) struct Session {
     pub(crate) requests: IdempotencyKeys,
     pub(crate) registry: Registry,
     pub(crate) permits: LivePermits,
+    pub(crate) unset_semaphores: UnsetSemaphores,
     masters: Arc<Masters>,
     pub(crate) connection: Arc<Nodes>,
     /// Connections for guarded commands, so that no lock waits behind the user's requests and replies. Made when the
@@ -162,6 +165,7 @@ impl Session {
             ),
             owners,
             permits: LivePermits::default(),
+            unset_semaphores: UnsetSemaphores::default(),
             masters,
             connection,
             guarded,
@@ -434,7 +438,8 @@ impl Session {
     /// Ends a hold because the client is being closed: the hold is lost, and released in Redis.
     fn give_up(&self, hold: &Arc<Hold>) {
         self.lose(hold, LossReason::Closed);
-        // Releases to this client's server are queued, and written together later. Releases to other servers are sent now.
+        // Releases to this client's server are queued, and written together later. Releases to other servers are sent
+        // now.
         drop(self.release(hold, true, Instant::now()));
         if let Some(several) = hold.several() {
             several.send();

@@ -62,7 +62,7 @@ const MOST_IDS: usize = 10_000;
 /// it without any message. The server's clock alone decides which leases have expired.
 ///
 /// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
-/// call changes nothing. Until then there are no permits: acquiring waits, and a *warn* in the log says so.
+/// call changes nothing. Until then there are no permits: no call gets one, and a *warn* in the log says so, once.
 /// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so
 /// after a reduction the available number can be negative until enough permits have returned. If the key of the
 /// number is deleted or evicted, the number counts as not set. Permits that are returned do not create it. The next

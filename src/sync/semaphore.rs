@@ -37,7 +37,7 @@ use crate::time::Deadline;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A new semaphore has no permits, so every thread waits, and a *warn* in the log says so. The first process that
+/// A new semaphore has no permits: no call gets one, and a *warn* in the log says so, once. The first process that
 /// calls [`try_set_permits`](Self::try_set_permits) sets the number. A thread that wants more permits than are
 /// available waits until others return some.
 ///

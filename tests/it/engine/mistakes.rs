@@ -135,8 +135,8 @@ fn the_library_says_what_the_page_quotes() {
     client.latch("never set").wait().unwrap();
     let none = client.semaphore("slots").try_acquire_for(ms(100)).unwrap();
     assert!(none.is_none());
-    let unset = "waiting for permits of `slots`, of which there are none: the number was never set, or its key is gone; call `try_set_permits`";
-    quoted(unset, &logs.about("waiting for permits of `slots`")[0].1);
+    let unset = "the semaphore `slots` has no permits: their number was never set, or its key is gone; call `try_set_permits`";
+    quoted(unset, &logs.about("the semaphore `slots`")[0].1);
 
     let slots = client.expirable_semaphore("slots");
     let stranger = client.mutex("{slots}:timeout").lock().unwrap();
