@@ -310,7 +310,7 @@ impl<'a> Contender<'a> {
                 }
                 hold.grant(answer.sent_at);
                 if let Some((first, last)) = tokens {
-                    hold.has_tokens(first, last);
+                    hold.set_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
                     // The key's time to live was shortened to `left` by another client, which may do so again.
@@ -378,7 +378,7 @@ impl<'a> Contender<'a> {
         // On the channel of a place, which belongs to one waiter, nothing is counted.
         let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
         if may_linger && self.is_notified_with_others() {
-            hold.leaves_listening();
+            hold.record_subscription();
         }
         // The reply to the previous release precedes this grant, so the number of listeners that it has notified is
         // known.
@@ -452,7 +452,9 @@ impl Strategy for Contender<'_> {
     fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
         let reply = match &self.lock.quorum {
             Some(servers) => {
-                let known = self.contest.knows(self.listening.signals().messages);
+                let known = self
+                    .contest
+                    .take_knowledge(self.listening.signals().messages);
                 let (lock, wait) = (self.lock, self.wait);
                 let request = QuorumRequest {
                     lease: self.params.lease,

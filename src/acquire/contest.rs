@@ -35,7 +35,7 @@ impl Default for Contest {
 
 impl Contest {
     /// The contender's knowledge before a request, if `messages` have arrived so far.
-    pub(super) fn knows(&mut self, messages: u64) -> Known {
+    pub(super) fn take_knowledge(&mut self, messages: u64) -> Known {
         if std::mem::replace(&mut self.heard, messages) != messages {
             self.pacer.reset();
             Known::Released

@@ -22,7 +22,7 @@ use crate::acquire::{Busy, Outcome};
 use crate::error::{DeadlockReason, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::validity::Duty;
-use crate::hold::{Again, Entry, Hold, NotRenewed, Waiter, Wakeup};
+use crate::hold::{Entry, Hold, NotRenewed, Reentry, Waiter, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::waiter::Signals;
 use crate::protocol::owner;
@@ -266,7 +266,7 @@ impl LockSpec {
         let session = self.session();
         let budget = wait.budget(Instant::now(), session.command_timeout);
         let stop = || self.must_stop(wait);
-        let again = Again {
+        let again = Reentry {
             lease: params.lease,
             ttl: params.ttl,
             count,

@@ -109,7 +109,7 @@ impl GuardInner {
 
     /// Has the end of the guard reported to an observer. `Some` if the beginning has to be reported as well, with
     /// whether the hold was handed over.
-    pub(crate) fn be_observed(&mut self) -> Option<bool> {
+    pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
         if self.is_reentered {
             self.hold.observe_again(self.thread);

@@ -59,7 +59,7 @@ impl Session {
                 // The command may still be executed. If the hold were handed over, the server could not tell it from a
                 // command of the next holder: both have the same number.
                 if matches!(fault, Fault::Unknown(_)) {
-                    hold.stays_unanswered();
+                    hold.record_unanswered();
                 }
                 return Err(fault
                     .into_error(RUNNING, hold.entry().name())

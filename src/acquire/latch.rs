@@ -77,7 +77,7 @@ impl Strategy for LatchWait<'_> {
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
         let state = self.state(until)?;
-        Ok(if is_over(&mut self.first_round, state) {
+        Ok(if note_round(&mut self.first_round, state) {
             Reply::Granted(())
         } else {
             Reply::Busy(Busy::default())
@@ -96,7 +96,7 @@ impl Drop for LatchWait<'_> {
 }
 
 /// Whether the round is over that the waiter saw first. Stores that round.
-fn is_over(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
+fn note_round(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
     match (seen, &first_round) {
         (LatchState::Open, _) => true,
         (LatchState::Closed { round, .. }, None) => {
@@ -121,15 +121,15 @@ mod tests {
         };
         let frees = |first: &str, later: &str| {
             let mut first_round = None;
-            assert!(!is_over(&mut first_round, closed(first)));
-            assert!(!is_over(&mut first_round, closed(first)));
-            let frees = is_over(&mut first_round, closed(later));
-            assert!(is_over(&mut first_round, LatchState::Open));
+            assert!(!note_round(&mut first_round, closed(first)));
+            assert!(!note_round(&mut first_round, closed(first)));
+            let frees = note_round(&mut first_round, closed(later));
+            assert!(note_round(&mut first_round, LatchState::Open));
             frees
         };
         assert!(frees("a", "b"));
         assert!(frees("", "b"));
         assert!(!frees("a", ""));
-        assert!(is_over(&mut None, LatchState::Open));
+        assert!(note_round(&mut None, LatchState::Open));
     }
 }

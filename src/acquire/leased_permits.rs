@@ -112,7 +112,7 @@ impl Grants for Leased {
             )
             .known_as(OwnerId::of(id));
             hold.grant(sent_at);
-            hold.ends_at(ends_at);
+            hold.set_ends_at(ends_at);
             Arc::new(hold)
         };
         let holds: Vec<_> = batch.ids.iter().map(hold).collect();

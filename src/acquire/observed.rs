@@ -46,9 +46,9 @@ impl LockSpec {
     /// Reports a guard to the observer, unless its thread has the lock already. The end of the hold will be reported,
     /// too.
     pub(crate) fn observe(&self, held: &mut GuardInner, began: Instant) {
-        if let Some(handed_over) = held.be_observed() {
+        if let Some(handed_over) = held.record_observed() {
             held.hold()
-                .observe(held.thread(), self.was_granted(began, handed_over));
+                .observe(held.thread(), self.report_granted(began, handed_over));
         }
     }
 
@@ -68,7 +68,7 @@ impl LockSpec {
         }
     }
 
-    pub(crate) fn was_granted(&self, began: Instant, handed_over: bool) -> Box<Observed> {
+    pub(crate) fn report_granted(&self, began: Instant, handed_over: bool) -> Box<Observed> {
         let (observer, kind, since) = (&self.session().observer, self.reported_as, Instant::now());
         let (name, waited) = (&*self.name, since - began);
         let event = Acquired {

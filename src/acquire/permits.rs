@@ -198,11 +198,11 @@ impl<G: Grants> Permits<'_, G> {
     }
 
     /// Redis had too few.
-    fn was_refused(&mut self, is_set: bool) {
+    fn record_refusal(&mut self, is_set: bool) {
         if self.ticket.is_some() {
             let mut state = self.entry.lock();
             state.lock.record_refusal();
-            state.local_semaphore().refused(G::ARE_HANDED_OVER);
+            state.local_semaphore().record_refusal(G::ARE_HANDED_OVER);
         }
         let unset = &self.spec.session().unset_semaphores;
         if is_set {
@@ -316,7 +316,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
                 })
             }
             Ok(PermitsAcquired::TooFew { left, is_set }) => {
-                self.was_refused(is_set);
+                self.record_refusal(is_set);
                 Ok(Reply::Busy(Busy {
                     // By then enough permits may have expired.
                     retry_after: left,

@@ -206,7 +206,7 @@ impl<H: Holding> EntryState<H> {
 
     /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog
     /// again: the mutex makes these one step, so no place is left without signs of life.
-    pub(crate) fn keeps_places(&mut self) -> bool {
+    pub(crate) fn update_keeps_places(&mut self) -> bool {
         let are_some = self.places().next().is_some();
         self.extras().keeps_places = are_some;
         are_some

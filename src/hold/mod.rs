@@ -141,7 +141,7 @@ pub(crate) struct Watched {
 }
 
 /// The request of a thread that locks again with a fixed lease.
-pub(crate) struct Again<'a> {
+pub(crate) struct Reentry<'a> {
     /// The lease from now on, and how long it lasts at first.
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
@@ -181,7 +181,7 @@ pub(crate) trait Several: Send + Sync {
     fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>>;
 
     /// Renews the whole for one more count of its holder.
-    fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
+    fn renew(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
 }
 
 /// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: the
@@ -292,7 +292,7 @@ impl Hold {
 
     /// A guarded command of the holder has no answer. The hold is not handed over after that, since the command might
     /// run under the next holder: Redis knows both by the same number.
-    pub(crate) fn stays_unanswered(&self) {
+    pub(crate) fn record_unanswered(&self) {
         self.extras().unanswered.store(true, Ordering::Relaxed);
     }
 
@@ -302,7 +302,7 @@ impl Hold {
     }
 
     /// The contender leaves a subscription behind.
-    pub(crate) fn leaves_listening(&self) {
+    pub(crate) fn record_subscription(&self) {
         self.extras().listened.store(true, Ordering::Relaxed);
     }
 
@@ -349,7 +349,7 @@ impl Hold {
     }
 
     /// Tokens `first` to `last` were drawn for this hold.
-    pub(crate) fn has_tokens(&self, first: u64, last: u64) {
+    pub(crate) fn set_tokens(&self, first: u64, last: u64) {
         let extras = self.extras();
         extras.last_token.store(last, Ordering::Relaxed);
         extras.token.store(first, Ordering::Relaxed);
@@ -416,7 +416,7 @@ impl Hold {
     }
 
     /// By a reply, this permit ends at `ends_at`, in milliseconds of the server's clock.
-    pub(crate) fn ends_at(&self, ends_at: i64) {
+    pub(crate) fn set_ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
     }
 
@@ -444,7 +444,7 @@ impl Hold {
         let mut ends_at = before;
         let renewed = self.entry().protocol.renewed(reply, &mut ends_at)?;
         if ends_at != before {
-            self.ends_at(ends_at);
+            self.set_ends_at(ends_at);
         }
         Ok(renewed)
     }

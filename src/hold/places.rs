@@ -58,7 +58,7 @@ impl Places {
     pub(super) fn attend(&self) -> Duty {
         // The question also clears the entry's flag under its mutex, so a place that is added later arms another
         // `Places`.
-        match self.entry.lock().keeps_places() {
+        match self.entry.lock().update_keeps_places() {
             true => Duty::Renew,
             false => Duty::Nothing,
         }
@@ -77,7 +77,7 @@ impl Places {
 
     /// The reply to a sign of life; returns when the next is due. A thread whose place is lost is woken to ask for
     /// another.
-    pub(super) fn shown(&self, reply: Value, sent_at: Instant) -> u64 {
+    pub(super) fn record_shown(&self, reply: Value, sent_at: Instant) -> u64 {
         match redis::from_redis_value::<Vec<String>>(reply) {
             Ok(lost) if lost.is_empty() => {}
             Ok(lost) => {

@@ -134,7 +134,7 @@ impl Renewal {
             (Self::Places(places), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::Look(places.due_after(sent_at))
             }
-            (Self::Places(places), Ok(reply)) => Next::Look(places.shown(reply, sent_at)),
+            (Self::Places(places), Ok(reply)) => Next::Look(places.record_shown(reply, sent_at)),
             (_, Err(err)) => Next::Refused(err),
         }
     }

@@ -51,7 +51,7 @@ const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 /// A span that is short beside the lease: this part of it, and at most this long. A renewal may be sent earlier by that
 /// span, together with others; the holds of other masters wait so long for the answers of one; a renewal that failed
 /// waits so long until it is sent again.
-const LITTLE: (u32, Duration) = (60, Duration::from_millis(500));
+const SLACK: (u32, Duration) = (60, Duration::from_millis(500));
 
 /// The work besides renewals that the thread does for its client.
 pub(crate) trait Housekeeping: Send + Sync {
@@ -234,7 +234,7 @@ impl Watchdog {
 
     /// Whether anything is held, so that the connection for renewals is needed. From then on housekeeping is not asked
     /// for this.
-    fn prepares(&self) -> bool {
+    fn record_prepared(&self) -> bool {
         let mut state = self.state.lock();
         let holds = state.schedule.first_due().is_some();
         state.is_prepared |= holds;
@@ -335,7 +335,7 @@ impl WatchdogThread {
         }
         if housekeep {
             // A hold that has lasted until now may need a renewal; its connection is made before that is due.
-            if task.watchdog.prepares() {
+            if task.watchdog.record_prepared() {
                 task.nodes.keep_up_with(&task.commands);
             }
             let ends = Instant::now() + HOUSEKEEP_AFTER;
@@ -389,9 +389,9 @@ impl WatchdogThread {
 }
 
 impl Task {
-    /// See [`LITTLE`].
+    /// See [`SLACK`].
     fn little(&self) -> Duration {
-        (self.lease / LITTLE.0).min(LITTLE.1)
+        (self.lease / SLACK.0).min(SLACK.1)
     }
 
     /// Reports the loss of a hold, unless a renewal was confirmed just before.

@@ -105,7 +105,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
 
     /// Redis had too few for the first in the queue. Where permits are handed over that ends the tenure, since other
     /// processes have them.
-    pub(crate) fn refused(&mut self, are_handed_over: bool) {
+    pub(crate) fn record_refusal(&mut self, are_handed_over: bool) {
         if let Some(first) = self.queue.front_mut() {
             first.refused = true;
         }

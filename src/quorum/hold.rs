@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use crate::error::{LossReason, RELEASING, Result};
-use crate::hold::{Again, Entry, Hold, NotRenewed, Several, lost_before};
+use crate::hold::{Entry, Hold, NotRenewed, Reentry, Several, lost_before};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
 use crate::protocol::kind::AcquireArgs;
@@ -296,7 +296,7 @@ impl QuorumHold {
     }
 
     /// Locks again with a fixed lease: asks all nodes, and needs a majority of the parts.
-    fn renew_all(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), Failure> {
+    fn renew_all(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), Failure> {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let round = self.ask_again(again);
         let mut state = self.state.lock();
@@ -340,7 +340,7 @@ impl QuorumHold {
     }
 
     /// Asks all nodes to renew their parts for a holder that locks again.
-    fn ask_again(&self, again: &Again<'_>) -> Round {
+    fn ask_again(&self, again: &Reentry<'_>) -> Round {
         // Recorded before the requests are sent: each may be executed although its reply is lost.
         for part in &self.parts {
             part.change(|its| its.record_request(again.ttl));
@@ -361,7 +361,7 @@ impl QuorumHold {
     }
 
     /// Gives the whole and its parts the lease that was requested.
-    fn set_policy(&self, state: &State, again: &Again<'_>) {
+    fn set_policy(&self, state: &State, again: &Reentry<'_>) {
         let (lease, ttl, now) = (again.lease, again.ttl, Instant::now());
         let Some(hold) = self.whole.upgrade() else {
             return;
@@ -400,7 +400,7 @@ impl QuorumHold {
             }
             if was_held {
                 self.nodes
-                    .was_released(state.releases.iter().flatten().map(Arc::clone));
+                    .record_release(state.releases.iter().flatten().map(Arc::clone));
             }
         }
         // If there is nothing to release, the caller gets a call that is never sent.
@@ -537,7 +537,7 @@ impl Several for QuorumHold {
         released.map_err(|short| short.into_error(RELEASING, self.name()))
     }
 
-    fn renew(&self, again: &Again<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed> {
+    fn renew(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed> {
         self.renew_all(again).map_err(|failure| match failure {
             Failure::One(Fault::Stopped) => NotRenewed::Stopped,
             failure => {

@@ -69,7 +69,7 @@ impl Nodes {
     }
 
     /// Stores the calls that release a hold. Memory only.
-    pub(crate) fn was_released(&self, calls: impl Iterator<Item = Arc<Call>>) {
+    pub(crate) fn record_release(&self, calls: impl Iterator<Item = Arc<Call>>) {
         let mut released = self.released.lock();
         released.swap(0, 1);
         released[0].clear();

@@ -24,7 +24,7 @@ use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
-use crate::hold::{Again, Hold, NotRenewed, Registry, lost_before};
+use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault, OnReply};
 use crate::net::connection::Left;
@@ -575,12 +575,12 @@ impl Session {
     pub(crate) fn renew(
         &self,
         hold: &Hold,
-        again: &Again<'_>,
+        again: &Reentry<'_>,
     ) -> std::result::Result<(Renewed, Instant), NotRenewed> {
         if let Some(several) = hold.several() {
             return several.renew(again);
         }
-        let Again { ttl, count, .. } = *again;
+        let Reentry { ttl, count, .. } = *again;
         let doing = "renewing the lock";
         hold.change(|its| its.record_request(ttl));
         let mut attempt = || Attempt {

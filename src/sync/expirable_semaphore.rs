@@ -647,7 +647,7 @@ impl ExpirableSemaphore {
         let take = || leased_permits::take(&self.inner, entry, n, wait);
         let observe = |holds: &mut Vec<Arc<Hold>>, began| {
             for hold in holds {
-                hold.observe(NO_THREAD, self.inner.was_granted(began, false));
+                hold.observe(NO_THREAD, self.inner.report_granted(began, false));
             }
         };
         let Some(holds) = self.inner.observed(take, observe)? else {

@@ -466,7 +466,7 @@ impl Semaphore {
         let take = || plain_permits::take(&self.handle, &entry, permits, wait);
         let mut observed = None;
         let taken = self.handle.observed(take, |_, began| {
-            observed = Some(self.handle.was_granted(began, false));
+            observed = Some(self.handle.report_granted(began, false));
         })?;
         Ok(taken.map(|since| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),

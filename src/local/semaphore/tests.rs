@@ -129,7 +129,7 @@ impl World {
     fn hear(&mut self, t: usize, was_granted: bool) {
         let need = self.needs[t];
         if !was_granted {
-            self.local_semaphore.refused(true);
+            self.local_semaphore.record_refusal(true);
             match &mut self.doing[t] {
                 Doing::Waits { asks, .. } | Doing::Given { asks, .. } => *asks = None,
                 _ => unreachable!(),
@@ -409,7 +409,7 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     );
     let (first, _) = local_semaphore.enter(2, "a");
     assert!(!local_semaphore.has_waiters());
-    local_semaphore.refused(true);
+    local_semaphore.record_refusal(true);
     assert!(local_semaphore.has_waiters());
     let (second, _) = local_semaphore.enter(2, "b");
     assert_eq!(local_semaphore.withdraw(first), Some(Some("b")));
