@@ -114,15 +114,15 @@ impl Succession {
         }
     }
 
-    /// Has the successor made once it is time, and returns it once it is there. A failure is logged, and another attempt follows
-    /// after a while.
+    /// Has the successor made once it is time, and returns the outcome once it is known. After a failure another attempt follows
+    /// later.
     pub(crate) fn look(
         &mut self,
         masters: &Arc<Masters>,
         node: usize,
         role: &'static str,
         timeout: Duration,
-    ) -> Option<Duplex> {
+    ) -> Option<RedisResult<Duplex>> {
         self.at.filter(|at| *at <= Instant::now())?;
         let made = match &self.under_way {
             Some(dialling) => dialling.wait(Duration::ZERO)?,
@@ -134,9 +134,9 @@ impl Succession {
                 Err(err) => Err(err),
             },
         };
-        let keeps = |why: RedisError| masters.endpoint(node).keeps_login(role, &why);
-        let (at, successor) = made.map_or_else(|why| (keeps(why), None), |made| (None, Some(made)));
-        (self.at, self.under_way) = (at, None);
-        successor
+        let later = || Some(Instant::now() + masters.endpoint(node).log_in_period()?);
+        self.at = made.is_err().then(later).flatten();
+        self.under_way = None;
+        Some(made)
     }
 }

@@ -492,6 +492,12 @@ impl InFlight {
         !self.unwritten.is_empty()
     }
 
+    /// What is unwritten goes over another connection, perhaps to another server.
+    pub(super) fn go_on(&mut self, now: Instant) {
+        (self.last_heard, self.doubtful, self.is_in_doubt) = (now, false, false);
+        self.introduced.clear();
+    }
+
     /// Has the connection given up once all replies have come.
     pub(super) fn leave_for(&mut self, why: RedisError) {
         self.leaving = Some(why);

@@ -403,8 +403,10 @@ impl Subscriber {
             let looks =
                 asks_again || !self.map.is_one() || asked_at.is_some() || succession.at.is_some();
             let timeout = self.connect_timeout;
-            if let Some(successor) = succession.look(&self.map, self.node, ROLE, timeout) {
-                return Ok(successor);
+            match succession.look(&self.map, self.node, ROLE, timeout) {
+                Some(Ok(successor)) => return Ok(successor),
+                Some(Err(why)) => self.endpoint.keeps_login(ROLE, &why),
+                None => {}
             }
             let slice = match looks {
                 _ if is_left || succession.under_way.is_some() => LINGER,

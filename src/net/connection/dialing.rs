@@ -206,19 +206,21 @@ impl Connection {
         self.changed.notify_all();
     }
 
-    /// Puts a connection into use. Returns the one whose place it takes, to be dropped without the mutex.
-    pub(super) fn start(&self, state: &mut State, mut connection: Duplex) -> Phase {
+    /// Puts a connection into use, where there was none.
+    pub(super) fn start(&self, state: &mut State, connection: Duplex) {
+        state.generation += 1;
+        self.counters
+            .reconnects
+            .add(u64::from(state.generation > 1));
+        state.pipeline.connected(Instant::now());
+        state.phase = Phase::Up(Box::new(self.up_over(connection)));
+    }
+
+    fn up_over(&self, mut connection: Duplex) -> Up {
         if self.role == socket::GUARDED {
             connection.reader.skip_too_large();
         }
-        state.generation += 1;
-        if !matches!(state.phase, Phase::Up(_)) {
-            self.counters
-                .reconnects
-                .add(u64::from(state.generation > 1));
-            state.pipeline.connected(Instant::now());
-        }
-        let up = Phase::Up(Box::new(Up {
+        Up {
             succession: Succession::of(&connection, &self.endpoint),
             successor: None,
             writer: connection.writer,
@@ -226,8 +228,7 @@ impl Connection {
             leadership: Leadership::new(connection.reader),
             all_looked_at: connection.since,
             greeted_in: connection.greeted_in,
-        }));
-        std::mem::replace(&mut state.phase, up)
+        }
     }
 
     /// Has a successor made to a connection whose login is old.
@@ -240,16 +241,23 @@ impl Connection {
         };
         drop(state);
         let (masters, timeout) = (&self.masters, self.connect_timeout);
-        let successor = succession.look(masters, self.node, self.role, timeout);
-        if let Some((up, _)) = self.state.lock().up(generation) {
-            up.succession = succession;
-        }
-        if let Some(successor) = successor {
-            self.succeed(generation, successor);
+        let made = succession.look(masters, self.node, self.role, timeout);
+        let mut state = self.state.lock();
+        // If the connection was lost, the next one has a new login anyway, and the outcome does not matter.
+        let Some((up, _)) = state.up(generation) else {
+            drop(state);
+            return;
+        };
+        up.succession = succession;
+        drop(state);
+        match made {
+            None => {}
+            Some(Ok(successor)) => self.succeed(generation, successor),
+            Some(Err(why)) => self.endpoint.keeps_login(self.role, &why),
         }
     }
 
-    /// The successor is there. If the connection was lost, the next one has a new login anyway.
+    /// The successor to the connection of this `generation` is made.
     fn succeed(&self, generation: u64, successor: Duplex) {
         let mut state = self.state.lock();
         if let Some((up, _)) = state.up(generation) {
@@ -258,23 +266,29 @@ impl Connection {
         }
     }
 
-    /// Has the successor take over once the connection is over, and write what is queued.
+    /// Has the successor take over once the connection is over, and write what is queued. The generation stays the same: no command
+    /// is lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, mut state: MutexGuard<'_, State>, all: bool) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        if !up.is_over(in_flight) || up.leadership.reader().is_none() {
+        // A thread that has the reader still reads the old socket.
+        let takes_over = up.is_over(in_flight) && up.leadership.reader().is_some();
+        let Some(successor) = up.successor.take_if(|_| takes_over) else {
             // A thread that leads hands over when it steps down. Without one, housekeeping reads what is due.
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.housekeeper.housekeep_now();
             }
             return Wrote::Yes;
-        }
-        if let Some(successor) = up.successor.take() {
-            let old = self.start(&mut state, successor);
-            MutexGuard::unlocked(&mut state, || drop(old));
-        }
+        };
+        let mut old = std::mem::replace(up, self.up_over(successor));
+        up.leadership.inherit(&mut old.leadership);
+        in_flight.go_on(Instant::now());
+        MutexGuard::unlocked(&mut state, || {
+            old.writer.shut_down();
+            drop(old);
+        });
         self.write_queued(state, all)
     }
 
@@ -360,7 +374,7 @@ mod successors {
 
     use super::super::housekeeping::tests::undo;
     use super::super::leading::appointments::{GENEROUS, led};
-    use super::super::writing::tests::unled;
+    use super::super::writing::tests::{large, unled};
     use crate::net::call::Call;
     use crate::net::request::Request;
     use crate::net::socket::Socket;
@@ -385,6 +399,11 @@ mod successors {
         let (ours, server) = UnixStream::pair().expect("a pair");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         (Duplex::over(Socket::Unix(ours)), server)
+    }
+
+    fn has_taken_over(connection: &Connection) -> bool {
+        let mut state = connection.state.lock();
+        state.up(1).expect("it is up").0.successor.is_none()
     }
 
     fn is_closed(mut server: UnixStream) {
@@ -434,7 +453,7 @@ mod successors {
         assert!(connection.send(&second).is_some());
         assert!(woken.take() > 0, "no thread leads");
         old.write_all(b":0\r\n").expect("it is open");
-        while connection.generation() != Some(2) && Instant::now() < useful_until {
+        while !has_taken_over(&connection) && Instant::now() < useful_until {
             connection.housekeep();
         }
         new.write_all(b":0\r\n").expect("it is open");
@@ -447,14 +466,90 @@ mod successors {
     #[test]
     fn a_successor_takes_over_at_once_from_a_connection_that_is_idle() {
         let ((connection, old, _), (next, mut new)) = (unled(), successor());
+        // Another thread may look at the old socket.
+        let writer = connection
+            .state
+            .lock()
+            .up(1)
+            .map(|(up, _)| Arc::clone(&up.writer));
         connection.succeed(1, next);
         is_closed(old);
+        drop(writer);
         ping(&connection);
         is_pinged(&mut new);
         // A successor of a connection that was lost is not needed.
+        connection.fail(1, &socket::timed_out("lost"), false);
         let (next, late) = successor();
         connection.succeed(1, next);
         is_closed(late);
-        assert_eq!(connection.generation(), Some(2));
+        assert_eq!(connection.generation(), None);
+    }
+
+    #[test]
+    fn a_command_that_waits_for_a_successor_is_sent_over_the_connection_that_its_sender_knows() {
+        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
+        let first = ping(&connection);
+        is_pinged(&mut old);
+        connection.succeed(1, next);
+        let call = Call::question(Request::command("asking", &["PING"]));
+        let sent = connection.send(&call).expect("a connection");
+        old.write_all(b"+PONG\r\n").expect("it is open");
+        let until = Instant::now() + GENEROUS;
+        assert!(connection.wait(&first, until, &|| false).is_ok());
+        is_pinged(&mut new);
+        new.write_all(b"+PONG\r\n").expect("it is open");
+        assert!(connection.wait(&call, until, &|| false).is_ok());
+        // The reply says that its server is no master any more.
+        connection.leave(sent, &socket::timed_out("no master"));
+        assert_eq!(connection.generation(), None);
+        is_closed(new);
+    }
+
+    #[test]
+    fn a_command_that_is_written_in_part_is_written_to_its_end_before_a_successor_takes_over() {
+        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
+        let call = large();
+        let mut bytes = Vec::new();
+        call.request.write(&mut bytes, false);
+        assert!(connection.send(&call).is_some());
+        connection.succeed(1, next);
+        let (connection, until) = (&connection, Instant::now() + GENEROUS);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let read = old.read_exact(&mut bytes);
+                old.write_all(b"+PONG\r\n").expect("it is open");
+                read.expect("the whole command");
+            });
+            while !has_taken_over(connection) && Instant::now() < until {
+                connection.housekeep();
+            }
+        });
+        ping(connection);
+        is_pinged(&mut new);
+    }
+
+    #[test]
+    fn a_successor_is_sent_the_texts_of_scripts() {
+        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
+        let release = undo(&"name".into(), Instant::now() + GENEROUS);
+        let says_eval = |server: &mut UnixStream| {
+            let mut begins = [0; 14];
+            server.read_exact(&mut begins).expect("a command");
+            assert!(begins.ends_with(b"$4\r\nEVAL\r\n"), "{begins:?}");
+        };
+        assert!(connection.send(&release).is_some());
+        says_eval(&mut old);
+        old.write_all(b":0\r\n").expect("it is open");
+        connection
+            .wait(&release, Instant::now() + GENEROUS, &|| false)
+            .expect("a reply");
+        // Another server may be the master by now.
+        connection.succeed(1, next);
+        assert!(
+            connection
+                .send(&undo(&"name".into(), Instant::now() + GENEROUS))
+                .is_some()
+        );
+        says_eval(&mut new);
     }
 }

@@ -78,6 +78,11 @@ impl<R> Leadership<R> {
         }
     }
 
+    /// Takes over from a connection whose reader is in its place. The appointed thread was woken, and leads here.
+    pub(super) fn inherit(&mut self, old: &mut Self) {
+        self.appointed = old.appointed.take();
+    }
+
     /// Appoints the first thread that follows, if nobody leads.
     fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
         self.reader.as_ref()?;

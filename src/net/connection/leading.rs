@@ -288,6 +288,10 @@ impl Connection {
         let mut state = self.state.lock();
         let mut why = "redis was silent with a reply due";
         if let Some((up, in_flight)) = state.up(generation) {
+            // A successor has taken over, or a reply has come, since the caller looked.
+            if !in_flight.is_silent(Duration::ZERO) {
+                return;
+            }
             if up.leadership.reader().is_some_and(Reader::is_skipping) {
                 why = "a reply that is too large did not end in time, so its connection was closed";
             }

@@ -62,7 +62,8 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
-        if up.successor.is_some() {
+        // The server waits for the rest of a command that was written in part.
+        if up.successor.is_some() && !in_flight.unwritten.is_full() {
             return self.hand_over(state, all);
         }
         let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
@@ -109,6 +110,11 @@ impl Connection {
         let was_kept = was_full && !is_full && state.pipeline.owes();
         if is_left || was_kept || is_full && !was_full {
             self.housekeeper.housekeep_now();
+        }
+        let has_successor = (state.up(generation)).is_some_and(|(up, _)| up.successor.is_some());
+        if has_successor && !is_full {
+            // The last reply may have come while this thread wrote, when no other thread could hand over.
+            return self.hand_over(state, all);
         }
         match is_full {
             true if written > 0 => Wrote::Part,
@@ -201,7 +207,7 @@ pub(super) mod tests {
     }
 
     /// A command that is more than the socket takes.
-    fn large() -> Arc<Call> {
+    pub(in crate::net::connection) fn large() -> Arc<Call> {
         Call::question(Request::command("asking", &["ECHO", &"x".repeat(MUCH)]))
     }
 

@@ -31,13 +31,12 @@ impl Endpoint {
         self.credentials()?.again_at(logged_in)
     }
 
-    /// Logs that a connection keeps its old login, since no successor could be made; returns when to try again.
-    pub(crate) fn keeps_login(&self, role: &str, why: &RedisError) -> Option<Instant> {
+    /// Logs that a connection keeps its old login, since no successor could be made.
+    pub(crate) fn keeps_login(&self, role: &str, why: &RedisError) {
         report!(
             Warn,
             "logging in at redis, {self}, again ({role}) failed: {why}; the old connection is used as long as it lasts"
         );
-        Some(Instant::now() + self.log_in_period()?)
     }
 
     /// How often a look at the age of the logins is due, and how soon after a failure another attempt is.
