@@ -162,15 +162,17 @@ impl Ledger {
         })
     }
 
-    /// Removes the oldest that concern a key of `request`.
-    pub(super) fn take_about(&self, request: &Request) -> Vec<Arc<Call>> {
+    /// Removes the oldest that concern a key of `request`, and behind them all that `node` asks for.
+    pub(super) fn take_about(&self, request: &Request, node: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let mut places = BTreeSet::new();
             for hash in hashes(request) {
                 let about = entries.keys.range((hash, FIRST)..=(hash, LAST));
                 places.extend(about.take(AT_ONCE).map(|(_, place)| *place));
             }
-            entries.remove_all(places.into_iter().take(AT_ONCE))
+            let mut calls = entries.remove_all(places.into_iter().take(AT_ONCE));
+            calls.extend(entries.asked.extract_if(.., |call| call.node() == node));
+            calls
         })
     }
 
@@ -366,9 +368,9 @@ mod tests {
             ledger.keep([&release(keys, later)]);
         }
         let fresh = Request::script("acquiring", &SCRIPT, &["b"], &["o:2", "1"]);
-        assert_eq!(names(&ledger.take_about(&fresh)), ["a", "b"]);
-        assert_eq!(names(&ledger.take_about(&fresh)), ["b"]);
-        assert!(ledger.take_about(&fresh).is_empty());
+        assert_eq!(names(&ledger.take_about(&fresh, 0)), ["a", "b"]);
+        assert_eq!(names(&ledger.take_about(&fresh, 0)), ["b"]);
+        assert!(ledger.take_about(&fresh, 0).is_empty());
         assert_eq!(names(&ledger.take(0)), ["c"]);
     }
 

@@ -445,7 +445,7 @@ impl InFlight {
     /// Queues what the ledger has about the keys of a request.
     fn enqueue_about(&mut self, request: &Request, ledger: &Ledger, now: Instant) {
         if !ledger.is_empty() {
-            for call in ledger.take_about(request) {
+            for call in ledger.take_about(request, self.to.node) {
                 self.enqueue(&call, now);
             }
         }
@@ -596,6 +596,25 @@ mod redirections {
             there.reply(says(":1"), now, &Silent);
             assert!(matches!(call.outcome(), Some(Ok(_))));
         }
+    }
+
+    // Or the acquire would find the hold that the release is about to end, and wait for its lease.
+    #[test]
+    fn an_acquire_goes_behind_a_release_that_a_node_asks_for() {
+        let now = Instant::now();
+        let ledger = Arc::new(Ledger::at("redis+cluster://127.0.0.1:1/"));
+        let (mut here, mut there) = (leading(1, &ledger), leading(0, &ledger));
+        here.connected(now);
+        there.connected(now);
+        let (released, acquire) = (release(now), attempt());
+        assert!(here.submit(&released, now));
+        let asks = says(&format!("-ASK {} 127.0.0.1:7002", slot_of(b"k")));
+        here.reply(asks, now, &Silent);
+        acquire.redirect(Some(0));
+        assert!(there.submit(&acquire, now));
+        let sent = &there.in_flight().expect("a connection").awaiting;
+        let expected = [&released, &acquire];
+        assert!(sent.len() == 2 && sent.iter().zip(expected).all(|(a, b)| Arc::ptr_eq(a, b)));
     }
 
     struct GivenUp;
