@@ -12,6 +12,8 @@
 //! A user's script can return any code, so a code does not prove that the script has not run. The texts of the server
 //! prove it, and the slot of a redirection.
 
+use std::io;
+
 use redis::{ErrorKind, RedisError, Value};
 
 /// How often in a row a request follows where nodes send it before it rests: two nodes may send it to each other.
@@ -93,8 +95,9 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
         Class::Redirection { .. } if !asked.is_clustered => Verdict::Never(not_followed(&err)),
         Class::Redirection { is_asking } => match Redirection::of(&err, is_asking) {
             Some(to) if asked.redirected < REDIRECTIONS => Verdict::Elsewhere(to),
-            None if asked.kind != Kind::Kept => Verdict::Never(err),
-            _ => Verdict::Later(err),
+            Some(_) => Verdict::Later(in_a_circle(&err)),
+            None if asked.kind == Kind::Kept => Verdict::Later(err),
+            None => Verdict::Never(err),
         },
         class if class.passes(asked.kind) => Verdict::Later(err),
         _ => Verdict::Never(err),
@@ -223,6 +226,13 @@ fn not_followed(redirection: &RedisError) -> RedisError {
     ))
 }
 
+/// The redirection of a request that was redirected too often. The nodes agree again once the slot has moved, so the error is
+/// transient, unlike the redirection.
+fn in_a_circle(redirection: &RedisError) -> RedisError {
+    let text = format!("the nodes of the cluster do not agree who has the slot: {redirection}");
+    io::Error::other(text).into()
+}
+
 /// Returns advice about an error, where the server gives none.
 pub(crate) fn advice(err: &RedisError) -> Option<&'static str> {
     Some(match err.code()? {
@@ -242,6 +252,7 @@ mod tests {
 
     use std::sync::{Arc, LazyLock};
 
+    use crate::error::is_transient;
     use crate::net::request::{Request, Script, ScriptRef};
     use crate::net::slot::slot_of;
 
@@ -425,6 +436,23 @@ mod tests {
             if line.starts_with('-') {
                 assert_eq!(reach(&error(line)), *said_of_others, "{line}");
             }
+        }
+    }
+
+    #[test]
+    fn a_request_that_nodes_send_to_each_other_may_be_sent_again_later() {
+        let asked = Asked {
+            redirected: REDIRECTIONS,
+            ..Asked::question(true)
+        };
+        for line in ["-MOVED 7 127.0.0.1:7001", "-ASK 7 127.0.0.1:7001"] {
+            let Verdict::Later(err) = verdict(reply(line), || asked) else {
+                panic!("{line}");
+            };
+            assert!(
+                is_transient(&err) && err.to_string().contains("7 127.0.0.1:7001"),
+                "{err}"
+            );
         }
     }
 
