@@ -33,16 +33,25 @@ fn ask_master_of(
     let until = Instant::now() + session.command_timeout;
     let (nodes, doing) = (&session.connection, questions[0].doing);
     let failed = |err: RedisError| session.error(doing, name, err);
+    let is_clustered = !nodes.are_one();
+    let (mut asked, mut pauses) = (Asked::question(is_clustered), 0);
     loop {
         let node = nodes.master_of(key, until).map_err(failed)?;
         let mut apart = nodes.apart(node, until).map_err(failed)?;
         let answers = apart.ask(questions, until).map_err(failed)?;
-        let is_clustered = !nodes.are_one();
-        let may_repeat = is_clustered && Instant::now() + BackOff::SERVER.first < until;
-        match verdict(answers[0].clone(), || Asked::question(is_clustered)) {
-            Verdict::Elsewhere(to) if may_repeat => nodes.redirected(node, &to),
-            // A slot on its way to another node answers no question that has several keys.
-            Verdict::Later(_) if may_repeat => std::thread::sleep(BackOff::SERVER.first),
+        let pause = BackOff::SERVER.after(pauses + 1);
+        let may_repeat = is_clustered && Instant::now() + pause < until;
+        match verdict(answers[0].clone(), || asked) {
+            Verdict::Elsewhere(to) if may_repeat && !to.is_asking => {
+                asked.redirected += 1;
+                nodes.redirected(node, &to);
+            }
+            // While a slot moves, neither node answers a question about several keys of which some are missing.
+            Verdict::Elsewhere(_) | Verdict::Later(_) if may_repeat => {
+                asked.redirected = 0;
+                pauses += 1;
+                std::thread::sleep(pause);
+            }
             _ => return Ok(answers),
         }
     }

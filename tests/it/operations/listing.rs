@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Client, LockKind};
 
 use crate::support::cluster::Cluster;
-use crate::support::{Server, open, scoped, settings, timed, unique};
+use crate::support::{Server, ms, open, scoped, settings, timed, unique};
 
 /// The kind and the number of holders of each listed lock, by name.
 #[track_caller]
@@ -214,4 +214,26 @@ fn a_name_that_has_moved_is_asked_about_where_it_is() {
     let info = other.inspect(&name).unwrap();
     assert_eq!(info.holders[0].owner, guard.owner());
     drop(guard);
+}
+
+timed!(a_name_whose_slot_is_on_its_way_is_asked_about_less_and_less_often);
+fn a_name_whose_slot_is_on_its_way_is_asked_about_less_and_less_often() {
+    let cluster = Cluster::start();
+    let client = Client::open(cluster.config().command_timeout(ms(800))).unwrap();
+    let name = cluster.name_at(0, "empty");
+    let connections = || -> u64 {
+        let info: String = cluster.nodes[0].ask(&["INFO", "stats"]);
+        let count = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.unwrap().trim().parse().unwrap()
+    };
+    cluster.migrate_to(1, &name, || {
+        let before = connections();
+        // Neither node has the keys, so neither answers.
+        client.inspect(&name).unwrap_err();
+        let questions = connections() - before;
+        assert!(questions < 20, "{questions}");
+    });
+    assert_eq!(client.inspect(&name).unwrap().held, 0);
 }
