@@ -11,7 +11,7 @@ use crate::net::masters::Masters;
 use crate::net::request::{Request, Script};
 use crate::net::socket::{self, Duplex, LARGEST_MAP};
 
-/// Its name in `CLIENT LIST`.
+/// The name of the connection in `CLIENT LIST`.
 const ROLE: &str = "operations";
 
 /// How many questions are under way at the same time: so few that a socket takes them at once.

@@ -1,4 +1,4 @@
-//! One command, from queueing to its reply.
+//! A command, from queueing to its reply.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// It was sent, and is not sent again although there is no answer: it may have run.
+    /// The command was sent once, has no answer and may have run, so it is not sent again.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
@@ -61,7 +61,7 @@ pub(crate) struct Deferred {
 /// The length of the longest id of an owner: `<uuid>:<number>`.
 pub(crate) const LONGEST_OWNER: usize = 36 + 1 + 20;
 
-/// What the connection has to know about a deferred release besides its bytes.
+/// The facts about a deferred release that a connection needs besides its bytes.
 pub(crate) struct DeferredInfo {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
@@ -82,13 +82,13 @@ pub(crate) trait Undo: Send + Sync {
 
 /// Notified of the outcome of deferred releases.
 ///
-/// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been
-/// counted by the time that anybody sees the call settled. It counts, logs (which is held back), and never blocks.
+/// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been counted
+/// by the time that anybody sees the call settled. Implementations count and log (records are held back), and never block.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed it. `replayed`: it was sent before, and may have been executed then as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
 
-    /// It will not be sent again.
+    /// The release is not sent again.
     fn given_up(&self, release: &DeferredInfo, why: &RedisError);
 }
 
@@ -108,11 +108,11 @@ pub(crate) struct Answer {
     pub(crate) acknowledged: Option<(u32, u32)>,
 }
 
-/// One command, and how far it has got.
+/// A command, and how far it has got.
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// Its reply may never be read, or read too late to send it again.
+    /// The reply may never be read, or read too late to send the command again.
     pub(crate) unattended: bool,
     /// Undoes it. Sent when its connection is dropped, since the server may still execute it.
     undo: Option<Arc<dyn Undo>>,
@@ -124,13 +124,13 @@ pub(crate) struct Call {
     changed: Condvar,
 }
 
-/// What changes of a call. The mutex is that of the standard library, for its condition variable: that of `parking_lot` keeps
-/// its threads in a table, and every reply wakes one (bench: many64).
+/// The part of a call that changes. The mutex is that of the standard library, for its condition variable: that of
+/// `parking_lot` keeps its threads in a table, and every reply wakes one (bench: many64).
 pub(crate) struct Progress(Mutex<CallState>);
 
 impl Progress {
     pub(crate) fn lock(&self) -> MutexGuard<'_, CallState> {
-        // Whoever panicked has left it as it was.
+        // A thread that panicked while it held the mutex left the state consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ pub(crate) struct CallState {
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     followers: Followers,
-    /// It has waited for what attempts that were given up owe.
+    /// The call has waited for the undos that attempts which timed out have left.
     pub(crate) has_waited: bool,
     /// The position in the [ledger](crate::net::ledger); 0 until there is one.
     pub(crate) seq: u64,
@@ -159,7 +159,7 @@ pub(crate) struct CallState {
     pub(crate) before: u8,
     /// The one that counts, while that to `WAIT` is due.
     pub(crate) own: Option<Value>,
-    /// What `WAIT` has returned.
+    /// The number that `WAIT` has returned.
     pub(crate) acknowledged: Option<u32>,
     /// How often in a row a node has sent it to another.
     pub(crate) redirected: u8,
@@ -322,7 +322,7 @@ impl Call {
         Self::release(deferred, false)
     }
 
-    /// The same, for one that announces that a lock is free.
+    /// A release that nobody waits for, and that announces that a lock is free.
     #[inline]
     pub(crate) fn release(deferred: Deferred, is_heard_by_us: bool) -> Arc<Self> {
         let info = Some(deferred.info);
@@ -340,7 +340,7 @@ impl Call {
         Some((state.acknowledged.unwrap_or(0), wanted.needed))
     }
 
-    /// Its outcome, once known: the reply, which may be an error, or why there is none.
+    /// The outcome, once known: the reply, which may be an error, or why there is none.
     pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
         let state = self.state.lock();
         match &state.phase {
@@ -367,12 +367,12 @@ impl Call {
         self.undo.is_some() && !self.state.lock().has_waited
     }
 
-    /// It has waited for that, and is sent whatever others leave from now on.
+    /// The call has waited once, and from now on is sent however many undos are queued.
     pub(crate) fn may_go(&self) {
         self.state.lock().has_waited = true;
     }
 
-    /// What undoes it, if it has to be undone should it have been executed.
+    /// The call that undoes this one, if executing this one leaves anything behind.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
     }

@@ -1,6 +1,6 @@
 //! Which channels this process is subscribed to, and who waits on each. Memory only: no I/O, and `now` is an argument.
 //!
-//! One channel:
+//! The states of a channel:
 //!
 //! ```text
 //!          SUBSCRIBE             confirmed, or refused            its last waiter leaves it behind
@@ -13,11 +13,12 @@
 //!
 //! A waiter that got what it waited for leaves its subscription behind: nothing is written before its call returns, and the
 //! next waiter on the channel need not subscribe. There is one queue of those that linger, here. Only a waiter that has
-//! subscribed after a release may have missed its message, so whoever subscribes asks again once that is confirmed, also
-//! where it is at once. One that has taken a confirmed subscription over before it asked for the first time need not.
+//! subscribed after a release may have missed its message, so a waiter that subscribes asks again once the subscription is
+//! confirmed, even if the confirmation comes at once. A waiter that took over a confirmed subscription before its first
+//! question need not ask again.
 //!
-//! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions
-//! to one channel a confirmation belongs. One that has ended since does not count.
+//! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
+//! channel a confirmation belongs. A confirmation of a subscription that has ended since does not count.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,8 +28,8 @@ use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::net::write_queue::WriteQueue;
 
-/// How long a subscription lingers. It costs every release on its channel a few microseconds, and other processes take it
-/// for a waiter.
+/// How long a subscription lingers. A lingering subscription costs every release on its channel a few microseconds, and other
+/// processes take it for a waiter.
 ///
 /// Where processes take turns, the next wait finds it still there if each of them has the lock for less than that, and
 /// then costs neither a subscription nor a second request.
@@ -72,7 +73,7 @@ pub(super) struct Channels {
 
 struct Channel {
     waiters: Vec<Waiter>,
-    /// It was left behind, and is kept until then although nobody may wait on it.
+    /// A waiter left the subscription behind. It is kept until then even if no thread waits on it.
     lingers_until: Option<Instant>,
     /// Which subscription to this channel it is.
     epoch: u64,
@@ -103,9 +104,9 @@ impl Channel {
 struct Exchange {
     sharded: bool,
     unwritten: WriteQueue,
-    /// What was sent and not answered.
+    /// Commands that were sent and not answered.
     awaiting: VecDeque<Command>,
-    /// What the server could not do when it was asked.
+    /// Commands that the server could not carry out when it got them.
     postponed: Vec<Command>,
     /// When it is asked again for that, and for what it has refused.
     again_at: Option<Instant>,
@@ -116,7 +117,7 @@ enum Command {
     Subscribe {
         channel: Arc<str>,
         epoch: u64,
-        /// It replaces a subscription of an earlier connection, so a message may have been missed.
+        /// The command replaces a subscription of an earlier connection, so a message may have been missed.
         anew: bool,
     },
     Unsubscribe {
@@ -139,7 +140,7 @@ impl Exchange {
     }
 }
 
-/// What an answer says about the rights of this user, when that is news.
+/// A change in what this user may do, as an answer shows it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// The first channel that is refused.
@@ -148,8 +149,8 @@ pub(super) enum News {
     Allowed,
 }
 
-/// In a cluster the channels of a slot may move to another node. Then nobody listens to them here any more, and whoever
-/// waits on one is sent to ask again, and to listen anew.
+/// In a cluster the channels of a slot may move to another node. Then no thread listens to them here any more: a waiter on such
+/// a channel is woken to ask again, and subscribes at the other node.
 impl Channels {
     pub(super) fn new(sharded: bool) -> Self {
         Self {
@@ -205,7 +206,7 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // It answers a command whose subscription the server had ended by itself before.
+            // The answer is to a command whose subscription the server had already ended by itself.
             Some(Command::Ping) | None => false,
         };
         if is_meant
@@ -287,7 +288,7 @@ impl Channels {
         self.last_waiter
     }
 
-    /// A waiter stops listening. Its subscription lingers if the waiter leaves it behind.
+    /// A waiter stops listening. The subscription lingers if the waiter leaves it behind.
     pub(super) fn end(&mut self, name: &Arc<str>, waiter: u64, lingers_until: Option<Instant>) {
         let Some(channel) = self.wanted.get_mut(name) else {
             return;
@@ -300,7 +301,7 @@ impl Channels {
         self.drop_unused(name);
     }
 
-    /// What lingers on a channel ends now.
+    /// Ends a lingering subscription to a channel now.
     pub(super) fn end_lingering(&mut self, name: &str) {
         if let Some(channel) = self.wanted.get_mut(name) {
             channel.lingers_until = None;
@@ -308,7 +309,7 @@ impl Channels {
         }
     }
 
-    /// What has lingered for long enough ends. Whether anything else may linger still.
+    /// Ends the subscriptions that have lingered for long enough. Returns whether others still linger.
     pub(super) fn end_lingering_until(&mut self, now: Instant) -> bool {
         while self
             .lingering
@@ -343,7 +344,7 @@ impl Channels {
         }
     }
 
-    /// There is a connection: it is asked for all that is wanted. `anew`: there was another before.
+    /// There is a connection, over which all wanted channels are subscribed. `anew`: it replaces an earlier connection.
     pub(super) fn connected(&mut self, anew: bool) {
         let mut exchange = Exchange {
             sharded: self.sharded,
@@ -365,14 +366,15 @@ impl Channels {
         self.exchange = None;
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed, channel.refused) = (false, false, false);
-            // Under the mutex. Later, a waiter may listen to another channel or at another master.
+            // The waiters are woken under the mutex. Later, a waiter may already listen to another channel or at another
+            // master.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(false);
             }
         }
     }
 
-    /// What is to be written, if there is a connection.
+    /// The bytes to be written, if there is a connection.
     pub(super) fn unwritten(&mut self) -> Option<&mut WriteQueue> {
         Some(&mut self.exchange.as_mut()?.unwritten)
     }
@@ -394,7 +396,7 @@ impl Channels {
         waiters.map(|its| Arc::clone(&its.listener)).collect()
     }
 
-    /// The oldest command without an answer was carried out, or `refused` for want of rights.
+    /// The oldest command without an answer was carried out, or `refused` because this user lacks the rights.
     pub(super) fn answered(&mut self, refused: bool, now: Instant) -> Option<News> {
         let exchange = self.exchange.as_mut()?;
         let Command::Subscribe {
@@ -407,13 +409,14 @@ impl Channels {
         };
         let channel = self.wanted.get_mut(&name);
         let channel = channel.filter(|channel| channel.epoch == epoch);
-        // What was confirmed of an earlier subscription says nothing about one that counts as refused since.
+        // A confirmation of an earlier subscription says nothing about a later one that counts as refused.
         let is_current = channel.is_some();
         if let Some(channel) = channel {
             channel.asked = false;
             channel.confirmed = !refused;
             channel.refused = refused;
-            // Under the mutex. Later, a waiter that has moved to another channel could take it for that one's confirmation.
+            // The waiters are told under the mutex. Later, a waiter that has moved to another channel could take this for that
+            // channel's confirmation.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(true);
                 if anew {
@@ -492,7 +495,7 @@ impl Channels {
         exchange.is_some_and(|exchange| !exchange.unwritten.is_empty())
     }
 
-    /// What is to be written, all of which is written.
+    /// Takes the bytes to be written, and counts them as written.
     fn taken(&mut self) -> Vec<u8> {
         let Some(unwritten) = self.unwritten() else {
             return Vec::new();
@@ -519,7 +522,7 @@ mod model {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
     const NAMES: [&str; 2] = ["a", "b"];
-    /// What each waiter listens to, by index.
+    /// The channel of each waiter, by index.
     const LISTENS_TO: [usize; 3] = [0, 0, 1];
 
     #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -539,7 +542,7 @@ mod model {
 
         fn set_listening(&self, listening: bool) {
             let mut knows = self.0.lock();
-            // It asks once that is confirmed.
+            // A waiter asks once its subscription is confirmed.
             knows.missed &= !listening;
             knows.listening = listening;
         }
@@ -1058,11 +1061,11 @@ mod moving {
         assert!(channels.answered(false, now).is_none() && channels.answered(false, now).is_none());
         assert!(channels.ended("a"));
         assert!(was_sent_away(&channels, &waiting[0]) && !was_sent_away(&channels, &waiting[1]));
-        // One that was asked for is an answer.
+        // An `UNSUBSCRIBE` that was sent is answered.
         channels.end(&waiting[1].0, waiting[1].1, None);
         assert!(!channels.ended("b"));
         assert!(channels.is_empty());
-        // Its number is of no use any more.
+        // The number of a waiter that has ended is not used again.
         channels.end(&waiting[0].0, waiting[0].1, None);
     }
 

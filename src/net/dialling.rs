@@ -114,8 +114,8 @@ impl Succession {
         }
     }
 
-    /// Has the successor made once it is time, and returns the outcome once it is known. After a failure another attempt follows
-    /// later.
+    /// Has the successor made once it is time, and returns the outcome once it is known. If the attempt has failed, `look`
+    /// starts another one later.
     pub(crate) fn look(
         &mut self,
         masters: &Arc<Masters>,

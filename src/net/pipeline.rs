@@ -14,8 +14,9 @@
 //! Redis answers in the order in which it was asked, so the oldest awaiting command owns the next reply. The way of a
 //! deferred command is described at the [ledger](crate::net::ledger).
 //!
-//! Some calls are several commands, one right behind the other: `ASKING` in front of one for a node of a cluster that has
-//! the key before it has its slot, `WAIT` behind one that replicas have to acknowledge. Their replies count together.
+//! Some calls are several commands, one right behind the other: `ASKING` in front of one for a node of a cluster that has the
+//! key before it has its slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count
+//! together.
 //!
 //! A script is sent by its hash, and by its text once the server has answered that it does not know it. A call whose reply
 //! may never be read brings the text the first time over a connection, and after such an answer: the process may end after a
@@ -60,7 +61,7 @@ pub(super) struct Pipeline {
     owed: Option<Arc<Call>>,
 }
 
-/// What a pipeline leads to.
+/// The server that a pipeline leads to.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Destination {
     /// Which node of a cluster it is.
@@ -92,19 +93,19 @@ pub(super) struct InFlight {
     leaving: Option<RedisError>,
 }
 
-/// What has been read.
+/// The meaning of a reply that was read.
 pub(super) enum Received {
-    /// Nobody has asked for it.
+    /// The reply belongs to no command.
     Stray,
-    /// Others to the same call are due.
+    /// Further replies to the same call are due.
     Part,
     Of(Replied),
 }
 
-/// What became of a reply.
+/// The call that a reply belongs to, and what follows.
 pub(super) struct Replied {
     pub(super) call: Arc<Call>,
-    /// Another node has to execute it, and takes it from the ledger.
+    /// The call is in the ledger, from which the connection to another node takes it.
     pub(super) is_elsewhere: bool,
     /// The call's thread waits to be woken.
     pub(super) following: bool,
@@ -112,7 +113,7 @@ pub(super) struct Replied {
     pub(super) leaving: Option<RedisError>,
 }
 
-/// What is left of a lost connection.
+/// The remains of a lost connection.
 pub(super) struct Lost {
     /// Calls without a reply for which threads wait.
     pub(super) followed: Vec<Arc<Call>>,
@@ -240,7 +241,7 @@ impl Pipeline {
             return Received::Part;
         };
         let (replayed, following) = (its.sendings > 1, its.is_followed());
-        // What a guarded command returns is the user's.
+        // A guarded command may return any value, so its replies are not checked.
         if let Some(script) = call
             .request
             .our_script()
@@ -299,6 +300,8 @@ impl Pipeline {
                 on_reply.given_up(deferred, &err);
                 call.state.lock().phase = CallPhase::Broken(err);
             }
+            // Commands about the same name that were sent behind this one have been executed before it. An acquire among them
+            // has found the hold, and hears of the release when it is executed now.
             Verdict::SendText => {
                 call.send_text();
                 call.discount_sending(None);
@@ -306,11 +309,13 @@ impl Pipeline {
                     in_flight.enqueue(call, now);
                 }
             }
+            // This connection's mutex is held, so another one must not be called from here: the ledger hands the release over.
             Verdict::Elsewhere(to) => {
                 call.discount_sending(None);
                 self.ledger.redirect(call, self.to.node, &to);
                 return true;
             }
+            // Without the rest, the next batch would be rejected at once, and again and again.
             Verdict::Later(err) => {
                 call.discount_sending(Some(err.clone()));
                 call.rest();
@@ -337,6 +342,8 @@ impl Pipeline {
             if its.is_followed() {
                 followed.push(Arc::clone(call));
             }
+            // The server may have executed the command or not. A release may be sent again; anything else is undone, and its
+            // thread decides.
             if call.deferred.is_some() {
                 its.phase = CallPhase::Idle(Some(why.clone()));
             } else {
@@ -354,7 +361,8 @@ impl Pipeline {
                 }
             }
         }
-        // Waiting threads are woken later, since others may take these calls from the ledger at once.
+        // From here on another connection may take these calls, before their followers are woken. These then find a newer
+        // sending, and follow that, or look at the other connection.
         let deferred = in_flight.awaiting.iter();
         self.ledger
             .keep(deferred.filter(|call| call.deferred.is_some()));
@@ -418,7 +426,7 @@ impl InFlight {
             let idle = now.saturating_duration_since(self.last_heard);
             self.doubtful = idle >= IDLE;
             self.is_in_doubt = idle >= PING_AFTER;
-            // Silence counts from when a reply became due, whoever waits for it.
+            // Silence counts from when a reply became due, whichever thread waits for it.
             self.last_heard = now;
         }
         if call.unattended
@@ -492,7 +500,7 @@ impl InFlight {
         !self.unwritten.is_empty()
     }
 
-    /// What is unwritten goes over another connection, perhaps to another server.
+    /// The unwritten bytes go over another connection, perhaps to another server.
     pub(super) fn go_on(&mut self, now: Instant) {
         (self.last_heard, self.doubtful, self.is_in_doubt) = (now, false, false);
         self.introduced.clear();
@@ -513,7 +521,7 @@ impl InFlight {
     }
 }
 
-/// What another node of a cluster has to do with it.
+/// Commands that another node of a cluster has to execute.
 #[cfg(test)]
 mod redirections {
     use super::*;
@@ -846,7 +854,7 @@ mod model {
         }
     }
 
-    /// What the server got.
+    /// The commands that the server got.
     #[derive(Clone, PartialEq, Eq, Hash, Debug)]
     struct Command {
         id: usize,
@@ -874,7 +882,7 @@ mod model {
         }
     }
 
-    /// What was heard of releases, by number: run, or given up.
+    /// The outcomes of releases, by number: run, or given up.
     #[derive(Default)]
     struct Heard(Mutex<Vec<(usize, Option<bool>)>>);
 

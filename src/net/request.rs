@@ -21,7 +21,7 @@ pub(crate) enum ScriptRef {
 }
 
 impl ScriptRef {
-    /// That of a user is sent as it is.
+    /// A user's script is sent as it is.
     fn encoded(&self, wording: Wording) -> &[u8] {
         match self {
             Self::Ours(script) => script.encoded(wording),
@@ -56,8 +56,8 @@ impl Script {
         }
     }
 
-    /// The text with the commands of sharded channels in place of those of plain ones. They stay literal, since some
-    /// servers read scripts before they run them.
+    /// The text with the commands of sharded channels in place of those of plain ones. The names of commands stay literal,
+    /// since some servers read scripts before they run them.
     pub(crate) fn sharded_text(&self) -> String {
         self.text.replace("call('publish'", "call('spublish'")
     }
@@ -88,7 +88,7 @@ impl Encoded {
     }
 }
 
-/// What a request leaves open until it is sent.
+/// The choices that a request leaves open until it is sent.
 #[derive(Clone, Copy)]
 pub(crate) struct Wording {
     /// A script's text (`EVAL`) instead of its hash, for a server that may not know it.
@@ -98,7 +98,7 @@ pub(crate) struct Wording {
 }
 
 impl Wording {
-    /// Without sharded channels.
+    /// The wording for servers without sharded channels.
     fn plain(by_text: bool) -> Self {
         Self {
             by_text,
@@ -111,7 +111,7 @@ impl Wording {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Acknowledgements {
     pub(crate) needed: u32,
-    /// In milliseconds; the server takes 0 for ever.
+    /// In milliseconds; the server takes 0 as "no timeout".
     pub(crate) timeout: u32,
 }
 
@@ -121,18 +121,18 @@ const HEAD: usize = 3;
 /// Enough for the requests of a lock with a name of 40 bytes.
 const TYPICAL: usize = 192;
 
-/// One command, encoded but for its [`Wording`].
+/// A command, encoded but for its [`Wording`].
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) script: Option<ScriptRef>,
     parts: usize,
     /// The parts behind the name of the command and the script.
     packed: Vec<u8>,
-    /// What the command is for, as errors say it.
+    /// The purpose of the command, as errors say it.
     pub(crate) doing: &'static str,
     /// `WAIT` follows the command, and its reply that of the command.
     pub(crate) acknowledgements: Option<Acknowledgements>,
-    /// It is not sent again once it may have run.
+    /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
 }
 
@@ -212,7 +212,7 @@ impl Request {
         }
     }
 
-    /// Its script, unless that is the user's.
+    /// The script, unless it is the user's.
     pub(crate) fn our_script(&self) -> Option<&'static Script> {
         match self.script {
             Some(ScriptRef::Ours(script)) => Some(script),

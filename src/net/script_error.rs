@@ -1,4 +1,4 @@
-//! What an error in a script means, whichever server says it.
+//! The meaning of an error in a script, whichever server reports it.
 //!
 //! | | how a script's `redis.call` that was refused for want of memory is answered |
 //! | --- | --- |
@@ -16,7 +16,7 @@ pub(super) fn plain(err: ServerError) -> ServerError {
     let Some((code, text)) = meaning(err.code(), err.details().unwrap_or_default()) else {
         return err;
     };
-    // Only the parser makes errors.
+    // The parser of the client crate is the only way to make such an error.
     match redis::parse_redis_value(format!("-{code} {text}\r\n").as_bytes()) {
         Ok(Value::ServerError(plain)) => plain,
         _ => err,
@@ -60,7 +60,7 @@ fn is_denied(code: &str, text: &str) -> bool {
     code == "ERR" && denied.iter().any(|denied| text.starts_with(denied))
 }
 
-/// What follows the number of a line and `: `.
+/// The text behind the number of a line and `: `.
 fn behind_line(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     rest.strip_prefix(": ").filter(|_| rest.len() < text.len())
@@ -76,7 +76,7 @@ fn coded(text: &str) -> (&str, &str) {
     }
 }
 
-/// What comes before the place in the script, if that is how it ends.
+/// The text in front of the place in the script, if the text ends with such a place.
 fn before_script(text: &str) -> Option<&str> {
     let (before, place) = text.rsplit_once(" script: ")?;
     let line = match place.split_once(", ") {
@@ -105,7 +105,7 @@ mod tests {
             let err = error(&line);
             let meant = plain(err.clone());
             prop_assert!(meant == err || line.contains("script"), "{:?}", meant);
-            // What is plain stays so, but for a text that looks like a script's inside of another.
+            // A plain error stays plain, unless its text looks like an error of a script.
             if !meant.details().unwrap_or_default().contains("script") {
                 prop_assert_eq!(plain(meant.clone()), meant);
             }

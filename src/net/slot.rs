@@ -10,7 +10,8 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
     crc16(tag_of(key)) % SLOTS
 }
 
-/// What is between the first opening brace and the first closing one behind it, unless that is nothing: then all.
+/// The text between the first opening brace and the first closing one behind it; the whole key if there is none, or it is
+/// empty.
 fn tag_of(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|&byte| byte == b'{') else {
         return key;

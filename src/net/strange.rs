@@ -96,13 +96,13 @@ fn leaf() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Whatever RESP2 can say, within the limits.
+/// Any value of RESP2, within the limits.
 pub(crate) fn resp2() -> impl Strategy<Value = Value> + Clone {
     let array = |inner| prop::collection::vec(inner, 0..6).prop_map(Value::Array);
     leaf().prop_recursive(5, 40, 6, array).boxed()
 }
 
-/// Whatever a value of the client crate can be.
+/// Any value of the client crate.
 pub(crate) fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         6 => leaf(),

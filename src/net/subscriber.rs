@@ -55,7 +55,7 @@ struct State {
     /// When the last message or confirmation came.
     news_at: Option<Instant>,
     stopped: bool,
-    /// Its node is no master any more and nobody waits: the thread ends.
+    /// The node is no master any more and no thread waits, so the subscriber's thread ends.
     retired: bool,
 }
 
@@ -72,11 +72,11 @@ struct Live {
     writing: bool,
 }
 
-/// One thread's interest in a channel; ends when dropped.
+/// A thread's interest in a channel; ends when dropped.
 pub(crate) struct Subscription {
     subscriber: Arc<Subscriber>,
     channel: Arc<str>,
-    /// Its number among the waiters.
+    /// The number of the waiter.
     waiter: u64,
     /// Whether to keep the channel subscribed for a while.
     lingers: bool,
@@ -167,7 +167,7 @@ impl Subscriber {
         }
     }
 
-    /// The same for the subscriber's thread, which also writes what others have left; `true` if there is more.
+    /// Writes for the subscriber's thread, including bytes that other threads have left; `true` if there is more.
     ///
     /// Then it has to look again soon. If it is in a long read when something is left, what was written before is confirmed
     /// and ends that read.
@@ -249,8 +249,8 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and whoever
-    /// subscribes to the channel in the meantime need not do so either.
+    /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and a thread
+    /// that subscribes to the channel in the meantime need not write either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
     }
@@ -276,7 +276,7 @@ impl Drop for Subscription {
 }
 
 impl Subscriber {
-    /// What the thread runs.
+    /// The body of the subscriber's thread.
     pub(crate) fn run(&self) {
         // Nothing here should panic; if something does, waiting threads must still be notified.
         while std::panic::catch_unwind(AssertUnwindSafe(|| self.listen_until_stopped())).is_err() {
@@ -450,7 +450,7 @@ impl Subscriber {
         self.state.lock().heard_at = Some(Instant::now());
         let parts = match verdict(reply, || Asked::question(!self.map.is_one())) {
             Verdict::Answer(Value::Array(parts)) => parts,
-            // It comes bare while nothing is subscribed.
+            // The pong is a plain reply while no channel is subscribed.
             Verdict::Answer(Value::SimpleString(pong)) if pong == "PONG" => {
                 self.answered(None);
                 return Ok(true);
@@ -465,7 +465,7 @@ impl Subscriber {
                 self.follow(&to);
                 return Ok(true);
             }
-            // The server is busy. Another connection would not help.
+            // The server is busy. A new connection would not help.
             Verdict::Later(err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());

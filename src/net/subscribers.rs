@@ -26,7 +26,7 @@ use crate::stats::Counters;
 /// The name of the threads.
 pub(crate) const THREAD: &str = "redlatch-subscriber";
 
-/// Those who hear of releases for all who wait.
+/// The subscribers of a client, which hear of releases for all waiting threads.
 pub(crate) struct Subscribers {
     map: Arc<Masters>,
     connect_timeout: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct Subscribers {
 struct State {
     /// By the number of the node.
     known: HashMap<usize, Arc<Subscriber>>,
-    /// What each thread holds until it ends; `None` once no more are started.
+    /// Each thread holds a clone until it ends; `None` once no more threads are started.
     running: Option<Sender<()>>,
 }
 
@@ -138,7 +138,7 @@ impl Subscribers {
         Ok(subscriber)
     }
 
-    /// Its thread has ended, or is about to.
+    /// Removes a subscriber whose thread has ended, or is about to.
     fn forget(&self, node: usize, subscriber: &Arc<Subscriber>) {
         let mut state = self.state.lock();
         let known = state.known.get(&node);
@@ -241,7 +241,7 @@ mod tests {
         let second = subscribers.subscribe(b, &waiter);
         assert_eq!(known(), [1, 2]);
         assert!(!first.has_moved() && !second.has_moved());
-        // Whoever waits there is sent away, and then there is nothing left to be done.
+        // The waiter is told to leave, and then nothing is left to be done.
         moves(&map, c, 3);
         let until = Instant::now() + Duration::from_secs(60);
         while known() != [1] {
@@ -259,7 +259,7 @@ mod tests {
         subscribers.stop();
         drop((second, third, again));
         assert!(subscribers.join(until));
-        // Nobody listens any more, and no thread is started.
+        // No thread listens any more, and none is started.
         drop(subscribers.subscribe(&channels[0], &waiter));
         assert!(known().is_empty());
     }

@@ -1,4 +1,4 @@
-//! Short texts that need no heap: owners and numbers, made anew for every request.
+//! Short texts that need no heap: owners and numbers, made again for every request.
 
 use std::fmt::{self, Display, Write as _};
 use std::ops::Deref;
@@ -24,7 +24,7 @@ impl<const N: usize> Default for Text<N> {
 }
 
 impl<const N: usize> Text<N> {
-    /// What `shown` looks like. It has to fit.
+    /// The text of `shown`, which has to fit.
     pub(crate) fn of(shown: impl Display) -> Self {
         let mut text = Self::default();
         write!(text, "{shown}").expect("a text that is short enough");
@@ -35,7 +35,7 @@ impl<const N: usize> Text<N> {
 /// Without the formatting of the standard library, and as bytes, which need no check: every request has such texts, and the
 /// two would cost it 800 instructions of 12,000 (bench: many64).
 impl<const N: usize> Text<N> {
-    /// The same text. It has to fit.
+    /// A copy of `text`, which has to fit.
     pub(crate) fn copy(text: &str) -> Self {
         let mut copy = Self::default();
         copy.write_str(text).expect("a text that is short enough");
@@ -94,7 +94,7 @@ impl<const N: usize> Deref for Text<N> {
     type Target = str;
 
     fn deref(&self) -> &str {
-        // Only whole strings were ever written.
+        // Every write is a whole string, so this is valid UTF-8.
         std::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 }

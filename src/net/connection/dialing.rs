@@ -109,7 +109,8 @@ impl Connection {
                 Phase::Down(down) => down,
             };
             let (now, again_at) = (Instant::now(), down.next.due(true));
-            // Also beside an attempt that takes long: the refusal is of the one begun after it.
+            // An earlier attempt may still be under way. The refusal is the answer to a later one, so it is newer than anything the
+            // earlier attempt can tell.
             if down.is_final() && now < again_at {
                 return Err(Fault::Refused(down.reason()));
             }
@@ -118,6 +119,7 @@ impl Connection {
                 [only] => only.is_stale(),
                 _ => false,
             };
+            // All waiting threads come here. The first one dials, and the others then find an attempt under way.
             if is_needed && now >= again_at {
                 self.dial(&mut state);
                 continue;
@@ -131,6 +133,7 @@ impl Connection {
                 true => again_at.min(now + SLICE),
                 false => now + SLICE,
             };
+            // `stop` may be the user's code, so it runs without the mutex.
             self.changed.wait_until(&mut state, until.min(look_at));
             if MutexGuard::unlocked(&mut state, stop) {
                 return Err(Fault::Stopped);
@@ -174,6 +177,7 @@ impl Connection {
     /// Handles the end of an attempt. A failure ends only that one: another under way may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
         let mut state = self.state.lock();
+        // The other attempt was faster, or the client is closed. The connection is dropped.
         let Phase::Down(down) = &mut state.phase else {
             return;
         };
@@ -187,12 +191,13 @@ impl Connection {
                 down.give_up();
                 self.start(&mut state, connection);
                 drop(state);
-                // Before anybody goes on: a process that only waits for this may end right after it.
+                // The releases are written before waiting threads are woken, since a process that only waits for the
+                // connection may end right after.
                 self.flush(true);
                 // Releases of the ledger go out in batches, each behind the replies to the one before.
                 self.housekeeper.housekeep_now();
             }
-            // An attempt of an earlier outage.
+            // The attempt belongs to an earlier outage, and says nothing about this one.
             Err(_) if !is_known => return,
             Err(err) => {
                 // A short attempt that ran out of time says no more than the long one beside it.
@@ -327,6 +332,7 @@ impl Connection {
         why: &RedisError,
         sound: bool,
     ) {
+        // Taking the phase out decides which thread takes the connection down: any other finds no `Up` of this generation.
         let up = match std::mem::replace(&mut state.phase, next) {
             Phase::Up(up) => up,
             Phase::Down(down) => return down.give_up(),
@@ -336,6 +342,8 @@ impl Connection {
             return;
         };
         let owes = state.pipeline.owes();
+        // The socket of a sound connection stays open until the next one is finished, so that the server reads all that was
+        // written.
         let finished = match sound {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
@@ -343,6 +351,7 @@ impl Connection {
         drop(state);
         drop(finished);
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
+        // A thread that writes may have written half a command, behind which nothing makes sense to the server.
         if sound
             && !up.writing
             && !lost.torn
@@ -354,6 +363,8 @@ impl Connection {
             true => up.writer.finish(),
             false => up.writer.shut_down(),
         }
+        // A leader that is blocked in a read is woken by the shutdown, and followers here. Their calls may already be under way
+        // over another connection, or answered; then they look, and find that.
         self.changed.notify_all();
         for call in lost.followed {
             call.wake();
@@ -466,7 +477,7 @@ mod successors {
     #[test]
     fn a_successor_takes_over_at_once_from_a_connection_that_is_idle() {
         let ((connection, old, _), (next, mut new)) = (unled(), successor());
-        // Another thread may look at the old socket.
+        // A thread that looks for news may still have the old socket.
         let writer = connection
             .state
             .lock()
@@ -543,7 +554,7 @@ mod successors {
         connection
             .wait(&release, Instant::now() + GENEROUS, &|| false)
             .expect("a reply");
-        // Another server may be the master by now.
+        // With Sentinels the successor may lead to another server.
         connection.succeed(1, next);
         assert!(
             connection

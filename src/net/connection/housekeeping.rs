@@ -1,5 +1,5 @@
-//! What is done in the background: reading replies that nobody waits for, sending releases again, replacing idle
-//! connections. And closing.
+//! Work in the background: reading replies that no thread waits for, sending releases again, replacing idle connections. The
+//! module also closes connections.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ impl Connection {
         left
     }
 
-    /// The same while the client is closed, when nobody else reads.
+    /// A step of housekeeping while the client is closed, when no other thread reads.
     pub(crate) fn drain_some(self: &Arc<Self>) -> Left {
         self.housekeep_unread_for(Duration::ZERO)
     }
@@ -80,7 +80,7 @@ impl Connection {
         };
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
-        // A reply that became due just now is read by the thread that waits for it.
+        // The thread that waits for a fresh reply is about to read it, and would have to follow this one instead.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
         // Nothing is written until a connection with a successor has its replies.
@@ -92,7 +92,7 @@ impl Connection {
         drop(state);
         let Some(reader) = reader else {
             self.flush(true);
-            // Another thread may be writing, so the state tells whether anything is left.
+            // If another thread writes, `flush` returns at once, so only the state tells whether bytes are left.
             let mut state = self.state.lock();
             let is_full = state
                 .up(generation)
@@ -103,7 +103,7 @@ impl Connection {
             };
         };
         self.lead(reader, generation, None, now, now + GLANCE);
-        // After reading: now it is certain that nothing had come.
+        // Bytes may have sat unread in the socket until now, so silence is judged after reading.
         if self.is_silent(generation) {
             self.fail_silent(generation);
             return Left::Later;
@@ -163,7 +163,7 @@ pub(super) mod tests {
         fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
     }
 
-    /// To a server that is away.
+    /// A connection to a server that is unreachable.
     pub(in crate::net::connection) fn connection(node: usize) -> Connection {
         let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
@@ -204,7 +204,7 @@ pub(super) mod tests {
             let call = last.insert(undo(&"name".into(), now + Duration::from_secs(60)));
             assert!(connection.submit(call).is_some());
         }
-        // Its node says that it belongs to another, which sends it at once.
+        // The node redirects the undo, so another connection sends it.
         last.expect("one").sent_to(1);
         let waited = connection.wait_for_owed(now + Duration::from_secs(60), &|| false);
         assert!(waited.is_ok(), "{waited:?}");

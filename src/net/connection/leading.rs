@@ -34,7 +34,8 @@ impl Connection {
         self.wait_for(call, false, until, &|| false).ok();
     }
 
-    /// The same for a call that may not be the caller's own: then its silence says nothing about the caller's time.
+    /// Waits for a call. If it is not the caller's own, the time since it was sent says nothing about how long the caller has
+    /// waited.
     fn wait_for(
         &self,
         call: &Arc<Call>,
@@ -49,7 +50,7 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &mine) {
                 return outcome;
             }
-            // Another node executes the call now. The thread that reads there does not wake those that wait here.
+            // The call was sent to another node since. The thread that reads there wakes no thread that waits here.
             if call.node() != self.node {
                 let why = socket::timed_out("another node of the cluster has to answer");
                 return Err(WaitFault::Broken(why));
@@ -58,13 +59,14 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            // A reply that has come counts, even if nobody has read it yet, or somebody is about to.
+            // The time is up, but the reply may already sit unread in the socket, so this thread reads once more before it reports
+            // a timeout. Not if a thread has read since the time was up.
             let looks = now >= until && in_flight.quiet_at < until && !has_looked && !stop();
             if !looks && (now >= until || stop()) {
                 drop(mine);
-                // This thread may have been appointed in the meantime.
+                // The leader may have appointed this thread since it looked last. Another one has to lead, or nobody reads.
                 let next = up.leadership.leave(call, in_flight);
-                // If nobody follows, nobody else writes what was left to this thread.
+                // Other threads left their bytes to this thread while it was about to lead. If no thread follows, none writes them.
                 self.write_queued(state, false);
                 wake(next);
                 return Err(match now >= until {
@@ -74,14 +76,17 @@ impl Connection {
             }
             let own = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own, until);
-            // Unless its answer has come since anybody read.
+            // The reply may already sit unread in the socket, so silence counts only if a thread has read since this call was
+            // sent.
             if !looks && in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
                 drop(mine);
                 drop(state);
+                // Another thread may fail it first, or read a reply in between. `fail_silent` looks again under the mutex.
                 self.fail_silent(generation);
                 continue;
             }
             let silent_at = in_flight.last_heard + patience;
+            // A silent connection is read for a moment, which shows whether it still is silent.
             let slice_ends = match now < silent_at {
                 _ if looks => now + GLANCE,
                 true => until.min(silent_at.min(now + SLICE)),
@@ -99,12 +104,14 @@ impl Connection {
                 self.lead(reader, generation, Some(call), now, slice_ends);
                 continue;
             }
+            // The call's own mutex stays locked until this thread follows, so that the thread which hands the reply out cannot
+            // come in between without waking it.
             drop(state);
-            // Whoever leads wakes it to look again, but not in time for what is due soon.
+            // The leader's periodic wake-up comes too late for a deadline this close, so this thread waits with a time limit.
             let is_soon = looks || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
-            // Not under the connection's mutex, which all threads want that were woken together.
+            // The reply is taken without the connection's mutex, which all threads want that were woken together.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }
@@ -155,7 +162,7 @@ impl Connection {
         now: Instant,
         until: Instant,
     ) {
-        // The others wait for this thread until it has stepped down.
+        // The followers wait for this thread until it steps down, so its log records come later.
         let _held_back = report::hold_back();
         // When the next read begins.
         let mut read_at = now;
@@ -183,7 +190,7 @@ impl Connection {
                     slice = until.saturating_duration_since(now);
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
-                            // Interrupted, it has not seen what came before the thread went on.
+                            // If this thread was suspended, bytes may have arrived after its last read.
                             let in_time = now < until + LATE;
                             in_flight.quiet_at = if in_time { now } else { read_at };
                         }
@@ -223,6 +230,8 @@ impl Connection {
     ) -> Then {
         let mut then = Then::ReadOn;
         let mut state = self.state.lock();
+        // A thread that closed the client may have taken the connection down while this thread read. Its calls have their
+        // outcomes, so the reply is discarded.
         if state.up(generation).is_none() {
             return Then::Gone;
         }
@@ -236,6 +245,7 @@ impl Connection {
                     if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
                         then = Then::StepDown;
                     }
+                    // The ledger has the release. No thread waits for it, so housekeeping connects to the other node.
                     if replied.is_elsewhere {
                         self.housekeeper.housekeep_now();
                     }
@@ -252,6 +262,7 @@ impl Connection {
             if left == 0 || !reader.has_unread() {
                 break;
             }
+            // Bytes that no command has asked for must not be taken for the reply to the next command.
             let is_due = state.up(generation).is_some_and(|(_, its)| its.due() > 0);
             match reader.next_unread() {
                 _ if !is_due => return Then::Fail(socket::unasked()),
@@ -271,6 +282,7 @@ impl Connection {
     /// they wait without a limit: each of them looks whether it has to stop.
     fn step_down(&self, reader: Reader, generation: u64, now: Instant, mut served: Served) {
         let mut state = self.state.lock();
+        // If another thread has taken the connection down, `lost` has woken all followers.
         let Some((up, in_flight)) = state.up(generation) else {
             return;
         };
@@ -288,7 +300,7 @@ impl Connection {
         let mut state = self.state.lock();
         let mut why = "redis was silent with a reply due";
         if let Some((up, in_flight)) = state.up(generation) {
-            // A successor has taken over, or a reply has come, since the caller looked.
+            // A successor may have taken over, or a reply may have come, since the caller looked.
             if !in_flight.is_silent(Duration::ZERO) {
                 return;
             }
@@ -308,7 +320,7 @@ impl Connection {
     }
 }
 
-/// What became of a call, unless its reply is still to come.
+/// The outcome of a call, unless its reply is still to come.
 fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), WaitFault>> {
     let no_connection = || socket::timed_out("there was no connection to send it over");
     Some(match &call.phase {
@@ -323,11 +335,11 @@ fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), W
 /// How a leader goes on.
 enum Then {
     ReadOn,
-    /// It has its own reply.
+    /// The leader has its own reply.
     StepDown,
     /// The connection has to be dropped.
     Fail(RedisError),
-    /// Another thread has dropped it.
+    /// Another thread has dropped the connection.
     Gone,
 }
 
@@ -391,7 +403,7 @@ mod tests {
             changes += u32::from(next != slice);
             slice = next;
         }
-        // Not for each reply.
+        // The time limit is not changed for each reply.
         assert!(changes <= 64, "{changes}");
         assert_eq!(in_time(GLANCE, began, until), GLANCE);
     }
@@ -425,12 +437,12 @@ pub(super) mod appointments {
         fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
     }
 
-    /// One on which this thread leads, and nobody does the housekeeping; and the server's end of it.
+    /// A connection on which this thread leads and no thread does the housekeeping, and the server's end of it.
     pub(in crate::net::connection) fn led() -> (Connection, Reader, UnixStream) {
         led_at(0)
     }
 
-    /// The same at one of several nodes.
+    /// Like `led`, at one of several nodes.
     fn led_at(node: usize) -> (Connection, Reader, UnixStream) {
         let (connection, (ours, server)) = (connection(node), UnixStream::pair().expect("a pair"));
         ours.set_write_timeout(Some(GLANCE)).expect("a limit");
@@ -568,7 +580,7 @@ pub(super) mod appointments {
             let left = scope.spawn(move || elsewhere.wait(moved, until, &|| false));
             are_followed(std::slice::from_ref(moved));
             assert!(connection.send(moved).is_some());
-            // Another thread has followed it here, and its time is up before the first thread is scheduled.
+            // A second thread follows the call here, and times out before the first thread is scheduled.
             let follows = connection.wait(moved, Instant::now() + 4 * GLANCE, &|| false);
             assert!(matches!(follows, Err(WaitFault::TimedOut)), "{follows:?}");
             connection.step_down(reader, 1, Instant::now(), Served::default());

@@ -1,19 +1,19 @@
 //! The connection that all threads of a client share for their commands.
 //!
-//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no
-//! I/O, so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a
-//! deferred command is handled by whoever reads it. The [pipeline](crate::net::pipeline) decides what is sent when and
-//! which reply belongs to which command; this module has the socket, the threads and the clock.
+//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no I/O,
+//! so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a deferred
+//! command is handled by the thread that reads it. The [pipeline](crate::net::pipeline) decides what is sent when and which
+//! reply belongs to which command; this module has the socket, the threads and the clock.
 //!
-//! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has come; then it puts the reader back and appoints another waiting thread. The others *follow*: they
-//! wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each looks
-//! whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where
-//! nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
+//! The *leader* is the thread that reads for all. The first thread that waits takes the [`Reader`] and hands every reply to its
+//! call until its own has come; then it puts the reader back and appoints another waiting thread. All other waiting threads
+//! *follow*: they wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and
+//! each looks whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself
+//! where nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
 //!
 //! Threads that have their replies are woken first and the next leader last, so that it finds their next commands queued and
-//! writes them together. Nobody else may lead before it, or the thread that steps down would lead again at its next command,
-//! and block before the others have queued theirs (bench: many8, many64).
+//! writes them together. No other thread may lead before it, or the thread that steps down would lead again at its next
+//! command, and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -33,7 +33,8 @@
 //!
 //! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
 //!
-//! Mutexes: first `state`, then a call's own. Neither is held during I/O. Only `submit` is called with a lock's mutex held.
+//! Mutexes: first `state`, then a call's own. No mutex is held during I/O. Of all methods, `submit` alone is called with a
+//! local lock's mutex held.
 
 mod dialing;
 mod housekeeping;
@@ -94,7 +95,7 @@ struct State {
     phase: Phase,
     generation: u64,
     pipeline: Pipeline,
-    /// Until when a connection that was given up in doubt might have been heard again.
+    /// The moment until which a connection that was given up in doubt might have been heard again.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish), until another one is.
     finished: Option<Arc<Socket>>,
@@ -123,7 +124,7 @@ impl State {
     }
 }
 
-/// What a step of housekeeping has left to do.
+/// The work that a step of housekeeping has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Left {
     Nothing,
@@ -145,8 +146,8 @@ impl Left {
     }
 }
 
-/// Whoever calls [`Connection::housekeep`] from time to time. Its methods are cheap, and are called with the connection's
-/// mutex held, so they must not take that.
+/// The thread that calls [`Connection::housekeep`] from time to time. The methods are cheap, and are called with the
+/// connection's mutex held, so they must not take that mutex.
 pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon.
     fn housekeep_soon(&self);
@@ -168,7 +169,7 @@ pub(crate) struct Settings {
 pub(crate) struct Connection {
     masters: Arc<Masters>,
     endpoint: Endpoint,
-    /// Its name in `CLIENT LIST`.
+    /// The name of the connection in `CLIENT LIST`.
     role: &'static str,
     /// Which node it leads to.
     pub(crate) node: usize,
@@ -212,7 +213,7 @@ impl Connection {
         }
     }
 
-    /// Others that use it have to wait.
+    /// While the result lives, other threads that use the connection have to wait.
     #[cfg(test)]
     pub(crate) fn while_used(&self) -> impl Sized {
         self.state.lock()

@@ -66,11 +66,14 @@ impl Connection {
         if up.successor.is_some() && !in_flight.unwritten.is_full() {
             return self.hand_over(state, all);
         }
+        // A leader writes for all before it blocks, so the bytes are left to it unless they are many.
         let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
         if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {
             return Wrote::Yes;
         }
+        // After an idle time the server may have closed the connection, and a command that is written then has an unknown
+        // outcome. The check releases the mutex.
         if in_flight.doubtful {
             let Some(still) = self.has_ended(state, generation) else {
                 return Wrote::Down;
@@ -80,6 +83,7 @@ impl Connection {
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
+        // Another thread may have begun to write during the check. It also writes what this thread has queued.
         if std::mem::replace(&mut up.writing, true) {
             return Wrote::Yes;
         }
@@ -95,6 +99,7 @@ impl Connection {
                 return Wrote::Down;
             }
         };
+        // Another thread may have taken the connection down during the write.
         let (Some(written), Some((up, in_flight))) = (written, state.up(generation)) else {
             return Wrote::Down;
         };
@@ -123,7 +128,8 @@ impl Connection {
         }
     }
 
-    /// Checks whether the server has closed the connection, and drops it if so. No other thread may use it meanwhile.
+    /// Checks whether the server has closed the connection, and drops it if so. No other thread may use the socket during the
+    /// check, so this thread takes the reader and writes.
     pub(super) fn has_ended<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -55,7 +55,7 @@ const THREAD: &str = "redlatch-masters";
 pub(crate) struct Masters {
     endpoint: Endpoint,
     connect_timeout: Duration,
-    /// Without a cluster one master has all slots.
+    /// If this is no cluster, one master has all slots.
     is_cluster: bool,
     table: RwLock<Table>,
     /// Counts the changes of the table.

@@ -21,7 +21,7 @@
 //! Failovers are numbered, and the highest *epoch* counts: a Sentinel that is cut off from the others and lags behind is
 //! believed only if none knows better. A connection that is cut ends like any that is lost.
 //!
-//! Only the Sentinels of the URL are asked. Their knowledge of each other is not kept, since they lose it when they restart.
+//! The Sentinels of the URL are asked and no others, since a Sentinel that restarts may forget the others.
 
 use std::collections::HashMap;
 use std::io;

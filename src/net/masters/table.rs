@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(known.owner(0), Some(2));
         assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
         assert_eq!(witnesses(&known), addresses(&[2, 4]));
-        // One slot moves, to a node that is known and to one that is not.
+        // A slot moves to a known node, and another slot to an unknown node.
         for (slot, host, port, to) in [(7, "10.0.0.1", 2, 1), (8, "10.0.0.9", 9, 3)] {
             let node = known.called(&tcp(host, port));
             known.moved(slot, node);

@@ -8,7 +8,7 @@
 //!     └── connection lost ────────┘              the first is taken back, since it may have run
 //! ```
 //!
-//! It goes over the connection to the master of its keys, which may be another at each sending.
+//! The command goes over the connection to the master of its keys, which may be another at each sending.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub(crate) struct Ahead {
 }
 
 impl Nodes {
-    /// Queues a command whose reply is waited for later, if there is a connection. Without I/O.
+    /// Queues a command whose reply is waited for later, if there is a connection. This is memory only.
     pub(crate) fn submit_ahead(&self, attempt: Attempt) -> Option<Ahead> {
         let call = Call::attempt(attempt);
         let generation = self.submit(&call)?;
@@ -100,15 +100,17 @@ impl Nodes {
                         }
                     }
                 }
+                // A guarded command may have run, and must not run twice, so its caller gets an error.
                 Err(fault) if call.request.is_sent_once && call.was_sent() => {
                     return Err(self.unknown(to, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
-                    // It may have been executed, or still may.
+                    // The command may have been executed, or may still be.
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
                     let why = self.unanswered(to, fault, refused_for_now.take())?;
+                    // The undo is queued first, so the new attempt, which has a new number, goes behind it.
                     call = Call::attempt(attempt());
                     why
                 }
@@ -248,7 +250,7 @@ impl Nodes {
     }
 }
 
-/// The same refusal; if the type of a key is the reason, it says what the first keys hold. The server does not tell which.
+/// Adds what the first keys hold to a refusal whose reason is the type of a key, since the server does not name the key.
 fn with_types(
     to: &Connection,
     refused: &Call,

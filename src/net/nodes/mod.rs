@@ -1,8 +1,8 @@
-//! The masters of a client: a connection to each, and calls that find theirs. A single server is a cluster of one node,
-//! which has every slot for ever.
+//! The masters of a client: a connection to each, and calls that find theirs. A single server is a cluster of one node, which
+//! always has every slot.
 //!
-//! A call goes to the master that has the slot of its first key. What is wrong with that the nodes say themselves, and
-//! each answer leaves a call in one place:
+//! A call goes to the master that has the slot of its first key. If that node does not serve the slot, its reply says so, and
+//! each reply leaves a call in one place:
 //!
 //! ```text
 //!                     MOVED: the slot is there from now on
@@ -17,12 +17,12 @@
 //!       └── away: the slots are asked for anew, until somebody has them or the time is up
 //! ```
 //!
-//! **Calls that somebody waits for** follow at once, a few times in a row, and are made anew if their outcome is unknown
-//! ([`calls`]). **Releases that nobody waits for** are submitted there by the thread that reads the answer. Those that are on
-//! no connection are in the [ledger](super::ledger), from which the new master's connection takes them.
+//! **Calls that somebody waits for** follow at once, a few times in a row, and are replaced by new calls if their outcome is
+//! unknown ([`calls`]). **Releases that no thread waits for** go to the [ledger](super::ledger), from which the new master's
+//! connection takes them.
 //!
-//! A node that was a master once keeps its number and its [`Connection`] for ever, so whoever notes where a call went
-//! finds it there. One that is none any more is left unconnected.
+//! A node that was a master once keeps its number and its [`Connection`] as long as the client lives, so a thread that notes
+//! where a call went finds it there. The connection to a node that is no master any more is closed.
 //!
 //! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
 
@@ -106,8 +106,8 @@ impl Nodes {
         })
     }
 
-    /// Makes the first connection to a single server, or learns who has which slot of a cluster, from any node. Those that
-    /// are starting up are waited for, even if others refuse.
+    /// Makes the first connection to a single server, or learns who has which slot of a cluster, from any node. Nodes that are
+    /// starting up are waited for, even if others reject the connection.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
         if self.are_one() {
             return self.first().open(until);
@@ -116,7 +116,7 @@ impl Nodes {
         loop {
             let why = match self.map.refresh(until, &|| false) {
                 Ok(()) => return Ok(()),
-                // What was said before tells more than an attempt that was cut short at the end.
+                // An earlier answer tells more than an attempt that was cut short at the end.
                 Err(why) if why.is_timeout() => last.unwrap_or(why),
                 Err(why) => why,
             };
@@ -132,7 +132,7 @@ impl Nodes {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
             command_timeout: self.settings.command_timeout.min(2 * most),
-            // Only commands of locks are counted.
+            // The counters are for the commands of locks alone.
             counters: Arc::default(),
             ..self.settings.clone()
         };
@@ -149,7 +149,7 @@ impl Nodes {
         }
     }
 
-    /// Whether there is one server, which has every slot for ever.
+    /// Whether there is one server, which always has every slot.
     pub(crate) fn are_one(&self) -> bool {
         self.map.is_one()
     }
@@ -235,7 +235,7 @@ impl Nodes {
             }
             left = left.max(work(connection));
             if !self.are_one() && connection.is_missed() {
-                // Its node may be a master no more.
+                // The node may be no master any more.
                 self.map.doubt();
             }
         }
@@ -291,7 +291,7 @@ impl Nodes {
         }
     }
 
-    /// Looks whether the connections stand that were used before. For a client that holds something.
+    /// Looks whether the connections stand that were used before. A client that holds something calls this.
     pub(crate) fn look_after(&self) {
         for connection in self.connections.all() {
             if connection.was_used() && self.map.is_master(connection.node) {
@@ -356,17 +356,17 @@ impl Nodes {
                     let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
                         Ok(()) => return Ok(to),
-                        // The slot is elsewhere by now.
+                        // Another thread has learned that the slot has moved, so this node is waited for no longer.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) if self.are_one() => why,
                         Err(Fault::Unreachable(why)) => to.named(why),
-                        // Its certificate may be made out to a name that the others know.
+                        // The certificate may be made out to a name that other nodes know.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => to.named(why),
                         Err(fault) => return Err(fault),
                     }
                 }
             };
-            // Where it was sent to is away.
+            // A node that was named by `ASK` may be gone for good, so the master of the slot is asked again.
             call.state.lock().asking = false;
             self.map.doubt();
             if Instant::now() >= until {
@@ -491,7 +491,7 @@ mod tests {
         fn housekeep_now(&self) {}
     }
 
-    /// One whose nodes are away.
+    /// A client's connections to nodes that are unreachable.
     fn nodes(releases: &Arc<Releases>) -> Arc<Nodes> {
         at("redis+cluster://127.0.0.1:1/", releases)
     }

@@ -14,7 +14,7 @@ use crate::config::server::Address;
 /// Connects to one address, authenticates, selects the database, says who this is and waits for PONG.
 pub(in crate::net) fn connect_to(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Duplex> {
     let socket = open_socket(dial, endpoint)?;
-    // Not before the server is there.
+    // The reason names the server, so it is set once the TCP connection stands.
     dial.waits_for(timed_out(
         "the function given to Config::credentials has not returned in time",
     ));

@@ -15,7 +15,7 @@ use crate::net::request::Request;
 use crate::report::report;
 use crate::verdict::{self, Reach, is_crowded};
 
-/// One command of the greeting.
+/// A command of the greeting.
 struct Step {
     what: &'static str,
     request: Request,
@@ -29,7 +29,7 @@ impl Step {
         }
     }
 
-    /// Whether Redis may answer so. What does not is something else: another protocol, or this very client.
+    /// Whether Redis may answer so. Any other answer comes from another protocol, or from this very client.
     fn is_answered_by(&self, reply: &Value) -> bool {
         match self.what {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
@@ -79,7 +79,7 @@ pub(super) fn greet(
         due = again;
     }
     match connection.reader.has_unread() {
-        // It would be taken for the reply to the first command.
+        // Surplus bytes would be taken for the reply to the first command.
         true => Err(unasked()),
         false => Ok(connection),
     }
@@ -91,7 +91,7 @@ fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
         step.request.write(&mut bytes, false);
     }
     connection.writer.write_all(&bytes).map_err(|err| {
-        // What the server said before it closed the connection says more.
+        // An error that the server sent before it closed the connection says more.
         match connection.reader.read(GLANCE) {
             Ok(Some(reply)) => reply.extract_error().err().unwrap_or_else(|| err.into()),
             Err(said) if !said.is_connection_dropped() => said,
@@ -117,7 +117,7 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
         steps.push(Step::new("ROLE", &[]));
     }
     if server.replica_ack != ReplicaAck::None {
-        // For no replica it waits for nothing.
+        // With 0 replicas `WAIT` returns at once.
         steps.push(Step::new("WAIT", &["0", "1"]));
     }
     if endpoint.asks_for_eviction(role) {
@@ -162,7 +162,7 @@ impl Step {
             }
             // A user without PING, a server that cannot write to its disk.
             "PING" if !keeps_out(&err) => Ok(()),
-            // It may be asked again by a later connection, unless that is not allowed.
+            // A later connection may ask again, unless the user lacks the right.
             "INFO" if is_transient(&err) => Ok(()),
             "INFO" => {
                 endpoint.answered_for_eviction(None);
@@ -192,13 +192,13 @@ fn strange(what: &str, reply: &Value) -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionAborted, said).into()
 }
 
-/// The same refusal, with what was asked for.
+/// Adds to a refusal what was asked for.
 fn adding(err: &RedisError, what: &str) -> RedisError {
     let detail = err.detail().unwrap_or_default().trim_end_matches('.');
     reworded(err, &format!("{detail}; {what}"))
 }
 
-/// What `WAIT` is refused with. A replica does not know it, but its successor may.
+/// The refusal of `WAIT`. A server may lack `WAIT` while its successor has it.
 fn without_wait(err: &RedisError) -> RedisError {
     let said = err.to_string();
     if said.contains("replica") {

@@ -45,7 +45,7 @@ pub(crate) const COMMANDS: &str = "link";
 pub(crate) const GUARDED: &str = "guarded";
 
 /// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
-/// One that follows may wait half as long again.
+/// A thread that follows may wait half as long again.
 pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);
 
 /// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
@@ -65,7 +65,7 @@ const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "andro
 /// `MSG_PEEK`: what is read is left to be read again.
 const PEEK: i32 = 0x2;
 
-/// One server, for all connections of a client.
+/// A server, for all connections of a client.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
@@ -92,7 +92,7 @@ impl Endpoint {
         }
     }
 
-    /// The same, and an observer hears of servers that are gone or back.
+    /// Has an observer hear of servers that are gone or back.
     pub(crate) fn observed_by(self, observer: &Observers) -> Self {
         Self {
             observer: observer.clone(),
@@ -146,7 +146,7 @@ impl Endpoint {
         is_master
     }
 
-    /// One node of a cluster, to be asked about the others: it may be a replica.
+    /// A node of a cluster, to be asked about the others: it may be a replica.
     pub(in crate::net) fn witness(&self, address: Address) -> Self {
         Self {
             // A server that is slow to answer such a question may be there for everything else.
@@ -155,12 +155,12 @@ impl Endpoint {
         }
     }
 
-    /// Another server, reached and greeted in the same way.
+    /// The endpoint of another server, reached and greeted in the same way.
     pub(in crate::net) fn node(&self, address: Address) -> Self {
         self.other(address, |_| {})
     }
 
-    /// Another server, with other settings.
+    /// The endpoint of another server, with other settings.
     pub(in crate::net) fn other(&self, address: Address, change: impl FnOnce(&mut Server)) -> Self {
         let mut server = Server {
             deployment: Deployment::Single(address),
@@ -222,7 +222,7 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// What all of them have in common.
+    /// The socket below, whatever its kind.
     fn plain(&self) -> SockRef<'_> {
         match self {
             Self::Tcp(stream) => SockRef::from(stream),
@@ -233,13 +233,14 @@ impl Socket {
         }
     }
 
-    /// Ends the connection, and wakes whoever reads it.
+    /// Ends the connection, and wakes the thread that reads it.
     pub(crate) fn shut_down(&self) {
         self.shut(std::net::Shutdown::Both);
     }
 
-    /// Ends the connection behind what was written: a server that has yet to read it goes on to read all. It may answer, so
-    /// the socket has to stay open, since a closed one answers with a reset, at which a server may drop what it has not read.
+    /// Ends the connection behind what was written: a server that has yet to read it goes on to read all. The server may
+    /// answer, so the socket has to stay open: a closed socket answers with a reset, at which the server may drop what it has
+    /// not read.
     pub(crate) fn finish(&self) {
         self.shut(std::net::Shutdown::Write);
     }
@@ -278,8 +279,8 @@ impl Socket {
         self.write_some(bytes).map(|_| ())
     }
 
-    /// Writes what the socket takes now, and says how many bytes that was. The others have to be offered again before any
-    /// others are.
+    /// Writes what the socket takes now, and says how many bytes that was. The rest has to be offered again before any other
+    /// bytes.
     pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => written(stream, bytes),
@@ -433,12 +434,12 @@ impl Reader {
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// Reading an incomplete reply is continued by the next call. After an error the connection is of no use.
+    /// Reading an incomplete reply is continued by the next call. After an error the connection has to be dropped.
     pub(crate) fn read(&mut self, slice: Duration) -> RedisResult<Option<Value>> {
         self.read_from(Instant::now(), slice, &mut || Duration::MAX)
     }
 
-    /// The same from `now` on. `before_read` runs before the thread may block, and returns the longest that it may.
+    /// Like `read`, from `now` on. `before_read` runs before the thread may block, and returns the longest that it may.
     pub(crate) fn read_from(
         &mut self,
         now: Instant,
@@ -477,7 +478,7 @@ fn plain(value: Value) -> Value {
 /// Reads until its slice is over, however slowly the bytes come.
 struct Sliced<'a> {
     stream: &'a Socket,
-    /// That of the socket.
+    /// The timeout that the socket has now.
     timeout: &'a mut Duration,
     slice: Duration,
     until: Instant,
@@ -529,7 +530,7 @@ impl Duplex {
     }
 }
 
-/// For a thread that has the connection to itself.
+/// Methods for a thread that has the connection to itself.
 impl Duplex {
     /// Asks what nobody else knows of.
     pub(in crate::net) fn write(
@@ -553,7 +554,7 @@ impl Duplex {
     }
 }
 
-/// One reply of these bytes.
+/// Parses a reply from these bytes.
 #[cfg(test)]
 pub(crate) fn parsed(mut bytes: &[u8], limit: usize) -> RedisResult<Value> {
     let mut parser = reply::Parser::default();

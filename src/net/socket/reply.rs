@@ -1,8 +1,7 @@
 //! Reads replies: RESP2, within limits. Memory only, apart from the `Read` that it is given.
 //!
-//! What answers may be no Redis, a broken one, or hostile, so it may announce and send anything. Nothing is allocated for
-//! what is only announced, an array is charged with all of its elements before the first has come, and nesting does not
-//! use the stack.
+//! The server may be no Redis, a broken one, or hostile, so it may announce and send anything. Nothing is allocated for what is
+//! only announced, an array is charged with all of its elements before the first has come, and nesting does not use the stack.
 //!
 //! A parser that has failed stays where it is: its connection has to be dropped.
 
@@ -47,7 +46,7 @@ const SPARE: usize = 64 * 1024;
 
 /// Makes replies from what a server sends, however it is cut into pieces.
 pub(super) struct Parser {
-    /// What was read lies between `start` and `end`.
+    /// The bytes that were read lie between `start` and `end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -58,7 +57,7 @@ pub(super) struct Parser {
     /// How many bytes of the reply were taken.
     taken: usize,
     limit: usize,
-    /// A reply beyond a limit is skipped, and an error takes its place. Otherwise the connection has failed.
+    /// A reply beyond a limit is skipped, and an error takes its place. If this is not set, the connection fails instead.
     skips: bool,
     skipping: Option<Skipping>,
 }
@@ -139,7 +138,8 @@ impl Parser {
     ///
     /// # Errors
     ///
-    /// Those of `source`; `UnexpectedEof` at its end, `InvalidData` beyond a limit, [`ErrorKind::Parse`] for what is no reply.
+    /// Errors of `source`; `UnexpectedEof` at its end, `InvalidData` beyond a limit, [`ErrorKind::Parse`] for bytes that are no
+    /// reply.
     pub(super) fn next(&mut self, source: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(value) = self.take()? {
@@ -174,7 +174,7 @@ impl Parser {
     ///
     /// # Errors
     ///
-    /// Those of [`next`](Self::next), but for those of its source.
+    /// Errors of [`next`](Self::next), except those of its source.
     pub(super) fn take(&mut self) -> RedisResult<Option<Value>> {
         if self.skipping.is_none() {
             match self.take_whole() {
@@ -385,7 +385,7 @@ fn number(line: &[u8]) -> RedisResult<i64> {
     number.ok_or_else(|| no_reply("a number is expected".into()))
 }
 
-/// What an announced size is in memory, where it may not fit; `None` if it is negative.
+/// An announced size as a size in memory, where it may not fit; `None` if it is negative.
 fn size(announced: i64) -> Option<usize> {
     let announced = u64::try_from(announced).ok()?;
     Some(usize::try_from(announced).unwrap_or(usize::MAX))
@@ -397,7 +397,8 @@ fn text_of(line: &[u8]) -> Cow<'_, str> {
 }
 
 fn error_of(text: &str) -> RedisResult<Value> {
-    // Only the parser of the client crate makes errors. What it makes nothing of must not pass for another answer.
+    // The parser of the client crate is the only way to make an error. A text that it does not parse as an error must not pass
+    // for another answer.
     let line = format!("-{text}\r\n");
     match redis::parse_redis_value(line.as_bytes()) {
         Ok(error @ Value::ServerError(_)) => Ok(error),
@@ -409,7 +410,7 @@ fn unknown_kind(kind: u8) -> RedisError {
     no_reply(format!("it begins with {:?}", char::from(kind)))
 }
 
-/// What came is not RESP2.
+/// The bytes are not RESP2.
 fn no_reply(why: String) -> RedisError {
     (ErrorKind::Parse, "what came is no reply of redis", why).into()
 }
@@ -563,14 +564,14 @@ mod tests {
             );
         }
 
-        /// The same as another parser, where that is within the limits and no type of RESP3 comes.
+        /// Within the limits and without types of RESP3, both parsers return the same.
         #[test]
         fn what_is_nearly_a_reply_is_read_like_by_others(bytes in strange::nearly_replies()) {
             let (read, err) = read_all(&mut Parser::default(), &bytes, &[3, 50]);
             let mut source = &bytes[..];
             let mut other = redis::Parser::new();
             for reply in &read {
-                // What is no text is shown as such, and refused by others.
+                // Bytes that are no text are shown as such here, and rejected by the other parser.
                 if format!("{reply:?}").contains(char::REPLACEMENT_CHARACTER) {
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! What a subscriber has to do with a cluster: a channel may move to another node, and the node may cease to be a master.
+//! Subscribers of a cluster: a channel may move to another node, and the node may cease to be a master.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Whether its channel belongs to another node of the cluster now, where its thread has to subscribe anew.
+    /// Whether its channel belongs to another node of the cluster now, where its thread has to subscribe again.
     pub(crate) fn has_moved(&self) -> bool {
         let subscriber = &self.subscriber;
         let listens = || {

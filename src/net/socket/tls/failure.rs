@@ -1,4 +1,4 @@
-//! What went wrong with an encrypted connection, in words that say what to do.
+//! Failures of encrypted connections, in words that say what to do.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use rustls::{AlertDescription, CertificateError, Error};
 use crate::config::tls::{TlsSettings, Trusts};
 use crate::error::{excerpt, lasting};
 
-/// What has to be known of the settings for that.
+/// The facts about the settings that this needs.
 #[derive(Clone, Copy)]
 pub(super) struct Context {
     trusts: Trusts,
@@ -23,7 +23,7 @@ impl Context {
         }
     }
 
-    /// What `err` means. What the settings or a certificate would have to change for is no reason to try again.
+    /// Explains `err`. An error that lasts until the settings or a certificate change is no reason to try again.
     pub(super) fn explain(self, err: &Error) -> RedisError {
         match err {
             Error::InvalidCertificate(why) => lasting(self.certificate(why)),

@@ -1,6 +1,6 @@
 //! An encrypted connection: two threads use it at once, one to read and one to write.
 //!
-//! The keys cannot be split between them, so a mutex guards them. It is held for cryptography alone, never while the
+//! The keys cannot be split between them, so a mutex guards them. The mutex is held for cryptography alone, never while the
 //! socket is read or written, so that a thread that waits for a reply keeps nobody from sending:
 //!
 //! ```text
@@ -8,11 +8,11 @@
 //!    read:  socket ──► lock, decrypt, unlock
 //! ```
 //!
-//! Whoever reads may have to answer (a change of keys); that is appended to what is to be written, and if somebody is
-//! writing it is left to them.
+//! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and a thread
+//! that is writing writes it too.
 //!
-//! What is encrypted once must not be encrypted twice. So if the socket does not take all of it, the writer is told that all
-//! but the last byte is written, and offers that one again until the socket has taken the rest.
+//! Bytes must not be encrypted twice. So if the socket does not take all of it, the writer is told that all but the last byte
+//! is written, and offers that one again until the socket has taken the rest.
 
 mod failure;
 mod handshake;
@@ -37,16 +37,16 @@ const READ: usize = 8 * 1024;
 pub(crate) struct TlsStream<S = TcpStream> {
     socket: S,
     session: Mutex<Session>,
-    /// Nobody is writing any more.
+    /// No thread is writing any more.
     written: Condvar,
 }
 
-/// One end of a TLS connection, without its socket.
+/// This end of a TLS connection, without its socket.
 struct Session {
     tls: ClientConnection,
     /// Encrypted, and not written.
     outgoing: Vec<u8>,
-    /// Somebody has taken what was there and writes it.
+    /// A thread has taken the bytes and writes them.
     is_writing: bool,
     /// The last byte of plain text was not reported, since not all of it was written.
     is_held: bool,
@@ -79,7 +79,7 @@ impl Session {
     fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
         let mut rest = plain;
         while !rest.is_empty() {
-            // It takes as much as it has memory for.
+            // The session takes as much as it has memory for.
             let n = self.tls.writer().write(rest)?;
             rest = &rest[n..];
             self.fetch();
@@ -176,8 +176,8 @@ where
         session.feed(&encrypted[..n]);
         let drained = session.drain(buf);
         if !session.outgoing.is_empty() && !session.is_writing {
-            // An answer of the protocol. What the socket does not take goes before what is written next, and what is
-            // wrong with it shows in the next read.
+            // An answer of the protocol. Bytes that the socket does not take go before those that are written next, and a
+            // failure shows in the next read.
             let answered = self.push(&mut session);
             drop(session);
             if let Err(err) = answered {
@@ -197,7 +197,7 @@ where
     pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
         let mut session = self.session.lock();
         if session.is_writing {
-            // An answer of the protocol, by whoever reads.
+            // A thread that reads may be writing an answer of the protocol.
             self.written.wait_for(&mut session, GLANCE);
         }
         let is_behind =
@@ -227,7 +227,7 @@ where
         session.is_writing = false;
         self.written.notify_one();
         let rest = &bytes[*wrote.as_ref().unwrap_or(&0)..];
-        // Before all that came meanwhile.
+        // The rest goes before all bytes that were queued since.
         session.outgoing.splice(..0, rest.iter().copied());
         wrote.map(|_| rest.is_empty())
     }
@@ -235,7 +235,7 @@ where
     /// Whether the server has ended the connection, or has said what nobody asked for. The socket must be one that does
     /// not block, and no other thread may be reading or writing.
     ///
-    /// What TLS itself has to say at any time, new session tickets or a change of keys, is neither.
+    /// Messages of TLS itself (new session tickets, a change of keys) are neither.
     pub(super) fn has_ended(&self) -> bool {
         let mut buf = [0; 1];
         loop {
