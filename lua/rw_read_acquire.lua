@@ -26,7 +26,7 @@ redis.call('get', KEYS[4])
 local left_ms = redis.call('pttl', KEYS[1])
 local free = left_ms == -2
 if not free and mode ~= 'read' and mode ~= 'write' then
-  return not_a('read-write lock')
+  return no_lock('read-write lock') or not_a('read-write lock')
 end
 
 local again = not free and redis.call('hexists', KEYS[1], owner) == 1

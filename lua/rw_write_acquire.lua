@@ -33,7 +33,7 @@ end
 local mode = redis.call('hget', KEYS[1], 'mode')
 local left_ms = redis.call('pttl', KEYS[1])
 if left_ms ~= -2 and mode ~= 'read' and mode ~= 'write' then
-  return not_a('read-write lock')
+  return no_lock('read-write lock') or not_a('read-write lock')
 end
 -- A writer holds the lock. If that is this field, an earlier run of this request took it.
 if mode == 'write' then

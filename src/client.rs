@@ -30,19 +30,16 @@ use crate::sync::rwlock::RwLock;
 use crate::sync::semaphore::{Semaphore, close as give_back_permits};
 use crate::sync::spin_lock::SpinLock;
 
-/// A connection to one Redis, and the locks in it.
+/// The locks of one Redis, by name. A process normally has one client.
 ///
-/// Clones are the same client, and a process normally has one. However many locks it holds, it uses one socket for
-/// commands, one for renewals and, once a lock is contended, one for messages, and at most two threads. [Guarded
-/// commands](crate::MutexGuard::query) have a socket of their own, made when the first is used. (To a cluster
-/// it has as many sockets for each master that it needs, and a thread for each one for messages.) When the last handle
-/// is dropped (clones, locks and guards all count), it is closed as by [`Client::close`], within two seconds.
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let _guard = client.mutex("stock:42").lock()?;
+/// # Ok::<(), redlatch::Error>(())
+/// ```
 ///
-/// A **name** is any text that is not empty and has at most 64 KiB, the [key prefix](Config::key_prefix) included. In a
-/// cluster, name and Redisson's channel for it have to be in one slot, which names with odd braces miss, such as `a}b`.
-/// Other names are [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
-///
-/// It may be shared among threads, or cloned for each.
+/// A client may be shared among threads, or cloned for each: clones are the same client. When the last clone, lock and
+/// guard are dropped, the client is closed as by [`Client::close`], within two seconds.
 ///
 /// ```
 /// fn may_be_shared<T: Send + Sync + 'static>() {}
@@ -50,20 +47,24 @@ use crate::sync::spin_lock::SpinLock;
 /// may_be_shared::<redlatch::Error>();
 /// ```
 ///
+/// **Names.** A name is any text that is not empty and has at most 64 KiB, the [key prefix](Config::key_prefix)
+/// included. In a cluster names with odd braces, such as `a}b`, are rejected too, since their keys would be in
+/// [several slots](crate::guide::deployments#cluster). A rejected name is
+/// [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
+///
+/// **Connections and threads.** However many locks it holds, a client uses one socket for commands and one for
+/// renewals. A third, for messages, is opened when a lock is contended, and a fourth for the first [guarded
+/// command](crate::MutexGuard::query). The client has at most two threads. In a cluster, it has these sockets for each
+/// master that it needs, and a thread for each socket for messages.
+///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
-/// that needs locks opens a client of its own, and must be forked before any thread of the parent has used one:
-/// `fork()` copies what `parking_lot` knows of waiting threads, but not the threads, and mutexes of the system as they
-/// are locked at that moment. Otherwise a few of 10,000 children hang while they open a client.
+/// that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
+/// `fork()` copies mutexes that other threads hold at that moment, but not these threads. A few of 10,000 children
+/// would hang while they open a client.
 ///
 /// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of them
 /// reads for all; if the processor is busy and that thread gets none of it, the others wait for it.
-///
-/// ```no_run
-/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
-/// let _guard = client.reentrant_lock("stock:42").lock()?;
-/// # Ok::<(), redlatch::Error>(())
-/// ```
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<SharedSession>,
@@ -73,8 +74,8 @@ impl Client {
     /// Checks the settings and connects. Takes a URL, a [`redis::ConnectionInfo`] or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
-    /// [`Config::lazy`] it does not connect, and does not block. If the resolver does not answer for the host, a thread goes
-    /// on waiting for it after this call has failed; at most four threads of a process look up the same host.
+    /// [`Config::lazy`] the call neither connects nor blocks. If the resolver does not answer for the host, a thread
+    /// continues to wait for it after this call has failed; at most four threads of a process look up the same host.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -110,9 +111,9 @@ impl Client {
         ReentrantLock::of(self.handle(name.as_ref(), &reentrant::KIND))
     }
 
-    /// Returns the non-reentrant lock of this name. Sends nothing.
+    /// Returns the mutex of this name: the default lock, not reentrant. Sends nothing.
     ///
-    /// It uses the key of the reentrant lock of the name, so they exclude each other.
+    /// The reentrant lock of the name uses the same key, so the two exclude each other.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -141,7 +142,7 @@ impl Client {
 
     /// Returns the fair, non-reentrant lock of this name. Sends nothing.
     ///
-    /// It uses the keys and the queue of the fair lock of the name.
+    /// The fair lock of the name uses the same keys and the same queue, so the two exclude each other.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -169,7 +170,7 @@ impl Client {
         FencedLock::of(self.handle(name.as_ref(), &fenced::KIND))
     }
 
-    /// Returns the lock of this name that polls instead of subscribing: Redisson's spin lock. Sends nothing.
+    /// Returns the lock of this name whose waiting threads poll: Redisson's spin lock. Sends nothing.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -238,6 +239,8 @@ impl Client {
 
     /// Returns the semaphore of this name: Redisson's `RSemaphore`. Sends nothing.
     ///
+    /// Permits stay taken if their process dies, so prefer an [`expirable_semaphore`](Self::expirable_semaphore).
+    ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let uploads = client.semaphore("uploads");
@@ -253,12 +256,13 @@ impl Client {
     /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,
     /// both threads are joined.
     ///
-    /// Call it before `std::process::exit`, which ends the process before all releases of guards dropped just now are
-    /// sent: those locks stay taken until their leases are over.
+    /// Call `close` before `std::process::exit`, which may end the process before the releases of dropped guards are
+    /// sent. The locks would stay taken until their leases are over.
     ///
-    /// Guards that still exist receive [`LossReason::Closed`](crate::LossReason::Closed); dropping them later does
-    /// nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). Waits for at most `timeout` until Redis
-    /// has acknowledged the releases; with none left, up to 150 ms more for the threads and the logger. Closing twice is fine: a thread that comes second waits for the first, and gets the same answer.
+    /// Blocks until Redis has acknowledged the releases, at most for `timeout`, and up to 150 ms more for the threads
+    /// and the logger. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed); dropping them
+    /// later does nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). A second thread that
+    /// closes the client waits for the first, and gets the same result.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -269,7 +273,7 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its source says how many releases
-    /// Redis has not acknowledged. Those holds end with their leases.
+    /// Redis has not acknowledged. These locks are free when their leases are over.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
@@ -277,8 +281,9 @@ impl Client {
         session.close(now + timeout.min(a_year))
     }
 
-    /// Returns the id of this client: what its owners in Redis begin with, and the second part of the names of its
-    /// connections. A UUID, new for every client. No I/O.
+    /// Returns the id of this client, a UUID that is new for every client. No I/O.
+    ///
+    /// In Redis, the owner of each of its holds begins with this id, and the names of its connections contain it.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -293,8 +298,8 @@ impl Client {
 
     /// Returns who holds a name and who waits for it, whatever kind it is, and in which processes.
     ///
-    /// Changes nothing. Asks the name's master over a connection of its own, so that no lock waits for the answer; blocks
-    /// at most for the command timeout, connecting included. The user needs [some more
+    /// Changes nothing. Asks over a connection of its own, so that no lock waits for the answer. Blocks at most for the
+    /// command timeout, connecting included. The user of Redis needs [some more
     /// rights](crate::guide::operations#acl-rights) to see processes; without them the answer
     /// [says so](LockInfo::unknown).
     ///
@@ -313,13 +318,13 @@ impl Client {
         inspect(&self.shared, name.as_ref())
     }
 
-    /// Lists the locks that are held and match a pattern (`*`, `?` and `[a-z]` as in Redis' `SCAN`), and expirable
-    /// semaphores with permits taken. Other semaphores and latches are plain numbers, which nothing tells from a
-    /// stranger's: they are left out.
+    /// Lists the locks that are held, and expirable semaphores with permits taken, whose names match a pattern (`*`, `?`
+    /// and `[a-z]` as in Redis' `SCAN`).
     ///
-    /// Goes through the keyspace in steps (`SCAN`, never `KEYS`), one master after the other, over a connection of its own.
-    /// Each step blocks at most for the command timeout. What is taken or released meanwhile may be missing; a name may
-    /// come twice while Redis resizes its tables.
+    /// Semaphores and latches are left out: in Redis they are plain numbers, like those of any other program. The
+    /// iterator goes through the keyspace in steps (`SCAN`, never `KEYS`), one master after the other, over a connection
+    /// of its own. Each step blocks at most for the command timeout. A lock that is acquired or released during the
+    /// scan may be missing; a name may come twice while Redis resizes its tables.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -333,12 +338,13 @@ impl Client {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
-    /// Takes a name from this owner, if it still has it, and from nobody else; `false` if it has it no longer.
+    /// Takes a lock away from this owner; `false` if the owner does not hold it any more.
     ///
-    /// For people who have looked with [`inspect`](Self::inspect) and know that the owner is stuck: by the time that they
-    /// act, the next one may hold it, which stays as it is. Whatever its count the hold ends, the read hold below a write hold
-    /// too, and those who wait are notified. A holder in another process learns of it at its next renewal. Blocks for two
-    /// round trips, three for a writer that also reads, and for each at most for the command timeout.
+    /// For an owner that is stuck, as [`inspect`](Self::inspect) shows it. If somebody else holds the lock by now,
+    /// nothing changes. The whole hold ends, however often its thread has locked, together with the read hold of a
+    /// thread that writes and reads. Waiting threads are notified. The holder's process learns of the loss at its next
+    /// renewal. Blocks for two round trips, three for a writer that also reads, and for each at most for the command
+    /// timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -351,7 +357,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of [`inspect`](Self::inspect).
+    /// As [`inspect`](Self::inspect).
     pub fn force_unlock_owner(
         &self,
         name: impl AsRef<str>,
@@ -363,8 +369,8 @@ impl Client {
     /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, the rights of
     /// the user for each kind of lock, and whether a hold of each kind can be taken.
     ///
-    /// Each finding says what to do. Commands and holds are tried on a key of its own, which is deleted at the end. Over
-    /// connections of its own; blocks at most for the command timeout.
+    /// Each finding says what to do. The check tries commands and holds on a key of its own, which it deletes at the
+    /// end, over connections of its own. Blocks at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -380,7 +386,7 @@ impl Client {
         check(&self.shared)
     }
 
-    /// Returns what this client has done, and what it has in hand. Does not block.
+    /// Returns numbers about this client: what has happened since it was opened, and what it has now. Does not block.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -11,11 +11,11 @@ use crate::verdict::{self, Kind, passes};
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call could not do what was asked.
+/// Why a call failed.
 ///
-/// It is not an error that somebody else has the lock, or that a limit was too short for Redis to answer: the `try_`
-/// methods return `Ok(None)`. An error means that the server is known to be unreachable, that it refused, or that it
-/// did not answer for the whole command timeout. In all of these cases, whatever may have been taken is released.
+/// If somebody else has the lock, or a limit was too short for Redis to answer, that is no error: the `try_` methods
+/// return `Ok(None)`. If acquiring fails with an error, the work has not begun, and redlatch releases whatever the
+/// attempt may have acquired.
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -27,24 +27,38 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// }
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+///
+/// | error | what to do |
+/// | --- | --- |
+/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | call again later if [`is_retryable`](Self::is_retryable); otherwise the text says what to change |
+/// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later |
+/// | [`Lost`](Self::Lost) | stop: somebody else may have worked at the same time, so check or repeat the work |
+/// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
+/// | [`Cancelled`](Self::Cancelled), [`Closed`](Self::Closed) | end this thread's work, as the program has asked for |
+/// | [`WrongType`](Self::WrongType) | use one kind of lock for each name; a string may be a lock by `SET NX` |
+/// | [`InvalidName`](Self::InvalidName), [`InvalidCommand`](Self::InvalidCommand), [`Config`](Self::Config) | change the name, the command or the setting, as the text says |
+///
+/// The text of an error says on one line what was tried, for which lock, at which server, and why it failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Redis is unreachable, did not answer for the whole command timeout, or refused. Worth a retry if
+    /// Redis is unreachable, did not answer for the whole command timeout, or rejected the command. Worth a retry if
     /// [`Error::is_retryable`] returns true.
     #[non_exhaustive]
     Redis {
-        /// What was being done, such as `"acquiring the lock"`.
+        /// The action that failed, such as `"acquiring the lock"`.
         doing: &'static str,
+        /// Whether this followed the work that the lock protects, as a release does.
+        after_work: bool,
         /// The lock's name, as given to the client; `None` if it was not about one, as in `Client::open`.
         name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
-        /// What Redis or the connection said. It is in this error's text already, so
-        /// [`source`](std::error::Error::source) leads to what is below it.
+        /// The error of Redis or of the connection. This error's text contains it already, so
+        /// [`source`](std::error::Error::source) leads to the error below it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// We held the lock and no longer do.
+    /// The lock was held, and was lost before it was released.
     #[non_exhaustive]
     Lost {
         /// The lock's name, as given to the client.
@@ -52,7 +66,7 @@ pub enum Error {
         /// How it was lost.
         reason: LossReason,
     },
-    /// Too few of the servers of a [`RedLock`](crate::RedLock) agreed, and not because others have the lock.
+    /// Too few of the servers of a [`RedLock`](crate::RedLock) granted the lock, because others of them failed.
     #[non_exhaustive]
     NoQuorum {
         /// The lock's name, as given.
@@ -61,40 +75,40 @@ pub enum Error {
         nodes: usize,
         /// How many of them make a majority.
         needed: usize,
-        /// How many agreed.
+        /// How many granted the lock.
         agreed: usize,
-        /// What each of the others said, by its position among the clients. Those missing here and among those that agreed
-        /// said that somebody else has the lock.
+        /// The error of each server that failed, by its position among the clients. Servers that neither granted the
+        /// lock nor failed said that somebody else has it.
         failures: Vec<(usize, Self)>,
     },
-    /// Too few replicas have acknowledged an acquire ([`Config::replica_ack`](crate::Config::replica_ack)), so it is
+    /// Too few replicas acknowledged an acquire ([`Config::replica_ack`](crate::Config::replica_ack)), so the lock is
     /// being released.
     #[non_exhaustive]
     NotReplicated {
-        /// How many have.
+        /// How many acknowledged.
         acked: u32,
-        /// How many had to.
+        /// How many were needed.
         needed: u32,
     },
     /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were released.
     #[non_exhaustive]
     Members {
-        /// What each of them said, by its name.
+        /// The name and the error of each of them.
         failures: Vec<(String, Self)>,
     },
-    /// The calling thread would wait for itself.
+    /// The calling thread would wait for itself, since it holds the lock already.
     #[non_exhaustive]
     WouldDeadlock {
         /// The lock's name, as given to the client.
         name: String,
-        /// What it has already.
+        /// What the thread holds already.
         reason: DeadlockReason,
     },
     /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled while waiting.
     Cancelled,
-    /// The client was closed while we waited, or before.
+    /// The client was closed, before the call or while the thread waited.
     Closed,
-    /// The key of this name holds something that is not this kind of lock. It was left as it was.
+    /// The key of this name holds something that is not this kind of lock. The key was left as it was.
     ///
     /// A string may be a lock that another program took by `SET NX`. Deleting it would let two in: see
     /// [moving from `SET NX`](crate::guide::should_i_use_this#moving-from-set-nx).
@@ -102,56 +116,59 @@ pub enum Error {
     WrongType {
         /// The lock's name, as given to the client.
         name: String,
-        /// What it is instead, such as ``the key `orders` holds a list``, if the server says.
+        /// What the key holds instead, such as ``the key `orders` holds a list``, if the server says.
         found: Option<String>,
     },
-    /// The system did not start one of the client's background threads. Nothing was taken, or it is being released.
+    /// The system did not start one of the client's background threads. Whatever the call may have acquired is being
+    /// released.
     #[non_exhaustive]
     Spawn {
-        /// Which, as debuggers and `/proc` show it.
+        /// Which thread, as debuggers and `/proc` show it.
         name: &'static str,
         /// Why not.
         source: std::io::Error,
     },
-    /// A [guarded command](crate::MutexGuard::query) that cannot be one. Nothing was sent.
+    /// A command that cannot be run as a [guarded command](crate::MutexGuard::query). Nothing was sent.
     #[non_exhaustive]
     InvalidCommand {
-        /// Which rule it breaks, and what to do about it.
+        /// Which rule the command breaks, and what to do about it.
         why: String,
     },
     /// Redis was too slow to say whether anybody has the lock. Only with
-    /// [`late_is_error`](crate::Mutex::late_is_error), otherwise that is `Ok(None)`. What may have been taken is being
-    /// released.
+    /// [`late_is_error`](crate::Mutex::late_is_error), otherwise that is `Ok(None)`. Whatever the call may have acquired
+    /// is being released.
     #[non_exhaustive]
     Late {
         /// The lock's name, as given to the client.
         name: String,
     },
-    /// The name cannot be the name of a lock: it is empty, longer than 64 KiB with the key prefix, or in a cluster its braces
-    /// put its channel into another slot. Nothing was sent.
+    /// The name cannot be the name of a lock: it is empty, longer than 64 KiB with the key prefix, or has odd braces
+    /// that a [cluster](crate::guide::deployments#cluster) does not allow. Nothing was sent.
     #[non_exhaustive]
     InvalidName {
-        /// Which rule it breaks.
+        /// Which rule the name breaks.
         why: &'static str,
     },
-    /// A setting of the client or of a handle cannot work. Nothing was sent.
+    /// A setting of the client or of a handle cannot work, and nothing was sent; or the server is of another sort than the
+    /// URL says, such as a node of a cluster for `redis://`.
     #[non_exhaustive]
     Config {
-        /// Which one, and why.
+        /// Which setting, and why.
         what: String,
     },
 }
 
 impl Error {
-    /// Returns whether the same call may succeed later, with nothing changed by the caller, and repeats nothing: true only for
-    /// errors that precede the work.
+    /// Returns whether the same call may succeed later although the caller changes nothing.
+    ///
+    /// True only for errors that come before the work, so that repeating the call repeats no work.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |
     /// | [`Redis`](Self::Redis): unreachable, loading, a replica by now, no writes now (`MISCONF`, `OOM`) | acquiring, asking | yes |
     /// | `Redis`: wrong credentials, missing rights, a certificate | any call | no |
-    /// | `Redis` | releasing, after the work | no |
-    /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command | no |
+    /// | `Redis` with `after_work` | releasing, downgrading, closing | no |
+    /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or a request that counts | no |
     /// | [`Lost`](Self::Lost) | after the grant | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
     /// | [`NoQuorum`](Self::NoQuorum) | acquiring | if the servers with a retryable error may still form a majority |
@@ -164,11 +181,10 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Redis { doing, .. } => {
+            Self::Redis { after_work, .. } => {
                 // An operator may make room for writes.
                 let may_pass = |err: &RedisError| is_transient(err) || passes(err, Kind::Kept);
-                let follows_work = doing.starts_with("releasing");
-                !follows_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
+                !after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
             }
             Self::Spawn { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
             Self::NoQuorum {
@@ -185,13 +201,17 @@ impl Error {
         }
     }
 
-    /// Returns whether this is about a [guarded command](crate::MutexGuard::query) whose reply was lost: nobody knows
-    /// whether it ran, and it was not sent again.
+    /// Returns whether a reply was lost, so that nobody knows whether the command ran: a [guarded
+    /// command](crate::MutexGuard::query), or one that changes a count, such as
+    /// [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
+    /// [`force_unlock`](crate::Handle::force_unlock).
     ///
-    /// It never runs once the hold is over, however late Redis gets to it.
+    /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// use redlatch::redis;
+    ///
     /// let guard = client.mutex("stock:42").lock()?;
     /// match guard.query::<i64>(redis::cmd("DECR").arg("{stock:42}:left")) {
     ///     Err(err) if err.may_have_run() => println!("look whether it did: {err}"),
@@ -221,12 +241,46 @@ impl Error {
                 source: (*kind).into(),
             };
         }
+        if let Some(WrongUrl(what)) = source.downcast_ref().and_then(inner) {
+            return Self::config(format!("url: {what}"));
+        }
         Self::Redis {
             doing,
+            after_work: false,
             name: None,
             server: None,
             source,
         }
+    }
+
+    /// The same, of a call that follows the work.
+    pub(crate) fn after_work(mut self) -> Self {
+        self.mark_after_work();
+        self
+    }
+
+    fn mark_after_work(&mut self) {
+        match self {
+            Self::Redis { after_work, .. } => *after_work = true,
+            Self::NoQuorum { failures, .. } => {
+                (failures.iter_mut()).for_each(|(_, err)| err.mark_after_work());
+            }
+            Self::Members { failures } => {
+                (failures.iter_mut()).for_each(|(_, err)| err.mark_after_work());
+            }
+            _ => {}
+        }
+    }
+
+    /// The same, of a downgrade. It ends the hold whatever comes of it, so there is nothing to retry.
+    pub(crate) fn downgrading(mut self, lock: &str) -> Self {
+        const DOWNGRADING: &str = "downgrading the lock";
+        if let Self::Redis { doing, .. } = &mut self {
+            *doing = DOWNGRADING;
+        } else if self.is_retryable() {
+            self = Self::redis(DOWNGRADING, self).about(lock);
+        }
+        self.after_work()
     }
 
     pub(crate) fn config(what: String) -> Self {
@@ -303,6 +357,7 @@ impl Error {
                 name,
                 server,
                 source,
+                ..
             } => {
                 let name = name.as_deref().filter(|_| is_named);
                 self.write_redis(f, doing, name, server.as_deref(), &**source)
@@ -342,7 +397,9 @@ impl Error {
                 "waiting for `{name}`, this thread would wait for itself: {reason}"
             ),
             Self::Cancelled => f.write_str("the wait was cancelled"),
-            Self::Closed => f.write_str("the client is closed; open another"),
+            Self::Closed => {
+                f.write_str("the client is closed, or was opened in another process; open another")
+            }
             Self::WrongType { name, found } => write!(
                 f,
                 "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs lock by this key",
@@ -398,7 +455,7 @@ impl fmt::Display for OutcomeUnknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}; it may have run, and is not sent again: look at the data before you repeat it",
+            "{}; it may have run: look at the data before you repeat it",
             said(&self.0)
         )
     }
@@ -423,7 +480,7 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
     text.trim_end_matches(['.', ' ']).to_owned()
 }
 
-/// What the release of a lock is doing, which follows the work.
+/// What the release of a lock is doing.
 pub(crate) const RELEASING: &str = "releasing the lock";
 
 /// The same of a permit.
@@ -517,6 +574,34 @@ impl fmt::Display for Lasting {
 
 impl std::error::Error for Lasting {}
 
+/// The server is of another sort than the URL says, so that only another URL helps.
+#[derive(Debug)]
+struct WrongUrl(String);
+
+impl fmt::Display for WrongUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUrl {}
+
+/// An error of a connection to a server of another sort than the URL says.
+pub(crate) fn wrong_url(what: String) -> RedisError {
+    std::io::Error::other(WrongUrl(what)).into()
+}
+
+/// An error of a connection that says more, and is a reason to try again if the first is.
+pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
+    if inner::<WrongUrl>(err).is_some() {
+        wrong_url(text)
+    } else if is_transient(err) {
+        std::io::Error::other(text).into()
+    } else {
+        lasting(text)
+    }
+}
+
 /// An error of a connection that is no reason to try again.
 pub(crate) fn lasting(what: String) -> RedisError {
     std::io::Error::other(Lasting(what)).into()
@@ -555,7 +640,7 @@ pub(crate) fn not_started(thread: &'static str, err: &std::io::Error) -> RedisEr
 }
 
 fn is_lasting(err: &RedisError) -> bool {
-    inner::<Lasting>(err).is_some()
+    inner::<Lasting>(err).is_some() || inner::<WrongUrl>(err).is_some()
 }
 
 /// The error of this library that an error of a connection was made of.
@@ -583,11 +668,11 @@ pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadlockReason {
-    /// The same lock, which is not reentrant, or not for the owned guard that is asked for.
+    /// The same lock, which is not reentrant, or from which an owned guard is asked for.
     NotReentrant,
     /// The name, as a lock of another kind.
     OtherKind,
-    /// A read guard, and it wants to write.
+    /// A read guard, and the thread asks to write.
     Reading,
 }
 
@@ -613,7 +698,7 @@ pub enum LossReason {
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
     /// came back without its data. Redis does not say which.
     Forced,
-    /// Somebody else holds the lock although our lease had time left.
+    /// Somebody else holds the lock although the lease had time left.
     TakenOver,
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,
@@ -665,7 +750,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// A hold that was lost, and how.
+/// A hold that was lost, and how. To print a loss, print its `name` and its `reason`, which is a text for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {
@@ -878,17 +963,20 @@ mod tests {
             };
             assert!(!lost.is_retryable());
         }
-        let away = |doing| Error::redis(doing, std::io::Error::other("unreachable"));
-        assert!(away("acquiring the lock").is_retryable());
-        assert!(!away(RELEASING).is_retryable() && !away(RELEASING_PERMIT).is_retryable());
-        let no_quorum = |doing| Error::NoQuorum {
+        let away = || Error::redis("asking a node", std::io::Error::other("unreachable"));
+        let no_quorum = || Error::NoQuorum {
             name: String::new(),
             nodes: 3,
             needed: 2,
             agreed: 1,
-            failures: vec![(0, away(doing)), (2, away(doing))],
+            failures: vec![(0, away()), (2, away())],
         };
-        assert!(no_quorum("asking a node").is_retryable() && !no_quorum(RELEASING).is_retryable());
+        let members = || Error::Members {
+            failures: vec![("a".into(), away())],
+        };
+        for err in [away(), no_quorum(), members()] {
+            assert!(err.is_retryable() && !err.after_work().is_retryable());
+        }
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Distributed locks on Redis for blocking Rust, compatible with Redisson. A thread asks for a lock by name and gets
-//! a guard. All threads of all processes, in Rust or in Java, agree through Redis on who holds the lock.
+//! Distributed locks on Redis for blocking Rust. A thread asks for a lock by name and gets a guard. All threads of all
+//! processes agree through Redis on who holds the lock. Java programs take part if they use Redisson, a Redis client
+//! with the same locks.
 //!
 //! # Install
 //!
 //! ```toml
 //! [dependencies]
-//! redlatch = "0.1" # features: tls, metrics, serde, cli
+//! redlatch = "0.1" # features: tls, metrics, serde, testing, cli
 //! ```
 //!
 //! Rust 1.88 or later, and Redis 6.2 or later or Valkey: one server, Sentinel or Cluster ([servers
@@ -14,12 +15,13 @@
 //! Features:
 //!
 //! - `tls` encrypts connections.
-//! - `metrics` adds an observer for the crate of that name.
+//! - `metrics` adds an observer for the `metrics` crate.
 //! - `serde` serializes the results of [`inspect`](Client::inspect), [`locks`](Client::locks),
 //!   [`check`](Client::check) and [`stats`](Client::stats).
+//! - `testing` adds a lock for unit tests without Redis.
 //! - `cli` builds [the command](guide::operations#the-command).
 //!
-//! # Ten lines
+//! # How do I start?
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -28,42 +30,46 @@
 //! let lock = client.mutex("stock:42");
 //! if let Some(guard) = lock.try_lock_for(Duration::from_millis(500))? {
 //!     // No other thread of any process holds `stock:42` now.
-//!     guard.unlock()?; // reports a lost lock; dropping does not
+//!     guard.unlock()?; // an error if the lock was lost; dropping reports nothing
 //! } else {
 //!     println!("somebody else has it");
 //! }
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Waiting threads are notified of the release instead of polling. Each hold has a lease (30 s unless set), which is
-//! renewed until the guard is dropped, also by a panic. If the process dies, the lock is free when its lease is over.
+//! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped, also by
+//! a panic. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
+//! instead of polling. A *hold* is one acquisition of a lock, from the grant to the release.
 //!
-//! # Which one to take
+//! # Which lock?
 //!
-//! If unsure, [`client.mutex(name)`](Mutex).
+//! If unsure, [`client.mutex(name)`](Mutex); to limit how many work at once,
+//! [`client.expirable_semaphore(name)`](ExpirableSemaphore).
 //!
 //! | Take | for | do not use it if |
 //! | --- | --- | --- |
-//! | [`client.mutex(name)`](Mutex) | mutual exclusion | its thread locks it again: that is `Error::WouldDeadlock` |
-//! | [`lock.lock_owned()`](Handle::lock_owned) | any lock in thread pools and async programs: the guard may move to other threads | a thread waits for it while it has the guard: that never ends |
-//! | [`client.reentrant_lock(name)`](ReentrantLock) | the same key, and its thread may lock again. Redisson's `RLock` | futures share a thread: two of them would both get it |
-//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; `fair_mutex` is not reentrant | speed matters more than order: each hand-over goes through Redis |
-//! | [`client.fenced_lock(name)`](FencedLock) | a `token()` that grows with each hold: a database can reject older ones | nothing checks the token |
-//! | [`client.rw_lock(name)`](RwLock) | many readers or one writer, who take turns | reads are short: a `mutex` costs less |
-//! | [`client.spin_lock(name)`](SpinLock) | names too many or too short-lived to subscribe to each | waiters need it right after its release: they poll |
+//! | [`client.mutex(name)`](Mutex) | mutual exclusion; not reentrant | a thread locks again what it holds: that is `Error::WouldDeadlock` |
+//! | [`client.reentrant_lock(name)`](ReentrantLock) | the same, but the thread that holds it may lock it again. Redisson's `RLock` | futures share a thread: two of them would both get it |
+//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant, and `fair_mutex` is not | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fenced_lock(name)`](FencedLock) | a `token()`, greater at each acquisition, by which a database can reject late writes | nothing checks the token |
+//! | [`client.rw_lock(name)`](RwLock) | many readers or one writer; the two sides take turns | reads are short: a `mutex` costs less |
+//! | [`client.spin_lock(name)`](SpinLock) | very many short-lived names: waiters poll, so Redis keeps no subscription for each name | waiters need it right after its release |
 //! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name can stand for them |
 //! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
-//! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | surviving the loss of a minority of independent masters | late writes do harm: it cannot reject them |
+//! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | a lock that survives the loss of a minority of independent masters | late writes do harm: it has no token |
 //! | [`client.expirable_semaphore(name)`](ExpirableSemaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
-//! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, permits without a lease. Redisson's `RSemaphore` | a process may die with permits: they stay taken |
-//! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch that was never set is open |
+//! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, together with Redisson's `RSemaphore` | a process may die with permits: they stay taken |
+//! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch without a count is open |
 //!
-//! The first column leads to the page of each type. Locks are aliases of [`Handle`], and their guards of [`Guard`],
-//! so rustdoc lists them under [type aliases](#types). Each page has all methods; [`RwLock`], the semaphores and the
-//! latch are types of their own. [`FairMutex`] is the fair lock that is not reentrant.
+//! *Reentrant* means that the thread that holds the lock may lock it again. All kinds are, except `mutex`,
+//! [`fair_mutex`](FairMutex) and what [`lock_owned`](Handle::lock_owned) returns.
 //!
-//! A holder that was stopped may write too late. If it writes to the same Redis, the methods
-//! [`query`](MutexGuard::query) and [`invoke`](MutexGuard::invoke) of its guard prevent that.
+//! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), of
+//! any kind: that guard may move to other threads. A thread that keeps such a guard and waits for the same lock waits
+//! forever.
+//!
+//! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
+//! [`Guard`], so rustdoc lists them under [type aliases](#types). The page of an alias has all methods too.
 //!
 //! # Defaults
 //!
@@ -72,8 +78,8 @@
 //! | [`Config::lease`] | 30 s | how long Redis keeps a hold that is not renewed; renewed every third of it |
 //! | [`Config::command_timeout`] | 3 s | how long a call waits for Redis to answer, reconnecting included |
 //! | [`Config::connect_timeout`] | 3 s | name resolution, TCP and handshake together |
-//! | [`Config::tenure`] | 5 ms | how long threads of one process may pass a lock among themselves |
-//! | [`Config::waiter_lease`] | 3 s | how long a silent waiter keeps its place in the queue |
+//! | [`Config::tenure`] | 5 ms | how long threads of one process may pass a lock among themselves before other processes get their turn |
+//! | [`Config::waiter_lease`] | 3 s | how long a waiter that died keeps its place in the queue of a fair lock |
 //!
 //! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and
 //! up to three connections, or four with guarded commands. In a cluster it has these connections, and a thread for
@@ -82,9 +88,10 @@
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: somebody else had the lock, or the time was up; [`late_is_error`](Mutex::late_is_error) tells these
-//! apart. `Err`: Redis is unreachable or rejected the command. In both cases redlatch releases anything that the
-//! attempt may have acquired. A time limit covers everything that the call does: connecting, asking and waiting.
+//! `Ok(None)`: somebody else had the lock, or Redis was too slow for the time limit;
+//! [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`: Redis is unreachable or rejected the command;
+//! [`Error`] says what to do about each. In both cases redlatch releases anything that the attempt may have acquired. A
+//! time limit covers everything that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!
@@ -95,8 +102,8 @@
 //!   [`query`](MutexGuard::query) runs a command only if the hold is still in force. In a database, use a version, a
 //!   condition, or the token of a [`FencedLock`].
 //! - **That a lock survives its server.** A lock lives in one Redis. If the server returns without its data, the lock
-//!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] survives the loss of a
-//!   minority of its masters, over the whole life of a hold.
+//!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] stays held if a minority of its
+//!   masters is lost before it is released.
 //! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
 //! # The guide
@@ -125,6 +132,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+// First, so that rustdoc lists the methods of all handles before those that other modules add.
+mod sync;
+
 mod acquire;
 mod callback;
 mod client;
@@ -146,7 +156,6 @@ mod search;
 mod session;
 mod shown;
 mod stats;
-mod sync;
 mod time;
 mod verdict;
 
@@ -156,14 +165,11 @@ pub use config::replicas::ReplicaAck;
 pub use config::tls::TlsConfig;
 pub use config::{Config, MAX_LEASE, MIN_LEASE};
 pub use error::{DeadlockReason, Error, Loss, LossReason, Result};
+pub use hold::loss::LossReceiver;
 pub use local::waiter::CancelToken;
 #[cfg(feature = "metrics")]
 pub use metrics::Metrics;
 pub use observer::{Acquired, Observer, Refusal, Refused, Released};
-pub use operations::check::{Finding, Report, Severity};
-pub use operations::inspect::{HoldMode, Holder, LockInfo, LockKind, Waiter};
-pub use operations::list::{LockSummary, Locks};
-pub use operations::processes::Process;
 pub use stats::{StatKind, Stats};
 pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use sync::fair_lock::{FairLock, FairLockGuard, OwnedFairLockGuard};
@@ -184,7 +190,7 @@ pub use sync::semaphore::{Semaphore, SemaphorePermit};
 pub use sync::spin_lock::{OwnedSpinLockGuard, SpinLock, SpinLockGuard};
 pub use sync::traits::{Hold, Lock};
 
-/// The kinds of locks, as [`Handle`] and [`Guard`] name them: a [`Mutex`] is a `Handle<NonReentrant>`.
+/// The type parameters of [`Handle`] and [`Guard`], one for each kind: a [`Mutex`] is a `Handle<NonReentrant>`.
 pub mod kinds {
     pub use crate::hold::Bound;
     pub use crate::sync::kind::{
@@ -193,9 +199,33 @@ pub mod kinds {
     };
 }
 
-pub use crossbeam_channel::Receiver;
+/// What operators ask about locks and servers: the types that [`Client::inspect`], [`Client::locks`] and
+/// [`Client::check`] return.
+///
+/// `LockInfo`, `LockSummary` and `Report` have a `Display` for people; with the feature `serde` all of them are serialized.
+///
+/// ```no_run
+/// use redlatch::ops::LockKind;
+///
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let report = client.inspect("report")?;
+/// if report.kind != LockKind::Free {
+///     println!("{report}"); // who holds it, who waits for it, and in which processes
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+pub mod ops {
+    pub use crate::operations::check::{Finding, Report, Severity};
+    pub use crate::operations::inspect::{HoldMode, Holder, LockInfo, LockKind, Waiter};
+    pub use crate::operations::list::{LockSummary, Locks};
+    pub use crate::operations::processes::Process;
+}
+
 /// The crate whose types commands and replies have, in the version that this one uses.
 pub use redis;
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 #[cfg(any(doc, doctest))]
 pub mod guide;

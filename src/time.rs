@@ -32,6 +32,14 @@ pub(crate) fn finite(span: Duration) -> Option<Duration> {
     (span.as_nanos() < u64::MAX.into()).then_some(span)
 }
 
+/// A span that is out of range, as errors show it.
+pub(crate) fn shown(span: Duration) -> String {
+    match span {
+        Duration::MAX => "Duration::MAX".into(),
+        span => format!("{span:?}"),
+    }
+}
+
 /// The instant with this number of [`nanos`].
 pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)

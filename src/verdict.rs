@@ -69,7 +69,7 @@ pub(crate) enum Kind {
 }
 
 impl Asked {
-    /// A question without a script, or with the script's text.
+    /// The facts about a question that needs no script, or carries the script's text.
     pub(crate) fn question(is_clustered: bool) -> Self {
         Self {
             kind: Kind::Waited,
@@ -104,7 +104,8 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
     }
 }
 
-/// Whether the server itself has said so. A user's script can return the code, but hardly the text, or its own slot.
+/// Whether the error comes from the server, and so proves that the request has not run. A user's script can return any code,
+/// but is unlikely to return the server's text, or a redirection that names the slot of its own keys.
 fn is_servers(err: &RedisError, kind: Kind) -> bool {
     let Kind::Users(slot) = kind else {
         return true;

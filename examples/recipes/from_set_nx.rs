@@ -3,11 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Lock, Result};
+use redlatch::kinds::AnyKind;
+use redlatch::{Error, Guard, Handle, Result};
 
 /// Waits for a lock that old programs take by `SET NX`; `Ok(None)` if one of them, or
 /// anybody else, had it all the time.
-pub fn lock_beside_set_nx<L: Lock>(lock: &L, wait: Duration) -> Result<Option<L::Guard>> {
+pub fn lock_beside_set_nx<K: AnyKind>(
+    lock: &Handle<K>,
+    wait: Duration,
+) -> Result<Option<Guard<K>>> {
     let deadline = Instant::now() + wait;
     loop {
         match lock.try_lock_until(deadline) {

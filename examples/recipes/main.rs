@@ -25,8 +25,6 @@ mod stampede;
 mod web;
 mod without_redis;
 
-use without_redis::Alone as _;
-
 fn main() -> shared::Result<()> {
     let (_server, url) = shared::redis_server()?;
     let client = Client::open(url)?;
@@ -57,9 +55,8 @@ fn main() -> shared::Result<()> {
     let change = sql::change(&client, &db, 7, |balance| balance - 30);
     println!("sql: {:?}", change.map_err(|err| err.to_string())?);
     println!("web: {}", web::change_order(&client, 4711, || {}));
-    client.alone("alone", &mut || println!("without_redis: alone"))?;
-    without_redis::InMemory::default()
-        .alone("alone", &mut || println!("without_redis: in memory"))?;
+    let sold = without_redis::sell(&client.mutex("stock:42"), &mut 3)?;
+    println!("without_redis: sold {sold}, here with redis");
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let sum = runtime.block_on(from_async::with_lock(&client, "async".into(), || 20 + 22))?;
     let guard = runtime.block_on(from_async::lock(&client, "async".into()))?;

@@ -1,33 +1,34 @@
-//! **Tests without Redis.** Give the code that works under a lock a way to run something
-//! alone, instead of a client: the program passes one that locks in Redis, a test one that
-//! locks in memory.
+//! **Unit tests without Redis.** Let the code take a `&dyn Lock`. The program passes a lock of
+//! its client, a test a `FakeLock`, which grants, refuses and fails as told (feature `testing`).
 //!
-//! For failures that only Redis can cause, such as losing a lock, test with a real
-//! server: one starts in 10 ms, on a free port or a Unix socket.
+//! A real server is worth a test as well: it starts in 10 ms, on a free port.
 
-use std::sync::Mutex;
+use std::time::Duration;
 
-use redlatch::{Client, Result};
+use redlatch::{Hold as _, Lock, Result};
 
-/// Runs work under a name, never two at once.
-pub trait Alone {
-    fn alone(&self, name: &str, work: &mut dyn FnMut()) -> Result<()>;
+/// Sells one piece, if the lock is free in time.
+pub fn sell(lock: &dyn Lock, left: &mut u32) -> Result<bool> {
+    let Some(guard) = lock.try_lock_for(Duration::from_secs(1))? else {
+        return Ok(false);
+    };
+    *left -= 1;
+    guard.unlock()?;
+    Ok(true)
 }
 
-impl Alone for Client {
-    fn alone(&self, name: &str, work: &mut dyn FnMut()) -> Result<()> {
-        self.mutex(name).with(|_guard| work())
-    }
-}
-
-/// For tests: all names exclude each other, within this process.
-#[derive(Default)]
-pub struct InMemory(Mutex<()>);
-
-impl Alone for InMemory {
-    fn alone(&self, _name: &str, work: &mut dyn FnMut()) -> Result<()> {
-        let _guard = self.0.lock();
-        work();
-        Ok(())
-    }
+#[test]
+fn nothing_is_sold_without_the_lock() {
+    use redlatch::testing::{FakeLock, errors};
+    let (lock, mut left) = (FakeLock::new("stock:42"), 3);
+    assert!(sell(&lock, &mut left).unwrap());
+    lock.refuse_next();
+    assert!(!sell(&lock, &mut left).unwrap());
+    lock.fail_next(errors::late("stock:42"));
+    assert!(sell(&lock, &mut left).unwrap_err().is_retryable());
+    assert_eq!(left, 2);
+    lock.fail_unlock_next(errors::redis("stock:42", "connection reset"));
+    assert!(!sell(&lock, &mut left).unwrap_err().is_retryable());
+    assert_eq!(left, 1, "it is sold, and must not be sold again");
+    assert!(!lock.is_held());
 }

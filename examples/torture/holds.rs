@@ -3,15 +3,14 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
-use redlatch::{GuardedScript, Loss, Result};
+use redlatch::{GuardedScript, LossReceiver, Result};
 
 /// The operations that all kinds of holds have in common.
 pub(crate) trait Hold {
     fn valid_until(&self) -> Option<Instant> {
         None
     }
-    fn lost(&self) -> Option<&Receiver<Loss>> {
+    fn lost(&self) -> Option<&LossReceiver> {
         None
     }
     fn is_valid(&self) -> bool {
@@ -50,7 +49,7 @@ macro_rules! holds {
             fn valid_until(&self) -> Option<Instant> {
                 Some(redlatch::$guard::valid_until(self))
             }
-            fn lost(&self) -> Option<&Receiver<Loss>> {
+            fn lost(&self) -> Option<&LossReceiver> {
                 Some(redlatch::$guard::lost(self))
             }
             fn is_valid(&self) -> bool {

@@ -45,8 +45,10 @@ local function no_lock(kind, mode, is_deleted)
   local is_rw = mode == 'read' or mode == 'write'
   -- HSCAN may find no field in a large hash from which most were removed. Without a field to check, the hash passes as
   -- a lock.
-  if #fields > 0 and (holds <= 0 or kind ~= 'lock' and not is_rw) then
+  if #fields > 0 and holds <= 0 then
     return not_a(kind)
+  elseif #fields > 0 and kind ~= 'lock' and not is_rw then
+    return redis.error_reply('WRONGTYPE the key holds a lock of another kind')
   elseif is_rw and kind == 'lock' then
     return redis.error_reply('WRONGTYPE the key holds a read-write lock')
   end

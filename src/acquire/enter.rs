@@ -166,6 +166,8 @@ impl LockSpec {
                 Entered::Mine { .. } if !self.is_reentrant => {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
+                // `lease` is that with which the thread holds the lock. The lease that this call asks for counts only if the
+                // present one is fixed.
                 Entered::Mine { hold, count, lease } => match lease {
                     // The watchdog renews the hold, so one more count needs no request. The mutex has been held since
                     // `enter` found the hold, so the hold cannot have ended in between.

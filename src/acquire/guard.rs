@@ -6,17 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
 use redis::FromRedisValue;
 
 use crate::acquire::guarded::Work;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::target::{Held, Target};
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, Result};
-use crate::error::{Loss, LossReason};
+use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
-use crate::hold::loss::{LossChannel, LossListener};
+use crate::hold::loss::{LossChannel, LossListener, LossReceiver};
 use crate::hold::{Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
@@ -74,7 +72,7 @@ impl Held for GuardInner {
         self.hold.valid_until()
     }
 
-    fn lost(&self) -> &Receiver<Loss> {
+    fn lost(&self) -> &LossReceiver {
         self.lost.of(|listener| self.listen(listener()))
     }
 

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
-
 use crate::acquire::enter::Pending;
 use crate::acquire::guard::{GuardInner, Unlocking};
 use crate::acquire::observed::refusal;
@@ -16,8 +14,8 @@ use crate::acquire::spec::{InTheWay, LockSpec};
 use crate::acquire::target::{Held, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
-use crate::error::{Error, Loss, Result};
-use crate::hold::loss::LossChannel;
+use crate::error::{Error, Result};
+use crate::hold::loss::{LossChannel, LossReceiver};
 use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
@@ -130,6 +128,14 @@ impl Members {
             contended: Arc::default(),
             parts,
             fault,
+        }
+    }
+
+    /// None that can be taken together, and why.
+    pub(crate) fn impossible(why: &str) -> Self {
+        Self {
+            fault: Some(why.into()),
+            ..Self::new(Vec::new())
         }
     }
 
@@ -457,8 +463,8 @@ enum Gathering {
 /// members are free, one of the threads that try at the same time always gets its whole set:
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
-///   take the thread whose first member is the earliest of all. The thread that had that member had it as its own
-///   first, and so did not give up.
+///   take a thread T whose first member M is the earliest of all first members. The thread that refused M to T has M.
+///   No set begins earlier, so M is its first member too. It was granted its first member, and so did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
 ///   has that member has its whole set, or was refused an earlier member and releases this one.
 fn asks_again(refused: usize) -> bool {
@@ -539,7 +545,7 @@ impl Held for MultiGuardInner {
         untils.min().unwrap_or_else(Instant::now)
     }
 
-    fn lost(&self) -> &Receiver<Loss> {
+    fn lost(&self) -> &LossReceiver {
         let held = self.held.all();
         (self.lost).of(|listener| held.for_each(|held| held.listen(listener())))
     }

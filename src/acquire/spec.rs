@@ -415,14 +415,17 @@ impl LockSpec {
         Ok((reply, doing))
     }
 
-    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number.
+    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the
+    /// caller repeated it.
     pub(crate) fn count_once(
         &self,
         forget: usize,
         make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
     ) -> Result<i64> {
         let entry = self.unregistered_entry()?;
-        let (reply, doing) = self.ask_once(&entry.protocol, forget, make)?;
+        let counting =
+            |of: &Protocol, keys: &RequestKeys, keep_ms: &str| make(of, keys, keep_ms).counting();
+        let (reply, doing) = self.ask_once(&entry.protocol, forget, counting)?;
         self.integer(reply, doing)
     }
 
@@ -455,7 +458,8 @@ impl LockSpec {
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms();
-                let force = entry.protocol.force(keys.own(), &keep_ms);
+                // A second one could take the lock from the next holder.
+                let force = entry.protocol.force(keys.own(), &keep_ms).counting();
                 let (reply, doing) = self.ask(force)?;
                 self.integer(reply, doing)? == 1
             }

@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
-
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Loss, Result};
+use crate::error::Result;
+use crate::hold::loss::LossReceiver;
 
 /// The inner part of a handle: the locks that it takes.
 pub trait Target: Clone + Send + Sync + 'static {
@@ -42,7 +41,7 @@ pub trait Held: Send + Sync + 'static {
 
     fn valid_until(&self) -> Instant;
 
-    fn lost(&self) -> &Receiver<Loss>;
+    fn lost(&self) -> &LossReceiver;
 
     /// Releases and waits for Redis to confirm it.
     fn unlock(self) -> Result<()>;

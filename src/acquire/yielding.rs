@@ -74,8 +74,9 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let most = if wait.asks_again() { left } else { PAUSE };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
-    // A message that arrives during the pause means that others take turns, so the thread will pause again. After a
-    // pause that was cut short there is no time for another: such messages count as heard.
+    // A message that arrives during the pause means that others take turns. Only the messages before the pause count as
+    // heard, so the thread pauses again. If the pause was cut short, there is no time for another: all messages until now
+    // count as heard, and the thread asks.
     *heard = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,

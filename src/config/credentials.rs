@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::time;
 
 /// The function that returns a user and a password.
 pub(crate) type Ask = dyn Fn() -> std::result::Result<(String, String), Box<dyn StdError + Send + Sync>>
@@ -32,7 +33,8 @@ impl Credentials {
         let bad = |what: String| Err(Error::config(what));
         match (ask, reauth_after) {
             (_, Some(age)) if !(AGES.0..=AGES.1).contains(&age) => bad(format!(
-                "reauth_after {age:?} is not between a second and a year"
+                "reauth_after {} is not between a second and a year",
+                time::shown(age)
             )),
             (None, Some(_)) => bad(
                 "reauth_after needs Config::credentials: a password in the URL does not change"

@@ -20,6 +20,7 @@ use crate::config::tls::TlsConfig;
 use crate::error::Loss;
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Observers};
+use crate::time;
 
 /// The shortest lease of a client or of a handle: 10 ms.
 ///
@@ -152,8 +153,10 @@ impl Config {
         }
     }
 
-    /// Sets how long Redis keeps a hold that is not renewed. The client renews each hold every third of it.
+    /// Sets how long Redis keeps a hold that is not renewed. The client renews each hold every third of this time.
     ///
+    /// The lease is how long others wait after a holder's process has died; the work may take longer
+    /// ([which lease to choose](crate::guide::recipes#which-lease-to-choose)).
     /// From 10 ms ([`MIN_LEASE`]) to 100 years ([`MAX_LEASE`]). Default: 30 s.
     ///
     /// ```
@@ -161,7 +164,7 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// Source: Redisson's `lockWatchdogTimeout` and its period of a third.
+    /// Redisson calls this `lockWatchdogTimeout`.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
@@ -212,9 +215,9 @@ impl Config {
         self
     }
 
-    /// Sets how long a waiter of a fair lock keeps its place in the queue if its client does not confirm it.
+    /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// The client confirms all its places every third of this time. So waiters that died delay those behind them by
+    /// A living client confirms all its places every third of this time. So waiters that died delay those behind them by
     /// at most four thirds of it; if all waiters died, by as long again. A waiter that was stopped for longer joins
     /// the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
@@ -288,9 +291,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// Other commands of the client wait in the meantime, since they share the connection. Therefore only one of
-    /// several simultaneous acquires waits for a quarter of the timeout. Each of the others waits for an eighth of
-    /// that, or 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a
+    /// The client's other commands wait too, since they share the connection. Therefore only one of several
+    /// simultaneous acquires waits for a quarter of the timeout. Each of the others waits for an eighth of that, or
+    /// 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a
     /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
     /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
@@ -386,7 +389,7 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The listener must not own a handle of its client, which would then never be dropped.
+    /// The listener must not own a clone of its client, which would then never be closed by itself.
     #[must_use]
     pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(listener));
@@ -445,20 +448,21 @@ impl Config {
         ] {
             if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&value) {
                 return Err(Error::config(format!(
-                    "{setting} {value:?} is not between 10 ms and an hour"
+                    "{setting} {} is not between 10 ms and an hour",
+                    time::shown(value)
                 )));
             }
         }
         if self.tenure > Duration::from_secs(1) {
             return Err(Error::config(format!(
-                "tenure {:?} is longer than a second",
-                self.tenure
+                "tenure {} is longer than a second",
+                time::shown(self.tenure)
             )));
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.waiter_lease) {
             return Err(Error::config(format!(
-                "waiter_lease {:?} is not between 100 ms and 60 s",
-                self.waiter_lease
+                "waiter_lease {} is not between 100 ms and 60 s",
+                time::shown(self.waiter_lease)
             )));
         }
         if self.key_prefix.len() > 1024 {
@@ -526,7 +530,8 @@ impl Config {
 pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {
     if lease < MIN_LEASE || lease > MAX_LEASE {
         return Err(Error::config(format!(
-            "{setting} {lease:?} is not between 10 ms and 100 years"
+            "{setting} {} is not between 10 ms and 100 years",
+            time::shown(lease)
         )));
     }
     Ok(())
@@ -642,7 +647,10 @@ mod tests {
         let (zero, ms) = (Duration::ZERO, Duration::from_millis);
         for (config, named) in [
             (ok().lease(zero), "lease"),
-            (ok().lease(Duration::MAX), "lease"),
+            (
+                ok().lease(Duration::MAX),
+                "lease Duration::MAX is not between",
+            ),
             (ok().lease(Duration::from_micros(9_999)), "lease"),
             (ok().command_timeout(zero), "command_timeout"),
             (ok().connect_timeout(Duration::MAX), "connect_timeout"),

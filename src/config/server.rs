@@ -131,6 +131,10 @@ const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F
 
 const PORT_OUT_OF_RANGE: &str = "the port is out of range: 1 to 65535";
 
+const BRACKETS: &str = "an IPv6 address stands in brackets, as in redis://[::1]:6379/";
+
+const ZONE: &str = "an IPv6 address with a zone cannot stand in a URL: use one without, as in redis://[fd00::1]:6379/, or the name of the host";
+
 /// The port of a Sentinel whose URL gives none.
 const SENTINEL_PORT: u16 = 26379;
 
@@ -189,7 +193,8 @@ impl Server {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(bad(format!("it has no scheme; known are {SCHEMES}")));
         };
-        let (tls, kind) = match scheme.replace("valkey", "redis").as_str() {
+        let lower = scheme.to_ascii_lowercase();
+        let (tls, kind) = match lower.replace("valkey", "redis").as_str() {
             "redis" => (false, Kind::Single),
             "rediss" => (true, Kind::Single),
             "unix" | "redis+unix" => (false, Kind::Unix),
@@ -352,6 +357,9 @@ fn address_of(info: &ConnectionInfo) -> std::result::Result<(Address, bool), Str
 
 /// Reads a URL of one server with the `redis` crate.
 fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
+    if let Some(rest) = url.strip_prefix("redis://") {
+        check_parts(rest.split('?').next().unwrap_or_default()).map_err(bad)?;
+    }
     let info = url.into_connection_info().map_err(bad)?;
     let login = login_of(&info).map_err(bad)?;
     Ok((info, login))
@@ -359,12 +367,9 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
 
 fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     let (before, query) = url.split_once('?').unwrap_or((url, ""));
-    let known: &[&str] = match before.strip_prefix("redis://") {
-        Some(address) => {
-            check_port(address)?;
-            &["protocol"]
-        }
-        None => &["db", "user", "pass", "protocol"],
+    let known: &[&str] = match before.starts_with("redis://") {
+        true => &["protocol"],
+        false => &["db", "user", "pass", "protocol"],
     };
     check_parameters(query, known)?;
     let (info, login) = parse(url)?;
@@ -374,19 +379,33 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     Ok((Deployment::Single(address), login, db))
 }
 
-/// Rejects a port that is out of range. The `redis` crate would only call the URL invalid.
-fn check_port(address: &str) -> Result<()> {
-    let authority = address.split('/').next().unwrap_or_default();
+/// Checks the parts of `[[user]:password@]host[:port][/db]`, since the client crate does not say which of them is wrong. No
+/// part is repeated: without its `@`, a password stands where the port is expected.
+fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
+    let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     let host = authority.rsplit('@').next().unwrap_or_default();
-    match host.rsplit_once(':') {
-        Some((_, digits))
-            if !digits.is_empty()
-                && digits.bytes().all(|byte| byte.is_ascii_digit())
-                && !digits.parse::<u16>().is_ok_and(|port| port > 0) =>
-        {
-            Err(bad(PORT_OUT_OF_RANGE))
+    let port = match host.strip_prefix('[') {
+        Some(ipv6) => {
+            let (ipv6, port) = ipv6.split_once(']').ok_or(BRACKETS)?;
+            if ipv6.contains('%') {
+                return Err(ZONE);
+            }
+            port
         }
-        _ => Ok(()),
+        None if host.matches(':').count() > 1 => return Err(BRACKETS),
+        None => host.find(':').map_or("", |at| &host[at..]),
+    };
+    let port = port.strip_prefix(':').unwrap_or(port);
+    if !port.is_empty() && !port.parse::<u16>().is_ok_and(|port| port > 0) {
+        return Err(match port.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => PORT_OUT_OF_RANGE,
+            false => "the port is not a number, as it is in redis://host:6379/",
+        });
+    }
+    let db = db.trim_matches('/');
+    match db.is_empty() || db.parse::<i64>().is_ok() {
+        true => Ok(()),
+        false => Err("the database is not a number, as it is in redis://host:6379/3"),
     }
 }
 
@@ -456,11 +475,10 @@ impl<'a> Several<'a> {
                     "an address is missing: they are written as host:port,host:port",
                 ));
             }
-            let digits = host.rsplit_once(':').map_or("", |(_, digits)| digits);
-            let has_port = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-            let url = match has_port {
+            let behind = host.rsplit_once(']').map_or(host, |(_, behind)| behind);
+            let url = match behind.trim_end_matches(':').contains(':') {
                 true => format!("redis://{host}/"),
-                false => format!("redis://{host}:{port}/"),
+                false => format!("redis://{}:{port}/", host.trim_end_matches(':')),
             };
             match single(&url)?.0 {
                 Deployment::Single(address) if !addresses.contains(&address) => {

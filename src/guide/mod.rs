@@ -33,16 +33,25 @@ pub mod deployments {}
 pub mod operations {}
 
 #[doc = include_str!("recipes.md")]
-#[doc = "# In code\n"]
+#[doc = "# Once a minute, on one host"]
 #[doc = recipe!("cron")]
+#[doc = "# Migrations when a service starts"]
 #[doc = recipe!("migrations")]
+#[doc = "# One leader of several processes"]
 #[doc = recipe!("leader")]
+#[doc = "# At most so many at once, over all hosts"]
 #[doc = recipe!("pool")]
+#[doc = "# A cache that is filled once"]
 #[doc = recipe!("stampede")]
+#[doc = "# A database that rejects late writers"]
 #[doc = recipe!("sql", "rust,ignore")]
+#[doc = "# A web handler that does not wait"]
 #[doc = recipe!("web")]
+#[doc = "# Ending on SIGTERM"]
 #[doc = recipe!("shutdown")]
+#[doc = "# From async programs"]
 #[doc = recipe!("from_async", "rust,ignore")]
+#[doc = "# Tests without Redis"]
 #[doc = recipe!("without_redis")]
 pub mod recipes {}
 

@@ -1,57 +1,196 @@
 //! The notification that a hold is lost: to its guards, by a channel each, and to the client's listener.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
+use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel as channel;
+use parking_lot::Mutex;
 
 use crate::callback::Callback;
 use crate::config::Listener;
 use crate::error::Loss;
 use crate::report::report;
 
+/// Receives the loss of one hold, at most once: what [`Guard::lost`](crate::Guard::lost) returns.
+///
+/// The channel is disconnected once the loss was received, or the guard was dropped or unlocked. Errors are those of
+/// [`std::sync::mpsc`].
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let guard = client.mutex("report").lock()?;
+/// while guard.lost().try_recv().is_err() {
+///     // the next piece of the work
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// Clones receive from the same channel, so one of them gets the loss. A clone can wait on a thread of its own, which ends
+/// with the guard:
+///
+/// ```no_run
+/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let guard = client.mutex("report").lock()?;
+/// let lost = guard.lost().clone();
+/// let watch = std::thread::spawn(move || {
+///     if let Ok(loss) = lost.recv() {
+///         eprintln!("{} is lost: {}", loss.name, loss.reason);
+///     }
+/// });
+/// # drop(guard);
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// To wait for losses and for other messages at once, send the losses of all holds into your own channel with
+/// [`Config::on_lost`](crate::Config::on_lost):
+///
+/// ```no_run
+/// use std::sync::mpsc;
+///
+/// let (sender, messages) = mpsc::channel();
+/// let config = redlatch::Config::new("redis://127.0.0.1/")
+///     .on_lost(move |loss| drop(sender.send(loss.clone())));
+/// # let _ = (config, messages);
+/// ```
+#[derive(Clone)]
+pub struct LossReceiver(channel::Receiver<Loss>);
+
+impl LossReceiver {
+    /// Waits until the hold is lost. Blocks without limit; no I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("report").lock()?;
+    /// if let Ok(loss) = guard.lost().recv() {
+    ///     println!("lost: {}", loss.reason);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RecvError`]: the loss was received before, or the guard was dropped or unlocked.
+    pub fn recv(&self) -> Result<Loss, RecvError> {
+        self.0.recv().map_err(|_| RecvError)
+    }
+
+    /// Returns the loss if the hold is known to be lost. Does not block; no I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("report").lock()?;
+    /// if let Ok(loss) = guard.lost().try_recv() {
+    ///     println!("lost: {}", loss.reason);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`TryRecvError::Empty`]: the hold is not known to be lost. [`TryRecvError::Disconnected`]: as for
+    /// [`recv`](Self::recv).
+    pub fn try_recv(&self) -> Result<Loss, TryRecvError> {
+        self.0.try_recv().map_err(|err| match err {
+            channel::TryRecvError::Empty => TryRecvError::Empty,
+            channel::TryRecvError::Disconnected => TryRecvError::Disconnected,
+        })
+    }
+
+    /// Waits until the hold is lost, for at most `timeout`. No I/O.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("report").lock()?;
+    /// if let Ok(loss) = guard.lost().recv_timeout(Duration::from_secs(1)) {
+    ///     println!("lost: {}", loss.reason);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RecvTimeoutError::Timeout`]: the hold was not lost in this time. [`RecvTimeoutError::Disconnected`]: as for
+    /// [`recv`](Self::recv).
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Loss, RecvTimeoutError> {
+        self.0.recv_timeout(timeout).map_err(|err| match err {
+            channel::RecvTimeoutError::Timeout => RecvTimeoutError::Timeout,
+            channel::RecvTimeoutError::Disconnected => RecvTimeoutError::Disconnected,
+        })
+    }
+}
+
+/// Waits for the loss as [`LossReceiver::recv`] does, so that `for loss in guard.lost()` runs its body once after a loss.
+impl Iterator for &LossReceiver {
+    type Item = Loss;
+
+    fn next(&mut self) -> Option<Loss> {
+        self.recv().ok()
+    }
+}
+
+impl fmt::Debug for LossReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LossReceiver").finish_non_exhaustive()
+    }
+}
+
+/// The sending side of a guard's channel: `None` once the guard has been notified of a loss.
+type LossSender = Mutex<Option<channel::Sender<Loss>>>;
+
+/// A channel, both ends of which belong to the guard. The holds have a [`LossListener`] each.
+pub(crate) fn loss_channel() -> (Arc<LossSender>, LossReceiver) {
+    let (sender, receiver) = channel::bounded(1);
+    (Arc::new(Mutex::new(Some(sender))), LossReceiver(receiver))
+}
+
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
+///
+/// The guard alone owns the sending side, so its clones are disconnected when it is dropped, although its hold may go on
+/// in other threads.
 #[derive(Debug, Default)]
-pub(crate) struct LossChannel(OnceLock<(Receiver<Loss>, Arc<AtomicBool>)>);
+pub(crate) struct LossChannel(OnceLock<(LossReceiver, Arc<LossSender>)>);
 
 impl LossChannel {
-    /// The channel. The first call makes it and runs `listen`, which adds a listener to each of the guard's holds.
-    pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &Receiver<Loss> {
+    /// The channel. `listen` has each of the holds notify a listener, the first time.
+    pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &LossReceiver {
         let (receiver, _) = self.0.get_or_init(|| {
-            // Room for one loss is enough, since `notified` lets only the first pass.
-            let (sender, receiver) = bounded(1);
-            let notified = Arc::new(AtomicBool::new(false));
-            listen(&|| LossListener {
-                sender: sender.clone(),
-                notified: Arc::downgrade(&notified),
-            });
-            (receiver, notified)
+            let (sender, receiver) = loss_channel();
+            listen(&|| LossListener(Arc::downgrade(&sender)));
+            (receiver, sender)
         });
         receiver
     }
 }
 
 /// Notifies a guard, for as long as the guard lives.
-pub(crate) struct LossListener {
-    sender: Sender<Loss>,
-    /// Whether the guard has been notified of a loss.
-    notified: Weak<AtomicBool>,
-}
+pub(crate) struct LossListener(Weak<LossSender>);
 
 impl LossListener {
     /// Notifies the guard, unless another of its holds was lost before.
     pub(crate) fn notify(&self, loss: &Loss) {
-        if let Some(notified) = self.notified.upgrade()
-            // The holds of one guard may be lost on several threads at the same time; the swap lets one of them report.
-            && !notified.swap(true, Ordering::Relaxed)
-        {
-            self.sender.try_send(loss.clone()).unwrap_or_default();
+        let Some(guard) = self.0.upgrade() else {
+            return;
+        };
+        let sender = guard.lock().take();
+        if let Some(sender) = sender {
+            sender.try_send(loss.clone()).unwrap_or_default();
         }
     }
 
-    pub(crate) fn is_alive(&self) -> bool {
-        self.notified.strong_count() > 0
+    fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
     }
+}
+
+/// Adds a listener to those of a hold. A shared hold outlives many of its guards: theirs are removed.
+pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) {
+    if all.len() == all.capacity() {
+        all.retain(LossListener::is_alive);
+    }
+    all.push(listener);
 }
 
 /// Calls the client's listener with one loss after another.
@@ -81,5 +220,49 @@ impl Notices {
         {
             report!(Warn, "cannot start the thread that reports losses: {err}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::error::LossReason;
+
+    fn loss(name: &str) -> Loss {
+        Loss {
+            name: name.into(),
+            owner: String::new(),
+            reason: LossReason::Forced,
+        }
+    }
+
+    #[test]
+    fn the_first_loss_is_received_once_and_then_nothing() {
+        let (guard, mut listeners) = (LossChannel::default(), Vec::new());
+        let lost = guard.of(|listener| listeners.extend([listener(), listener()]));
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
+        let timeout = lost.recv_timeout(Duration::from_millis(1));
+        assert_eq!(timeout, Err(RecvTimeoutError::Timeout));
+        listeners[1].notify(&loss("b"));
+        listeners[0].notify(&loss("a"));
+        let names: Vec<String> = lost.map(|loss| loss.name).collect();
+        assert_eq!(names, ["b"]);
+        assert_eq!(lost.recv(), Err(RecvError));
+        let disconnected = lost.recv_timeout(Duration::MAX);
+        assert_eq!(disconnected, Err(RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn a_dropped_guard_disconnects_its_clones_and_leaves_the_list() {
+        let mut listeners = Vec::new();
+        for _ in 0..10_000 {
+            let guard = LossChannel::default();
+            let lost = guard.of(|listener| add_listener(&mut listeners, listener()));
+            let lost = lost.clone();
+            drop(guard);
+            assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
+        }
+        assert!(listeners.len() < 64, "{} are kept", listeners.len());
     }
 }

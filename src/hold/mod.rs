@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::error::{Error, Loss, LossReason, Result};
-use crate::hold::loss::LossListener;
+use crate::hold::loss::{LossListener, add_listener};
 use crate::hold::schedule::Times;
 use crate::hold::validity::{Duty, Lease};
 use crate::local::lock::{Holding, LeasePolicy, Mode, Validity};
@@ -603,13 +603,7 @@ impl Hold {
         let mut listeners = self.extras().listeners.lock();
         match self.loss() {
             Some(reason) => listener.notify(&self.loss_for(reason)),
-            None => {
-                if listeners.len() == listeners.capacity() {
-                    // A shared hold outlives many of its guards, whose listeners would pile up.
-                    listeners.retain(LossListener::is_alive);
-                }
-                listeners.push(listener);
-            }
+            None => add_listener(&mut listeners, listener),
         }
     }
 }

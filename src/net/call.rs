@@ -21,7 +21,7 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// The command was sent once, has no answer and may have run, so it is not sent again.
+    /// The command was sent and has no answer, so it may have run. A command that counts once is not sent again.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
@@ -61,7 +61,7 @@ pub(crate) struct Deferred {
 /// The length of the longest id of an owner: `<uuid>:<number>`.
 pub(crate) const LONGEST_OWNER: usize = 36 + 1 + 20;
 
-/// The facts about a deferred release that a connection needs besides its bytes.
+/// The facts about a deferred release that the connection needs besides the bytes.
 pub(crate) struct DeferredInfo {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
@@ -82,13 +82,14 @@ pub(crate) trait Undo: Send + Sync {
 
 /// Notified of the outcome of deferred releases.
 ///
-/// Called with the mutex of the connection held, but not with that of the call, so that what is counted here has been counted
-/// by the time that anybody sees the call settled. Implementations count and log (records are held back), and never block.
+/// Called with the mutex of the connection held, except for useless entries of the ledger, and never with that of the call.
+/// After a reply the call is settled only afterwards, so a thread that sees it settled also sees what was counted. An
+/// implementation counts and logs (the records are held back), and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed it. `replayed`: it was sent before, and may have been executed then as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
 
-    /// The release is not sent again.
+    /// The release will not be sent again.
     fn given_up(&self, release: &DeferredInfo, why: &RedisError);
 }
 
@@ -108,15 +109,18 @@ pub(crate) struct Answer {
     pub(crate) acknowledged: Option<(u32, u32)>,
 }
 
-/// A command, and how far it has got.
+/// A command and its progress.
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// The reply may never be read, or read too late to send the command again.
+    /// No thread is certain to read the reply in time to answer `NOSCRIPT`. So the first such call over a connection carries
+    /// its script's text.
     pub(crate) unattended: bool,
-    /// Undoes it. Sent when its connection is dropped, since the server may still execute it.
+    /// Makes the undo of an acquire. The undo is sent when the connection is dropped, since the server may still execute the
+    /// acquire.
     undo: Option<Arc<dyn Undo>>,
-    /// The node that it was last sent to, or is to be sent to. Readable with the mutex held.
+    /// The node to which the call was last sent, or will be sent. Changed by the thread that puts the call onto a connection
+    /// or into the ledger; an atomic, so that a thread finds the connection, and with it the mutex, without any mutex.
     node: AtomicUsize,
     /// Of a release: this process listened to its channel, so it is among those notified.
     pub(crate) is_heard_by_us: bool,
@@ -124,13 +128,13 @@ pub(crate) struct Call {
     changed: Condvar,
 }
 
-/// The part of a call that changes. The mutex is that of the standard library, for its condition variable: that of
-/// `parking_lot` keeps its threads in a table, and every reply wakes one (bench: many64).
+/// The state of a call, with the standard library's mutex, for its condition variable: that of `parking_lot` keeps its threads
+/// in a table, and every reply wakes one (bench: many64).
 pub(crate) struct Progress(Mutex<CallState>);
 
 impl Progress {
     pub(crate) fn lock(&self) -> MutexGuard<'_, CallState> {
-        // A thread that panicked while it held the mutex left the state consistent.
+        // No code panics halfway through a change of the state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,17 +153,17 @@ pub(crate) struct CallState {
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     followers: Followers,
-    /// The call has waited for the undos that attempts which timed out have left.
+    /// The attempt has waited for the backlog once: see `Pipeline::owed`.
     pub(crate) has_waited: bool,
     /// The position in the [ledger](crate::net::ledger); 0 until there is one.
     pub(crate) seq: u64,
     /// Sent behind `ASKING`: the slot is not that node's own yet.
     pub(crate) asking: bool,
-    /// How many replies come before the one that counts.
+    /// How many replies precede the one that counts: 1 behind `ASKING`.
     pub(crate) before: u8,
-    /// The one that counts, while that to `WAIT` is due.
+    /// The reply that counts, while the reply to `WAIT` is due.
     pub(crate) own: Option<Value>,
-    /// The number that `WAIT` has returned.
+    /// The reply to `WAIT`: how many replicas have the write.
     pub(crate) acknowledged: Option<u32>,
     /// How often in a row a node has sent it to another.
     pub(crate) redirected: u8,
@@ -183,7 +187,8 @@ pub(crate) enum CallPhase {
 }
 
 impl CallState {
-    /// A connection queues the call. Threads that have followed an earlier sending were woken.
+    /// A connection queues the call. Threads that followed an earlier sending were woken, or are about to be, by the thread that
+    /// ended that sending. The leader of this connection must not count on them, so the count begins again.
     pub(crate) fn begin_sending(&mut self) {
         self.phase = CallPhase::Awaiting;
         self.sendings += 1;
@@ -268,8 +273,11 @@ impl Call {
         })
     }
 
-    /// Waits until somebody wakes those that follow it, at most for so long, or for no reason. Without a limit the system has
-    /// less to do (bench: many64).
+    /// Parks until another thread [wakes](Self::wake) the followers, for at most `most`; may return early for no reason. A wait
+    /// without a limit costs the system less (bench: many64).
+    ///
+    /// The call's mutex is held until the thread is parked, and counts it as a follower in the same step. So a thread that
+    /// changes the call under that mutex either finds the follower, or is found by it.
     pub(crate) fn follow<'a>(
         &self,
         mut its: MutexGuard<'a, CallState>,
@@ -287,7 +295,7 @@ impl Call {
         its
     }
 
-    /// Wakes the threads that follow it.
+    /// Wakes the threads that follow the call. The caller has changed the state before, under the mutex of the call.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
@@ -340,7 +348,7 @@ impl Call {
         Some((state.acknowledged.unwrap_or(0), wanted.needed))
     }
 
-    /// The outcome, once known: the reply, which may be an error, or why there is none.
+    /// The outcome of the call, once known: the reply, which may be an error, or why there is none.
     pub(crate) fn outcome(&self) -> Option<Result<Answer, RedisError>> {
         let state = self.state.lock();
         match &state.phase {
@@ -362,17 +370,17 @@ impl Call {
         }
     }
 
-    /// Whether it may leave something to be undone, and has not waited for what others have left.
+    /// Whether the call is an attempt that may have to be undone, and has not waited for the backlog of others.
     pub(crate) fn has_to_wait(&self) -> bool {
         self.undo.is_some() && !self.state.lock().has_waited
     }
 
-    /// The call has waited once, and from now on is sent however many undos are queued.
+    /// The attempt has waited for the backlog. From now on it is sent, however long the backlog is.
     pub(crate) fn may_go(&self) {
         self.state.lock().has_waited = true;
     }
 
-    /// The call that undoes this one, if executing this one leaves anything behind.
+    /// The undo of the call, if the call would have to be undone in case the server has executed it.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
     }
@@ -393,7 +401,7 @@ impl Call {
         }
     }
 
-    /// The server has rejected it before it ran, so its last sending does not count.
+    /// The server has rejected the call before it ran, so the last sending does not count.
     pub(crate) fn discount_sending(&self, why: Option<RedisError>) {
         let mut its = self.state.lock();
         its.sendings -= 1;

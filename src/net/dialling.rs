@@ -6,8 +6,8 @@
 //!    Sentinels: one names the master ──► the same, and a master by ROLE ──► made
 //! ```
 //!
-//! No other thread connects, logs in or greets. The callers that need the connection wait for it, each within its own time. The
-//! thread goes on without them, so callers with little time get a connection in the end as well.
+//! Callers that need the connection do no part of this work: they wait for it, each within its own time. The thread goes on
+//! after they have given up, so callers with little time get a connection in the end as well.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) fn start(
             let made = made.unwrap_or_else(|_| Err(lasting("connecting panicked".into())));
             let failure = made.as_ref().err().cloned();
             done(made, &its);
-            // After that: the logger may need the connection.
+            // Logged only after `done`: the logger is user code, and may itself wait for this connection.
             if !its.is_given_up() {
                 masters.endpoint(node).log(role, failure.as_ref());
             }
@@ -55,7 +55,8 @@ pub(crate) fn start(
     Ok(progress)
 }
 
-/// An attempt of a thread that looks now and then whether there is a connection.
+/// An attempt whose outcome is fetched by another thread. Dropping this gives the attempt up: its thread ends at the next step,
+/// and a connection that it has made is dropped.
 pub(crate) struct Dialling {
     made: Receiver<RedisResult<Duplex>>,
     progress: Arc<Progress>,
@@ -71,7 +72,8 @@ impl Dialling {
     ) -> RedisResult<Self> {
         let (done, made) = bounded(1);
         let progress = start(masters, node, role, timeout, move |made, attempt| {
-            // The old connection works, so a failure does not mean that the server is gone.
+            // The old connection works, so a failure does not mean that the server is gone. An attempt that counts as given up
+            // is not logged, and the observer is told nothing.
             if is_successor {
                 attempt.give_up();
             }

@@ -54,16 +54,18 @@ use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::verdict::Redirection;
 
-/// How many bytes of entries a connection takes together, and one entry more: on a slow network the next command waits for them.
+/// A batch ends with the entry that reaches this many bytes. On a slow network, a command that follows waits until the batch
+/// is transferred.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
-/// How many entries about the same name go before a command. With so many replies due, attempts wait for what attempts that were
-/// given up have left to be undone; with fewer the server is about to answer.
+/// How many entries about the same name are sent before a command. Also the number of commands in flight from which the server
+/// counts as busy: then each new attempt waits for the undos of earlier ones (`Pipeline::owed`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
     map: Arc<Masters>,
-    /// How many entries there are, mostly none: read without the mutex by each command.
+    /// How many entries there are. Every command reads this without the mutex, and mostly finds zero. A release that finds no
+    /// connection is counted before another thread of this process can ask for its name: rule 4 at [`Entry`](crate::hold::Entry).
     count: AtomicUsize,
     entries: Mutex<Entries>,
 }
@@ -73,13 +75,15 @@ type Place = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there.
+    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; until then
+    /// no command finds them by their keys.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
     /// The end of each entry's usefulness.
     ends: BTreeSet<(Instant, Place)>,
-    /// The hashes of the keys of each. Keys with the same hash do no harm.
+    /// Each entry under the hash of each of its keys. With equal hashes, a command is preceded by an entry about another key,
+    /// which does no harm.
     keys: BTreeSet<(u64, Place)>,
     last_seq: u64,
 }
@@ -130,7 +134,7 @@ impl Ledger {
         });
     }
 
-    /// The node `from` has sent a call to another.
+    /// The node `from` has rejected a call and named the node to which it belongs. The call is on no connection now.
     pub(super) fn redirect(&self, call: &Arc<Call>, from: usize, to: &Redirection) {
         let node = self.map.redirected(from, to);
         call.redirect(to.is_asking.then_some(node));
@@ -140,12 +144,13 @@ impl Ledger {
         }
     }
 
-    /// Removes the calls that nodes ask for.
+    /// Removes the calls that have to be sent behind `ASKING`.
     pub(super) fn take_asked(&self) -> Vec<Arc<Call>> {
         self.change(|entries| std::mem::take(&mut entries.asked))
     }
 
-    /// Removes the oldest of each slot that `node` serves.
+    /// Removes a batch of the entries that `node` serves: slot after slot, and the oldest of each slot first. The order matters
+    /// only within a slot, since no request has keys of several.
     pub(super) fn take(&self, node: usize) -> Vec<Arc<Call>> {
         let serves = |slot: u16| self.map.owner(slot) == Some(node);
         self.change(|entries| {
@@ -162,7 +167,7 @@ impl Ledger {
         })
     }
 
-    /// Removes the oldest that concern a key of `request`, and behind them all that `node` asks for.
+    /// Removes the oldest entries that have a key of `request`, and behind these all releases that `node` asks for.
     pub(super) fn take_about(&self, request: &Request, node: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let mut places = BTreeSet::new();
@@ -176,7 +181,7 @@ impl Ledger {
         })
     }
 
-    /// Removes entries that are useless by now.
+    /// Removes up to `most` entries that are useless by now, so that their holds have ended by their leases.
     pub(super) fn take_useless(&self, now: Instant, most: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let useless = entries.ends.range(..=(now, LAST)).take(most);
@@ -223,7 +228,7 @@ impl Entries {
             return;
         };
         let mut its = call.state.lock();
-        // The master of its slot is asked first again.
+        // An entry goes to the master of its slot. `ASKING` was for one node, and for one sending.
         its.asking = false;
         if its.seq == 0 {
             self.last_seq += 1;

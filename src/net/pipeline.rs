@@ -57,7 +57,7 @@ pub(super) struct Pipeline {
     ledger: Arc<Ledger>,
     /// Until when nothing is taken from the ledger: the server has replied that it cannot serve now.
     rests_until: Option<Instant>,
-    /// The last call so far that undoes an attempt which was given up.
+    /// The last undo that was submitted, until its outcome is known: see [`owed`](Self::owed).
     owed: Option<Arc<Call>>,
 }
 
@@ -75,17 +75,19 @@ pub(super) struct InFlight {
     to: Destination,
     pub(super) unwritten: WriteQueue,
     awaiting: VecDeque<Arc<Call>>,
-    /// How many calls were queued so far, and how many by the time that the last batch from the ledger was.
+    /// How many calls were queued over this connection.
     queued: u64,
+    /// The value of `queued` behind the last batch from the ledger: with as many answered, the batch is.
     batch_ends: u64,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
-    /// When a thread last read and found nothing: all that had come by then has been read.
+    /// The latest moment by which everything that had arrived is known to have been read: a thread read then, and found nothing.
     pub(super) quiet_at: Instant,
-    /// The connection was idle before what is written now, for so long that the server may have closed it.
+    /// The connection was idle for so long before the queued command that the server may have closed it. The thread that
+    /// writes next checks that first.
     pub(super) doubtful: bool,
-    /// Nothing was heard since it was idle for long, when a firewall on the way may have forgotten it, or since a caller's
-    /// time was up. Then it is given up the sooner.
+    /// The server has sent nothing since a command followed a long idle time, in which a firewall may have forgotten the
+    /// connection, or since a caller timed out. Until the server sends something, a shorter silence ends the connection.
     pub(super) is_in_doubt: bool,
     /// The scripts whose texts were sent with calls whose replies may never be read.
     introduced: Vec<&'static Script>,
@@ -95,9 +97,9 @@ pub(super) struct InFlight {
 
 /// The meaning of a reply that was read.
 pub(super) enum Received {
-    /// The reply belongs to no command.
+    /// No reply is due.
     Stray,
-    /// Further replies to the same call are due.
+    /// More replies to the same call are due.
     Part,
     Of(Replied),
 }
@@ -105,9 +107,10 @@ pub(super) enum Received {
 /// The call that a reply belongs to, and what follows.
 pub(super) struct Replied {
     pub(super) call: Arc<Call>,
-    /// The call is in the ledger, from which the connection to another node takes it.
+    /// Another node has to execute the call, and its connection takes the call from the ledger.
     pub(super) is_elsewhere: bool,
-    /// The call's thread waits to be woken.
+    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. Read before the call
+    /// could be sent again, over a connection whose leader does not wake that thread.
     pub(super) following: bool,
     /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
@@ -117,7 +120,7 @@ pub(super) struct Replied {
 pub(super) struct Lost {
     /// Calls without a reply for which threads wait.
     pub(super) followed: Vec<Arc<Call>>,
-    /// Requests that undo the acquires among them. The server may still have those unread, and execute them after the next
+    /// The bytes that undo the lost acquires. The server may still have an acquire unread, and execute it after the next
     /// holder has come and gone.
     pub(super) undoing: Vec<u8>,
     /// The last command was written in part, so nothing can be sent after it.
@@ -186,7 +189,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes a batch from the ledger, when the former is answered.
+    /// Takes the next batch from the ledger, once the last one is answered.
     pub(super) fn feed(&mut self, now: Instant) {
         let rests = self.rests(now);
         let Some(in_flight) = &mut self.in_flight else {
@@ -202,12 +205,13 @@ impl Pipeline {
         in_flight.batch_ends = in_flight.queued;
     }
 
-    /// Returns the command for which an attempt has to wait once: the last of many commands that are in flight, among them attempts
-    /// that were given up. So these leave no more behind than one for each thread, however short their times are.
+    /// Returns the command for which an attempt has to wait, once, before it is sent: the last one in flight, if there are
+    /// [`AT_ONCE`] or more and the last undo has no reply. Without that wait, threads with short time limits would send attempts
+    /// and undos faster than the server executes them. With it, each thread adds at most one attempt to the backlog.
     pub(super) fn owed(&mut self) -> Option<Arc<Call>> {
         self.owed.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;
-        // With fewer than that the server is about to answer.
+        // With fewer in flight, the server is about to answer.
         let owes = self.owed.is_some() && awaiting.len() >= AT_ONCE;
         awaiting.back().filter(|_| owes).cloned()
     }
@@ -241,7 +245,8 @@ impl Pipeline {
             return Received::Part;
         };
         let (replayed, following) = (its.sendings > 1, its.is_followed());
-        // A guarded command may return any value, so its replies are not checked.
+        // Scripts of the user, and guarded commands, may return anything. The scripts of this crate do not: an odd reply to one
+        // of them shows that replies and commands no longer match.
         if let Some(script) = call
             .request
             .our_script()
@@ -258,6 +263,8 @@ impl Pipeline {
         }
         let mut is_elsewhere = false;
         if let Some(deferred) = &call.deferred {
+            // `settle` calls `on_reply` without the call's mutex, and may put the call into the ledger, which takes that mutex.
+            // The call is on no connection until then, so no other thread changes it.
             drop(its);
             is_elsewhere = self.settle(&call, deferred, value, replayed, now, on_reply);
         } else {
@@ -335,7 +342,9 @@ impl Pipeline {
     pub(super) fn lost(&mut self, why: &RedisError) -> Option<Lost> {
         let in_flight = self.in_flight.take()?;
         let (mut undoing, mut followed) = (Vec::new(), Vec::new());
-        let unwritten = in_flight.unwritten.calls; // more than there are if replies came unasked
+        // The last calls in the queue are those of which no byte was taken for writing. There may be fewer calls than that if
+        // the server has sent replies that were not due.
+        let unwritten = in_flight.unwritten.calls;
         let written = in_flight.awaiting.len().saturating_sub(unwritten);
         for (index, call) in in_flight.awaiting.iter().enumerate() {
             let mut its = call.state.lock();
@@ -348,7 +357,8 @@ impl Pipeline {
                 its.phase = CallPhase::Idle(Some(why.clone()));
             } else {
                 its.phase = CallPhase::Broken(why.clone());
-                its.sendings -= u32::from(index >= written); // nobody has begun to write it
+                // The server cannot have executed a call of which no byte was written.
+                its.sendings -= u32::from(index >= written);
                 drop(its);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.
@@ -361,8 +371,8 @@ impl Pipeline {
                 }
             }
         }
-        // From here on another connection may take these calls, before their followers are woken. These then find a newer
-        // sending, and follow that, or look at the other connection.
+        // From here on another connection may take these calls and send them. The threads in `followed`, which are woken later
+        // and without the mutex, find each call idle, sent again, or done.
         let deferred = in_flight.awaiting.iter();
         self.ledger
             .keep(deferred.filter(|call| call.deferred.is_some()));
@@ -426,7 +436,7 @@ impl InFlight {
             let idle = now.saturating_duration_since(self.last_heard);
             self.doubtful = idle >= IDLE;
             self.is_in_doubt = idle >= PING_AFTER;
-            // Silence counts from when a reply became due, whichever thread waits for it.
+            // No reply was due until now, so silence counts from here.
             self.last_heard = now;
         }
         if call.unattended
@@ -450,7 +460,7 @@ impl InFlight {
         self.awaiting.push_back(Arc::clone(call));
     }
 
-    /// Queues what the ledger has about the keys of a request.
+    /// Queues the ledger's entries about the keys of a request, so that they precede it.
     fn enqueue_about(&mut self, request: &Request, ledger: &Ledger, now: Instant) {
         if !ledger.is_empty() {
             for call in ledger.take_about(request, self.to.node) {

@@ -134,6 +134,8 @@ pub(crate) struct Request {
     pub(crate) acknowledgements: Option<Acknowledgements>,
     /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
+    /// It counts once, however often it is sent; a caller who makes another one would count twice.
+    pub(crate) counts: bool,
 }
 
 impl Request {
@@ -150,6 +152,7 @@ impl Request {
             doing,
             acknowledgements: None,
             is_sent_once: false,
+            counts: false,
         }
     }
 
@@ -171,6 +174,14 @@ impl Request {
         args: &[impl AsRef<[u8]>],
     ) -> Self {
         Self::pack(doing, ScriptRef::Ours(script), keys.iter().copied(), args)
+    }
+
+    /// The same request, if another one of the caller's would count again.
+    pub(crate) fn counting(self) -> Self {
+        Self {
+            counts: true,
+            ..self
+        }
     }
 
     /// A script that is not sent again once it may have run.
@@ -209,6 +220,7 @@ impl Request {
             doing,
             acknowledgements: None,
             is_sent_once: false,
+            counts: false,
         }
     }
 

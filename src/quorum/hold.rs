@@ -239,7 +239,7 @@ impl QuorumHold {
         state.asked[node].may_be_kept = false;
     }
 
-    /// A part is lost; `false` if it was over before, or has just been renewed.
+    /// Marks a part as lost; `false` if it was over before, or has just been renewed.
     fn lose_part(&self, state: &mut State, node: usize, why: LossReason) -> bool {
         let is_lost = self.parts[node].lose(why).is_some();
         if is_lost {
@@ -503,7 +503,8 @@ impl Several for QuorumHold {
         self.read(&mut state);
         let part = &self.parts[node];
         if !state.parts.keep(node, part.valid_until(), Instant::now()) {
-            // The renewal was confirmed too late for the part, or the hold is lost. Ended, the part is not armed again.
+            // The renewal was confirmed too late for the part, or the hold is lost. The watchdog is about to arm the part again,
+            // which it does only with parts that are held, so the part is ended first.
             part.end();
         }
         self.update_or_lose(state, LossReason::Unreachable);

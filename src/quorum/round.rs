@@ -113,8 +113,8 @@ impl Nodes {
                 continue;
             }
             let connection = session.connection.first();
-            // Rounds end with a majority, so replies to an earlier round may be unread; these are read first, without
-            // waiting.
+            // Rounds end with a majority, so replies to earlier rounds may be unread. With many of these, they are read first,
+            // as far as they have arrived; a node that still owes them is not asked now.
             let is_asked = connection.responds(timeout)
                 && connection
                     .wait_for_owed(Instant::now(), request.stop)
@@ -207,7 +207,8 @@ impl Nodes {
         let (NodeReply::Pending, Some(call)) = (&round.replies[node], &round.calls[node]) else {
             return;
         };
-        // A read blocks for at least a millisecond, so it is not begun without a chance.
+        // Even a read without any time left blocks for a millisecond. So past `by` it is begun only if the reply has been read by
+        // another thread, or bytes have arrived.
         let waits = || Instant::now() < by;
         if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;
@@ -243,6 +244,7 @@ impl Nodes {
             }
             Err(WaitFault::Broken(err)) => NodeReply::Failed(connection.first().unreachable(err)),
             Err(WaitFault::Closed) => NodeReply::Failed(Fault::Closed),
+            // The slice is over, not the round: the node stays pending.
             Err(WaitFault::TimedOut | WaitFault::Stopped) => return,
         };
     }

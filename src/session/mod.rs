@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
-use redis::RedisError;
 
 use crate::config::Config;
 use crate::config::replicas::ReplicaAck;
@@ -28,7 +27,7 @@ use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Attempt, Call, Fault, OnReply};
 use crate::net::connection::Left;
-use crate::net::masters::{Masters, is_no_cluster};
+use crate::net::masters::Masters;
 use crate::net::nodes::{self, Nodes};
 use crate::net::request::Acknowledgements;
 use crate::net::socket;
@@ -138,7 +137,7 @@ impl Session {
         if !config.lazy {
             connection.open(Instant::now() + connect).map_err(|err| {
                 masters.stop();
-                Self::not_opened(&endpoint, err)
+                Error::redis("connecting", err).at(&endpoint)
             })?;
         }
         let subscriber = Subscribers::new(
@@ -191,16 +190,12 @@ impl Session {
     fn endpoint_of(config: &Config, id: &str) -> Result<Endpoint> {
         let mut server = config.check()?;
         server.names = process::names(id, &config.label);
-        Ok(Endpoint::new(server).observed_by(&config.observer))
-    }
-
-    fn not_opened(endpoint: &Endpoint, err: RedisError) -> Error {
-        if is_no_cluster(&err) {
-            return Error::config(format!(
-                "url: redis+cluster:// leads to a server that is not a node of a cluster, {endpoint}: {err}; use redis:// for a single server"
-            ));
-        }
-        Error::redis("connecting", err).at(endpoint)
+        let endpoint = Endpoint::new(server).observed_by(&config.observer);
+        // `open` reports a wrong URL. Without it each call reports what the server rejects.
+        Ok(match config.lazy {
+            true => endpoint,
+            false => endpoint.named_by_url(),
+        })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -415,7 +410,7 @@ impl Session {
         };
         outcome.map_err(|(doing, why)| {
             let why = io::Error::new(io::ErrorKind::TimedOut, why);
-            Error::redis(doing, why).at(&self.endpoint)
+            Error::redis(doing, why).at(&self.endpoint).after_work()
         })
     }
 

@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
 
@@ -14,9 +13,8 @@ use crate::acquire::leased_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
-use crate::error::{Error, Result};
-use crate::error::{Loss, LossReason};
-use crate::hold::loss::LossChannel;
+use crate::error::{Error, LossReason, Result};
+use crate::hold::loss::{LossChannel, LossReceiver};
 use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Attempt, Call, Fault};
@@ -57,15 +55,16 @@ const MOST_IDS: usize = 10_000;
 /// Use this one unless you share the name with Redisson's plain `RSemaphore`, which is
 /// [`Semaphore`](crate::Semaphore). The two use the same keys and channel, and cannot be mixed under one name.
 ///
-/// **Crashes.** Each permit has a lease, which is renewed until its [`ExpirablePermit`] is dropped, like a lock. If
-/// its process dies, is stopped, or cannot reach Redis, the permit returns one lease later. Waiting threads then get
-/// it without any message. The server's clock alone decides which leases have expired.
+/// **Crashes.** Each permit has a lease (30 s unless set), which is renewed until its [`ExpirablePermit`] is dropped.
+/// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later. The server's clock
+/// alone decides which leases have expired. A holder that was only stopped finds
+/// [`is_valid`](ExpirablePermit::is_valid) false.
 ///
 /// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
 /// call changes nothing. Until then there are no permits: no call gets one, and a *warn* in the log says so, once.
 /// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so
 /// after a reduction the available number can be negative until enough permits have returned. If the key of the
-/// number is deleted or evicted, the number counts as not set. Permits that are returned do not create it. The next
+/// number is deleted or evicted, the number counts as not set, and permits that are returned do not set it. The next
 /// number that is set includes the permits that are still taken.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
@@ -409,7 +408,7 @@ impl ExpirableSemaphore {
         Ok(self.state()?[2])
     }
 
-    /// Releases the permit with this id, in whatever process it was taken; `false` if it was not taken.
+    /// Releases the permit with this id, whoever took it; `false` if no permit with this id is taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. A holder in this client is notified of the loss at
     /// once ([`LossReason::Forced`]), a holder elsewhere at its next renewal. A request that is sent again after a
@@ -425,8 +424,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for an id that is not 32 hexadecimal digits; [`Error::Redis`], [`Error::WrongType`],
-    /// [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn release_id(&self, id: impl AsRef<str>) -> Result<bool> {
         let released = self.release_ids(&[id])?;
         Ok(released.first().copied().unwrap_or_default())
@@ -447,17 +445,13 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Redisson, in contrast, releases all or none, and fails if one has expired.
-    ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id). If one id is malformed, nothing is sent. After any other error, some of
-    /// the permits may have been released.
+    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more ids, before anything is sent. After other
+    /// errors some of them may have been released.
+    ///
+    /// Source: Redisson releases all or none, and fails if one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
-        let ids = ids
-            .iter()
-            .map(|id| parsed(id.as_ref()))
-            .collect::<Result<Vec<_>>>()?;
         if ids.len() > MOST_IDS {
             return Err(Error::config(format!(
                 "{} ids; {MOST_IDS} are possible",
@@ -466,8 +460,11 @@ impl ExpirableSemaphore {
         }
         let (session, entry) = (self.inner.session(), self.entry()?);
         session.check_open()?;
-        let mut released = Vec::with_capacity(ids.len());
-        for ids in ids.chunks(MOST) {
+        // No permit has a malformed id.
+        let possible: Vec<_> = ids.iter().map(|id| PermitId::parse(id.as_ref())).collect();
+        let sent: Vec<PermitId> = possible.iter().copied().flatten().collect();
+        let mut released = Vec::with_capacity(sent.len());
+        for ids in sent.chunks(MOST) {
             let done = self.release_some(entry, ids)?;
             for (id, _) in std::iter::zip(ids, &done).filter(|(_, done)| **done) {
                 if let Some(hold) = session.permits.get(*id)
@@ -478,7 +475,9 @@ impl ExpirableSemaphore {
             }
             released.extend(done);
         }
-        Ok(released)
+        let mut released = released.into_iter();
+        let was_released = |id: &Option<PermitId>| id.is_some() && released.next() == Some(true);
+        Ok(possible.iter().map(was_released).collect())
     }
 
     fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
@@ -514,7 +513,11 @@ impl ExpirableSemaphore {
     ///
     /// As [`release_id`](Self::release_id).
     pub fn lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
-        let id = parsed(id.as_ref())?;
+        let Some(id) = PermitId::parse(id.as_ref()) else {
+            self.entry()?;
+            self.inner.session().check_open()?;
+            return Ok(None);
+        };
         let request = |protocol: &Protocol| permits::lease_of(protocol, id);
         let (reply, doing) = self.ask_for(request)?;
         let ms = self.inner.integer(reply, doing)?;
@@ -678,14 +681,6 @@ fn readable(n: u32) -> Result<()> {
         .map_err(|_| Error::config(format!("{n} permits; {} are possible", i32::MAX)))
 }
 
-fn parsed(id: &str) -> Result<PermitId> {
-    PermitId::parse(id).ok_or_else(|| {
-        Error::config(format!(
-            "{id:?} is no permit's id, which has 32 hexadecimal digits"
-        ))
-    })
-}
-
 impl ExpirablePermit {
     fn session(&self) -> &Arc<Session> {
         self.semaphore.session()
@@ -716,11 +711,11 @@ impl ExpirablePermit {
         let call = self.let_go()?;
         let (value, replayed) = match self.session().connection.settled(&call, until) {
             Ok(settled) => settled,
-            Err(fault) => return Err(self.semaphore.error(RELEASING, fault)),
+            Err(fault) => return Err(self.semaphore.error(RELEASING, fault).after_work()),
         };
         let released = script::released(&value).map_err(|unexpected| {
-            self.session()
-                .error(RELEASING, &self.semaphore.name, unexpected)
+            let session = self.session();
+            (session.error(RELEASING, &self.semaphore.name, unexpected)).after_work()
         })?;
         let reason = match released {
             Released::Yes { .. } => return Ok(()),
@@ -764,8 +759,8 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The time counts on the monotonic clock, from before the last confirmed acquire, renewal or change of the lease
-    /// was sent. To it is added the lease, less a hundredth of the lease and 2 ms, for clocks that drift apart.
+    /// The instant is one lease after the last confirmed acquire, renewal or change of the lease was sent, less a
+    /// hundredth of the lease and 2 ms, for clocks that drift apart. The clock is the monotonic one of this process.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.hold.valid_until()
@@ -773,6 +768,9 @@ impl ExpirablePermit {
 
     /// Returns the channel that reports the loss of this permit, no later than at [`valid_until`](Self::valid_until).
     /// No I/O.
+    ///
+    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the permit is released. [`LossReceiver`]
+    /// says how to wait for it on another thread, or together with other messages.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -786,7 +784,7 @@ impl ExpirablePermit {
     /// The channel receives at most one [`Loss`], and nothing when the permit is released.
     /// `crossbeam_channel::select!` accepts the channel.
     #[must_use]
-    pub fn lost(&self) -> &Receiver<Loss> {
+    pub fn lost(&self) -> &LossReceiver {
         self.lost.of(|listener| {
             if !self.session().is_copy() {
                 self.hold.listen(listener());
@@ -801,6 +799,8 @@ impl ExpirablePermit {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// use redlatch::redis;
+    ///
     /// let permit = client.expirable_semaphore("slots").acquire()?;
     /// // does nothing if the lease is over by now
     /// permit.query::<()>(redis::cmd("INCR").arg("{slots}:done"))?;

@@ -28,8 +28,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// copy.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall in two cases. The server's clock was set
-/// back as well, as may happen with a failover to another machine. Or the lock is taken again in the same
-/// millisecond: while threads of a process wait for the lock, tokens are up to a millisecond ahead of the clock.
+/// back as well, as may happen with a failover to another machine. Or the lock is acquired again within a millisecond:
+/// while threads of a process wait for the lock, tokens run up to a millisecond ahead of the clock.
 ///
 /// **After a loss.** If a process has lost the lock and does not know yet, its threads may still pass the lock among
 /// themselves. These tokens are lower than the new holder's, so the resource rejects them.
@@ -101,7 +101,7 @@ impl<S: Scope> Guard<Fenced, S> {
     ///
     /// In SQL, a token fits a `BIGINT NOT NULL DEFAULT 0`. An `UPDATE` that matches no row was rejected. Execute this
     /// `UPDATE` first in its transaction, and roll the transaction back if it was rejected ([complete
-    /// example](crate::guide::recipes)):
+    /// example](crate::guide::recipes#a-database-that-rejects-late-writers)):
     ///
     /// ```sql
     /// UPDATE account SET balance = :balance, token = :token WHERE id = 7 AND token <= :token;

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
-
 use crate::acquire::target::{Held, Target};
-use crate::error::{Loss, Result};
+use crate::error::{Error, Result};
 use crate::hold::Bound;
-use crate::sync::kind::{AnyKind, Owned, Scope, sealed};
-use crate::sync::traits::Hold;
+use crate::hold::loss::LossReceiver;
+use crate::sync::kind::{AnyKind, Owned, Scope};
+use crate::sync::traits::{Hold, sealed};
 
 /// A held lock. Dropping the guard releases it.
 ///
@@ -96,7 +95,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// [`Error::Lost`](crate::Error::Lost) if the hold ended earlier. [`Error::Redis`](crate::Error::Redis) if Redis
     /// did not confirm: the release is sent again until Redis confirms it, and the lease ends the hold in any case.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.held.unlock().map_err(Error::after_work)
     }
 
     /// Returns whether the lock is certainly still held, by the clock of this process. No I/O.
@@ -128,15 +127,18 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The time counts on the monotonic clock, from before the last confirmed acquire or renewal was sent. To it is
-    /// added the lease, less a hundredth of the lease and 2 ms, for clocks that drift apart.
+    /// The instant is one lease after the last confirmed acquire or renewal was sent, less a hundredth of the lease and
+    /// 2 ms, for clocks that drift apart. The clock is the monotonic one of this process.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.held.valid_until()
     }
 
-    /// Returns the channel that reports the loss of this hold, no later than at [`valid_until`](Self::valid_until).
-    /// No I/O.
+    /// Returns the channel that reports the loss of this hold, no later than at [`valid_until`](Self::valid_until). No
+    /// I/O.
+    ///
+    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the hold is released. [`LossReceiver`] says
+    /// how to wait for it on another thread, or together with other messages.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -150,7 +152,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// The channel receives at most one [`Loss`], and nothing when the hold is released. `crossbeam_channel::select!`
     /// accepts the channel.
     #[must_use]
-    pub fn lost(&self) -> &Receiver<Loss> {
+    pub fn lost(&self) -> &LossReceiver {
         self.held.lost()
     }
 
@@ -211,7 +213,11 @@ impl<K: AnyKind, S: Scope> fmt::Debug for Guard<K, S> {
     }
 }
 
-impl<K: AnyKind, S: Scope> sealed::Guard for Guard<K, S> {}
+impl<K: AnyKind, S: Scope> sealed::Guard for Guard<K, S> {
+    fn unlock_boxed(self: Box<Self>) -> Result<()> {
+        (*self).unlock()
+    }
+}
 
 impl<K: AnyKind, S: Scope> Hold for Guard<K, S> {
     fn unlock(self) -> Result<()> {
@@ -226,7 +232,11 @@ impl<K: AnyKind, S: Scope> Hold for Guard<K, S> {
         self.valid_until()
     }
 
-    fn lost(&self) -> &Receiver<Loss> {
+    fn lost(&self) -> &LossReceiver {
         self.lost()
+    }
+
+    fn name(&self) -> &str {
+        self.name()
     }
 }

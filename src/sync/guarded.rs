@@ -86,6 +86,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// use redlatch::redis; // the crate, in the version that redlatch uses
+    ///
     /// let guard = client.mutex("stock:42").lock()?;
     /// let left: i64 = guard.query(redis::cmd("GET").arg("{stock:42}:left"))?;
     /// // the next line does nothing if the lease is over by now
@@ -102,11 +104,11 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// unchanged, without the client's key prefix. In a cluster they must be in the slot of the lock's key, as
     /// `{stock:42}:left` is in that of `stock:42`. The Redis user needs the rights for the command and its keys.
     ///
-    /// **Commands and replies.** Commands that Redis does not allow in scripts are rejected, blocking commands return
-    /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8
-    /// levels; a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded
-    /// commands that were under way may have run. Guarded commands have a connection of their own, so no lock waits
-    /// for them.
+    /// **Commands and replies.** A command in a variable takes two statements: `let mut set = redis::cmd("SET");`, then
+    /// `set.arg("key").arg(1);`. Commands that Redis does not allow in scripts are rejected, blocking commands return
+    /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8 levels;
+    /// a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded commands
+    /// that were under way may have run. Guarded commands have a connection of their own, so no lock waits for them.
     ///
     /// # Errors
     ///
@@ -137,7 +139,7 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// `keys` and `args` may be single values, slices or tuples; pass `None::<&str>` for none. Pass every key that
+    /// `keys` and `args` may be single values, slices or tuples; for none, pass `None::<&str>`. Pass every key that
     /// the script uses in `keys`: only these are checked before the script is sent.
     ///
     /// # Errors

@@ -7,11 +7,12 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::target::Target;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
+use crate::hold::Bound;
 use crate::local::waiter::CancelToken;
 use crate::protocol::owner;
 use crate::sync::guard::{Guard, OwnedGuard};
-use crate::sync::kind::{AnyKind, Scope, sealed};
-use crate::sync::traits;
+use crate::sync::kind::{AnyKind, Owned, Scope};
+use crate::sync::traits::{Hold, Lock, sealed};
 use crate::time::{self, Deadline};
 
 /// A lock of one kind, by its name: [`Mutex`](crate::Mutex), [`ReentrantLock`](crate::ReentrantLock),
@@ -103,8 +104,8 @@ impl<K: AnyKind> Handle<K> {
     ///
     /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call
     /// lets other waiting processes ask first, for 1 ms. Redis reports whether there are any in its reply to the last
-    /// release, so the call waits for that reply too. A [`SpinLock`](crate::SpinLock) has no such report and always
-    /// waits 1 ms.
+    /// release, so the call waits for that reply too. A [`SpinLock`](crate::SpinLock) has no such report, so after a
+    /// whole tenure it always waits.
     ///
     /// # Errors
     ///
@@ -275,8 +276,8 @@ impl<K: AnyKind> Handle<K> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking again in the same thread restarts the lease, and costs a round trip. A hold passed on by another
-    /// thread of this process may be shorter, by at most a tenth of the lease and at most the client's tenure.
+    /// Locking again in the same thread restarts the lease, and costs a round trip. If another thread of this process
+    /// passes the lock on, the hold may end up to a tenth of the lease sooner, and at most the client's tenure sooner.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -491,30 +492,22 @@ impl<K: AnyKind> fmt::Debug for Handle<K> {
 }
 
 impl<K: AnyKind> sealed::Member for Handle<K> {
-    fn parts(&self) -> Vec<LockSpec> {
-        self.target.parts().to_vec()
+    fn parts(&self) -> Option<Vec<LockSpec>> {
+        Some(self.target.parts().to_vec())
+    }
+
+    fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>> {
+        let held = self.take::<Bound>(wait)?;
+        Ok(held.map(|held| Box::new(held) as _))
+    }
+
+    fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>> {
+        let held = self.take::<Owned>(wait)?;
+        Ok(held.map(|held| Box::new(held) as _))
     }
 }
 
-impl<K: AnyKind> traits::Lock for Handle<K> {
-    type Guard = Guard<K>;
-
-    fn lock(&self) -> Result<Guard<K>> {
-        self.lock()
-    }
-
-    fn try_lock(&self) -> Result<Option<Guard<K>>> {
-        self.try_lock()
-    }
-
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
-        self.try_lock_for(wait)
-    }
-
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Guard<K>>> {
-        self.try_lock_until(instant)
-    }
-
+impl<K: AnyKind> Lock for Handle<K> {
     fn name(&self) -> &str {
         self.name()
     }

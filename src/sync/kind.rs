@@ -125,7 +125,6 @@ impl Scope for Owned {
 }
 
 pub(crate) mod sealed {
-    use crate::acquire::spec::LockSpec;
     use crate::acquire::target::Target;
 
     pub trait Kind: Clone + 'static {
@@ -134,11 +133,4 @@ pub(crate) mod sealed {
 
         type Target: Target;
     }
-
-    /// A member of a multi-lock.
-    pub trait Member {
-        fn parts(&self) -> Vec<LockSpec>;
-    }
-
-    pub trait Guard {}
 }

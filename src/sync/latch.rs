@@ -15,7 +15,7 @@ use crate::time::Deadline;
 /// How many keys of answered requests Redis deletes with one request.
 const FORGET: usize = 1;
 
-/// A count that reaches zero: threads of any number of processes count down, others wait. Redisson's
+/// A latch on which threads wait until others, in any processes, have counted down to zero: Redisson's
 /// `RCountDownLatch`.
 ///
 /// ```no_run

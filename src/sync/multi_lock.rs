@@ -39,20 +39,20 @@ use crate::sync::traits::Lock;
 /// [`Error::Members`](crate::Error::Members) names each.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at
-/// the same time. So free members take one round trip, however many there are. Releases work in the same way. After a
-/// busy reply, the first member is requested alone and then the rest, so contended sets take several round trips. In
-/// a cluster the names may be in any slots.
+/// the same time. So free members take one round trip, however many there are. Releases work in the same way. If a
+/// member is taken, the first member is requested alone and then the rest, so contended sets take several round trips.
+/// In a cluster the names may be in any slots.
 ///
-/// **Waiting.** A thread that waits for longer holds nothing: it waits for the first member that is taken, and then
-/// tries all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks may wait
-/// long. Threads that want one member get their turn after the tenure, as with a single lock. A thread that waits for
-/// one member notices that the client of another member was closed only after this wait.
+/// **Waiting.** While a thread waits, it holds no member: it waits for the first member that is taken, and then tries
+/// all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks may wait long.
+/// Threads that want one member get their turn after the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)), as
+/// with a single lock. If the client of another member is closed, the thread notices that only after this wait.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. A thread whose
-/// first member is taken releases everything else that it was granted. If a later member was taken a moment ago, its
-/// holder may be about to release it. So the thread keeps the members before it and asks again for a while: two round
-/// trips while waiting; in a single attempt a quarter of a second, or four round trips if that is longer, within the
-/// command timeout. Of the threads that try for free locks at the same time, one therefore gets its whole set. This
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. If the first member
+/// is taken, the thread releases all others that it was granted. If a later member has only just been taken, the thread
+/// keeps the members before it for a moment and asks again, since that holder may be about to release it: for two round
+/// trips while waiting; in a single attempt for a quarter of a second, or four round trips if that is longer, within
+/// the command timeout. So of the threads that try for free locks at the same time, one gets its whole set. This
 /// requires that all have the same lease, name the servers by the same addresses, and are not stopped for longer than
 /// that.
 pub type MultiLock = Handle<Multi>;
@@ -95,8 +95,11 @@ impl MultiLock {
     /// different one until it does.
     #[must_use]
     pub fn new(members: Vec<Box<dyn Lock>>) -> Self {
-        let parts = members.iter().flat_map(|member| member.parts());
-        Self::of(Members::new(parts.collect()))
+        let parts: Option<Vec<_>> = members.iter().map(|member| member.parts()).collect();
+        Self::of(match parts {
+            Some(parts) => Members::new(parts.concat()),
+            None => Members::impossible("a lock for tests cannot be a member of a multi-lock"),
+        })
     }
 
     pub(crate) fn of_names<N: AsRef<str>>(

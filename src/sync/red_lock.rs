@@ -25,14 +25,15 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ```
 ///
 /// The lock survives the loss of any minority: of five masters, two may be down, frozen or unreachable, and locking,
-/// renewing and unlocking still work. [`Handle`] lists all methods. Source: the [Redlock
+/// renewing and unlocking still work. The lock is reentrant: the thread that holds it may lock it again. [`Handle`]
+/// lists all methods. Source: the [Redlock
 /// algorithm](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) of the Redis documentation.
 /// Redisson's `RedissonRedLock` is a different algorithm, which does not count time.
 ///
 /// **What it does not promise.** The lock relies on clocks that run at about the same speed, and on pauses that end
 /// in time. A process that was stopped, or a write that is under way, can outlive the lease, as with any other lock.
-/// A master that restarts without its data has forgotten what it granted. If the majority was a bare one, another
-/// client may then get the lock some milliseconds before the holder is notified; [`min_uptime`](RedLock::min_uptime)
+/// A master that restarts without its data has forgotten what it granted. If no more than a majority had granted the
+/// lock, another client may then get it before the holder is notified; [`min_uptime`](RedLock::min_uptime)
 /// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
 /// its token. A `RedLock` has no tokens: their counter would live in one Redis.
 ///
@@ -46,8 +47,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
-/// its client was closed. A master that was unreachable when the lock was acquired does not join the hold later. So a
-/// hold survives the loss of a minority over its whole life, not of one minority after another.
+/// its client was closed. A master that was unreachable when the lock was acquired does not join the hold later. So
+/// failures add up while the lock is held, even if the masters return: of five, the third to fail ends the hold.
 /// [`nodes_held`](RedLockGuard::nodes_held) returns how many masters still keep the hold. A long job should release
 /// the lock now and then and acquire it again.
 ///

@@ -36,11 +36,12 @@ use crate::time;
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns, so neither side starves. Threads of one process get the lock in the
-/// order in which they asked. Among processes, Redis remembers one waiting writer and one waiting reader. A thread
-/// that arrives lets the remembered waiter of the other side go first, and no other waiter. A remembered waiter that
-/// has not asked for [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because it died or was
-/// stopped, is forgotten. A thread that already has the lock waits for no one. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), respect remembered waiters and are not remembered themselves. With
+/// order in which they asked. Among processes, Redis remembers at most one waiting writer and one waiting
+/// reader: a reader that arrives lets the remembered writer go first, and a writer the remembered reader. Between other
+/// waiters the first to ask gets the lock. A remembered waiter that has not asked for
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because it died or was stopped, is
+/// forgotten. A thread that already has the lock locks again without waiting. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves. With
 /// [`readers_first`](Self::readers_first), readers overtake writers of other processes.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
@@ -48,8 +49,8 @@ use crate::time;
 /// **Other kinds.** A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType),
 /// since the two would not exclude each other.
 ///
-/// **Loss.** Each read hold is lost, and reports its loss, by itself. Each has a key of its own that lives as long as
-/// its lease. So a reader that died makes way for a writer when its own lease is over, whatever other readers renew.
+/// **Loss.** Each read hold has a key of its own in Redis that lives as long as its lease, and is lost by itself. So a
+/// reader that died no longer blocks a writer once its own lease is over, even if other readers renew theirs.
 /// If more than a thousand readers died, a writer has to ask several times before it gets the lock;
 /// [`try_write`](Self::try_write) asks once.
 ///
@@ -719,10 +720,11 @@ impl<S: Scope> Guard<Write, S> {
     /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. If it fails, both
     /// holds are released.
     pub fn downgrade(self) -> Result<Guard<Read, S>> {
-        match self.held.below()? {
+        let name = self.name().to_owned();
+        match self.held.below().map_err(|err| err.downgrading(&name))? {
             Some(read) => {
                 self.held.hand_on_keeping(&read);
-                self.held.unlock()?;
+                (self.held.unlock()).map_err(|err| err.downgrading(&name))?;
                 Ok(Guard::new(read))
             }
             None => Err(self.held.lost_error()),

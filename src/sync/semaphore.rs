@@ -522,7 +522,7 @@ impl SemaphorePermit {
             Ok(settled) => settled,
             Err(fault) => {
                 let error = fault.into_error(doing, self.name());
-                return Err(error.at(&session.endpoint));
+                return Err(error.at(&session.endpoint).after_work());
             }
         };
         match script::released(&value) {
@@ -539,7 +539,7 @@ impl SemaphorePermit {
                 }
                 Err(Error::Lost { name, reason })
             }
-            Err(unexpected) => Err(session.error(doing, self.name(), unexpected)),
+            Err(unexpected) => Err((session.error(doing, self.name(), unexpected)).after_work()),
         }
     }
 

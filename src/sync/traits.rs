@@ -2,35 +2,56 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{Error, Result};
+use crate::hold::loss::LossReceiver;
+use crate::time::Deadline;
 
-use crate::error::{Loss, Result};
-use crate::sync::kind::sealed;
-
-/// An exclusive lock of any kind, so that a wrapper is written once for all of them.
-///
-/// Each method is that of the type itself, which says more. The trait is sealed: only the locks of this crate have it.
+/// An exclusive lock of any kind, for code that works with all of them: as `&dyn Lock`, or in a `Box` or an `Arc`.
 ///
 /// ```no_run
-/// use std::time::{Duration, Instant};
+/// use std::time::Duration;
 ///
 /// use redlatch::{Hold, Lock, Result};
 ///
-/// /// Takes a lock, and says how long that took.
-/// fn timed<L: Lock>(lock: &L) -> Result<L::Guard> {
-///     let began = Instant::now();
-///     let guard = lock.lock()?;
-///     println!("waited {:?} for {}", began.elapsed(), lock.name());
-///     Ok(guard)
+/// /// Sells one piece, if the lock is free in time.
+/// fn sell(lock: &dyn Lock, left: &mut u32) -> Result<bool> {
+///     let Some(guard) = lock.try_lock_for(Duration::from_secs(1))? else {
+///         return Ok(false);
+///     };
+///     *left -= 1;
+///     guard.unlock()?;
+///     Ok(true)
 /// }
 ///
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
-/// timed(&client.mutex("report"))?.unlock()?;
-/// timed(&client.fair_lock("counter:3"))?.unlock()?;
+/// sell(&client.mutex("stock:42"), &mut 3)?;
+/// sell(&client.fair_lock("counter:3"), &mut 3)?;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// As `dyn Lock` it is a member of a [`MultiLock`](crate::MultiLock). The sides of an [`RwLock`](crate::RwLock) are none.
+/// The methods are those of [`Handle`](crate::Handle), whose page says more, but their guards are boxed. With the feature
+/// `testing` a unit test passes a lock that needs no Redis.
+///
+/// **Settings**, such as a lease, are made earlier, on the handle. Code that makes them for any kind, or returns the guard of
+/// that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
+///
+/// ```no_run
+/// use redlatch::kinds::AnyKind;
+/// use redlatch::{CancelToken, Handle, Lock};
+///
+/// fn job_lock<K: AnyKind>(lock: Handle<K>, stop: &CancelToken) -> Box<dyn Lock> {
+///     Box::new(lock.late_is_error().cancel_on(stop))
+/// }
+///
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let lock = job_lock(client.fair_mutex("report"), &CancelToken::new());
+/// let _guard = lock.lock()?;
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). The sides of an [`RwLock`](crate::RwLock) are no
+/// exclusive locks. The trait is sealed: only the locks of this crate have it.
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
@@ -38,55 +59,88 @@ use crate::sync::kind::sealed;
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an exclusive lock")]
 pub trait Lock: sealed::Member + Send + Sync {
-    /// The guard that it returns once it is held.
-    type Guard: Hold
-    where
-        Self: Sized;
-
     /// See [`Handle::lock`](crate::Handle::lock).
     ///
     /// # Errors
     ///
     /// As there, and so for the others.
-    fn lock(&self) -> Result<Self::Guard>
-    where
-        Self: Sized;
+    fn lock(&self) -> Result<Box<dyn Hold>> {
+        let held = self.take_boxed(WaitMode::Until(Deadline::NEVER))?;
+        held.ok_or(Error::Closed)
+    }
 
     /// See [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// # Errors
     ///
     /// As there.
-    fn try_lock(&self) -> Result<Option<Self::Guard>>
-    where
-        Self: Sized;
+    fn try_lock(&self) -> Result<Option<Box<dyn Hold>>> {
+        self.take_boxed(WaitMode::Once)
+    }
 
     /// See [`Handle::try_lock_for`](crate::Handle::try_lock_for).
     ///
     /// # Errors
     ///
     /// As there.
-    fn try_lock_for(&self, wait: Duration) -> Result<Option<Self::Guard>>
-    where
-        Self: Sized;
+    fn try_lock_for(&self, wait: Duration) -> Result<Option<Box<dyn Hold>>> {
+        self.take_boxed(WaitMode::span(wait))
+    }
 
     /// See [`Handle::try_lock_until`](crate::Handle::try_lock_until).
     ///
     /// # Errors
     ///
     /// As there.
-    fn try_lock_until(&self, instant: Instant) -> Result<Option<Self::Guard>>
-    where
-        Self: Sized;
+    fn try_lock_until(&self, instant: Instant) -> Result<Option<Box<dyn Hold>>> {
+        self.take_boxed(WaitMode::moment(instant))
+    }
+
+    /// See [`Handle::lock_owned`](crate::Handle::lock_owned).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn lock_owned(&self) -> Result<Box<dyn Hold + Send>> {
+        let held = self.take_owned_boxed(WaitMode::Until(Deadline::NEVER))?;
+        held.ok_or(Error::Closed)
+    }
+
+    /// See [`Handle::try_lock_owned`](crate::Handle::try_lock_owned).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn try_lock_owned(&self) -> Result<Option<Box<dyn Hold + Send>>> {
+        self.take_owned_boxed(WaitMode::Once)
+    }
+
+    /// See [`Handle::try_lock_owned_for`](crate::Handle::try_lock_owned_for).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<Box<dyn Hold + Send>>> {
+        self.take_owned_boxed(WaitMode::span(wait))
+    }
+
+    /// See [`Handle::try_lock_owned_until`](crate::Handle::try_lock_owned_until).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn try_lock_owned_until(&self, instant: Instant) -> Result<Option<Box<dyn Hold + Send>>> {
+        self.take_owned_boxed(WaitMode::moment(instant))
+    }
 
     /// The name, as given to the client.
     fn name(&self) -> &str;
 }
 
-/// A guard of any kind of lock. Sealed, as [`Lock`].
+/// A guard of any kind of lock, and what a [`Lock`] returns in a box. Sealed, as [`Lock`].
 ///
 /// ```no_run
-/// use redlatch::{Hold, Result};
+/// use redlatch::{Hold, Lock, Result};
 ///
 /// /// Works piece by piece for as long as the lock is certainly held.
 /// fn work_off(guard: impl Hold, mut pieces: impl Iterator<Item = fn()>) -> Result<()> {
@@ -96,10 +150,14 @@ pub trait Lock: sealed::Member + Send + Sync {
 ///     }
 ///     guard.unlock()
 /// }
-/// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-/// # work_off(client.mutex("report").lock()?, std::iter::empty())?;
+///
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// work_off(client.mutex("report").lock()?, std::iter::empty())?;
+/// let any: Box<dyn Lock> = Box::new(client.fair_lock("report"));
+/// work_off(any.lock()?, std::iter::empty())?;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
+#[must_use = "if unused the lock is released immediately"]
 pub trait Hold: sealed::Guard {
     /// See [`Guard::unlock`](crate::Guard::unlock).
     ///
@@ -117,5 +175,58 @@ pub trait Hold: sealed::Guard {
     fn valid_until(&self) -> Instant;
 
     /// See [`Guard::lost`](crate::Guard::lost).
-    fn lost(&self) -> &Receiver<Loss>;
+    fn lost(&self) -> &LossReceiver;
+
+    /// See [`Guard::name`](crate::Guard::name).
+    fn name(&self) -> &str;
+}
+
+impl<H: Hold + ?Sized> sealed::Guard for Box<H> {
+    fn unlock_boxed(self: Box<Self>) -> Result<()> {
+        H::unlock_boxed(*self)
+    }
+}
+
+impl<H: Hold + ?Sized> Hold for Box<H> {
+    fn unlock(self) -> Result<()> {
+        H::unlock_boxed(self)
+    }
+
+    fn is_valid(&self) -> bool {
+        (**self).is_valid()
+    }
+
+    fn valid_until(&self) -> Instant {
+        (**self).valid_until()
+    }
+
+    fn lost(&self) -> &LossReceiver {
+        (**self).lost()
+    }
+
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+}
+
+pub(crate) mod sealed {
+    use super::Hold;
+    use crate::acquire::spec::LockSpec;
+    use crate::acquire::wait_mode::WaitMode;
+    use crate::error::Result;
+
+    /// A lock of any kind, which can be a member of a multi-lock.
+    pub trait Member {
+        /// The locks of which it consists; `None` if Redis keeps none of them.
+        fn parts(&self) -> Option<Vec<LockSpec>>;
+
+        fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>>;
+
+        /// The same, by a guard that may move to other threads.
+        fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>>;
+    }
+
+    pub trait Guard {
+        fn unlock_boxed(self: Box<Self>) -> Result<()>;
+    }
 }

@@ -612,3 +612,22 @@ fn a_record_of_the_application_is_wrong_use_for_every_command() {
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), record);
     }
 }
+
+#[test]
+fn no_lock_is_taken_where_redis_knows_no_holder() {
+    let server = Server::start();
+    let client = Client::open(server.client_url()).unwrap();
+    let (slots, gate) = (unique("slots"), unique("gate"));
+    client.semaphore(&slots).try_set_permits(2).unwrap();
+    client.latch(&gate).try_set_count(1).unwrap();
+    for (name, text) in [
+        (
+            &slots,
+            "is a semaphore, and Redis does not know who has its permits",
+        ),
+        (&gate, "is a latch, which nobody holds"),
+    ] {
+        let (status, _, err) = done(redlatch(&server).args(["unlock", "--force", name]));
+        assert!(status == 64 && err.contains(text), "{status}: {err}");
+    }
+}

@@ -445,19 +445,6 @@ fn two_futures_of_a_thread_are_one_owner() {
     assert!(matches!(both.1, Err(Error::WouldDeadlock { .. })));
 }
 
-timed!(code_under_a_lock_is_tested_without_redis);
-fn code_under_a_lock_is_tested_without_redis() {
-    use without_redis::{Alone, InMemory};
-    /// The code under test.
-    fn count(alone: &dyn Alone, counter: &mut u32) {
-        alone.alone("counter", &mut || *counter += 1).unwrap();
-    }
-    let mut counter = 0;
-    count(&InMemory::default(), &mut counter);
-    count(&open(&Server::start()), &mut counter);
-    assert_eq!(counter, 2);
-}
-
 /// The example runs every recipe in a process of its own, and ends that by a signal.
 #[test]
 fn the_example_runs_every_recipe() {

@@ -1,12 +1,9 @@
 //! The hold under which a program runs.
 
-use crossbeam_channel::Receiver;
-use redlatch::{Loss, Result};
+use redlatch::Result;
 
 /// A hold of any kind.
 pub(crate) trait Held {
-    fn lost(&self) -> &Receiver<Loss>;
-
     fn is_valid(&self) -> bool;
 
     /// The owner as Redis shows it; for a permit, its id.
@@ -24,10 +21,6 @@ pub(crate) trait Held {
 macro_rules! held {
     ($($guard:ident of $owner:ident by $release:ident $(with $token:ident)?;)+) => {$(
         impl Held for redlatch::$guard {
-            fn lost(&self) -> &Receiver<Loss> {
-                Self::lost(self)
-            }
-
             fn is_valid(&self) -> bool {
                 Self::is_valid(self)
             }

@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpgid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
+use redlatch::Loss;
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use crate::held::Held;
@@ -112,14 +113,15 @@ impl Job {
         Ok(job)
     }
 
-    /// Passes signals on until the whole group has ended. If the lock is lost, ends the group.
+    /// Passes signals on until the whole group has ended. If the lock is lost, ends the group. `losses` are those of all
+    /// holds of the client.
     pub(crate) fn attend(
         &mut self,
         held: &dyn Held,
+        losses: &Receiver<Loss>,
         signals: &Receiver<i32>,
         options: &Run,
     ) -> Ended {
-        let mut lost = held.lost().clone();
         loop {
             self.look();
             let timer = match self.ended {
@@ -144,14 +146,15 @@ impl Job {
                     Ok(signal) => self.pass_on(signal),
                     Err(_) => std::thread::sleep(POLL),
                 },
-                recv(lost) -> loss => {
-                    lost = never();
-                    if let Ok(loss) = loss {
+                recv(losses) -> loss => match loss {
+                    // Not the loss of an attempt that was granted too late to be used.
+                    Ok(loss) if loss.owner == held.owner() => {
                         self.was_lost = true;
                         self.end(options.grace);
                         let name = Shown(&loss.name);
                         say(format_args!("`{name}` is lost: {}; the command is ended", loss.reason));
                     }
+                    _ => {}
                 },
                 recv(timer) -> _ => self.on_time(&options.name),
             }

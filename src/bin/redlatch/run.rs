@@ -58,7 +58,9 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
     let cancelled = CancelToken::new();
     let token = cancelled.clone();
     listen(&ENDING, &sender, move || token.cancel())?;
+    let (loss_sender, losses) = unbounded();
     let config = config.lease(options.lease).label("run");
+    let config = config.on_lost(move |loss| drop(loss_sender.send(loss.clone())));
     let mut wait = Wait::new(options, &cancelled);
     let taken = wait.open(&config).and_then(|client| {
         let held = wait.take(&client)?;
@@ -85,7 +87,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
             return Err(not_started(options, &err));
         }
     };
-    let ended = job.attend(&*held, &signals, options);
+    let ended = job.attend(&*held, &losses, &signals, options);
     let released = held.release();
     // Wait for the reply to the release, also after an error.
     client.close(CLOSING).ok();

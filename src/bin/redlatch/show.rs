@@ -3,7 +3,8 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use redlatch::{Client, Error, LockKind, Severity};
+use redlatch::ops::{LockKind, Severity};
+use redlatch::{Client, Error};
 use serde_json::json;
 
 use crate::options::{BUSY, FREE, Failure, Form, UNAVAILABLE, USAGE};
@@ -128,8 +129,15 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
                 .release_ids(&ids)?
                 .contains(&true)
         }
-        LockKind::Semaphore | LockKind::Latch => {
-            let why = format!("`{}`: {}, which has no holders", Shown(name), its.kind);
+        LockKind::Semaphore => {
+            let why = format!(
+                "`{}` is a semaphore, and Redis does not know who has its permits",
+                Shown(name)
+            );
+            return Err(Failure::new(USAGE, why));
+        }
+        LockKind::Latch => {
+            let why = format!("`{}` is a latch, which nobody holds", Shown(name));
             return Err(Failure::new(USAGE, why));
         }
         _ => client.reentrant_lock(name).force_unlock()?,

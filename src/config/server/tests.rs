@@ -154,6 +154,9 @@ fn one_server_is_named_by_its_address() {
     assert_eq!(one.login.password.as_deref(), Some("s ecret"));
     assert_eq!((one.is_encrypted, one.db), (false, 3));
     assert!(!format!("{one:?}{:?}", one.login).contains("ecret"));
+    // Schemes have no case.
+    let shouted = server("REDIS://h:7").deployment;
+    assert_eq!(shouted, Deployment::Single(tcp("h", 7)));
     let unix = server("redis+unix:///run/redis.sock?db=1");
     let path = Address::Unix("/run/redis.sock".into());
     assert_eq!(unix.deployment, Deployment::Single(path));
@@ -292,6 +295,34 @@ fn what_is_wrong_with_a_url_is_said_without_its_password() {
         ("redis://:secret@h:99999/", "the port is out of range"),
         ("redis://[::1]:65536", "the port is out of range"),
         ("redis://h:0", "the port is out of range"),
+        (
+            "redis://h:secret/",
+            "the port is not a number, as it is in redis://host:6379/",
+        ),
+        ("redis://:secret@h:abc", "the port is not a number"),
+        ("redis://user:secret", "the port is not a number"),
+        ("redis://[::1]:abc", "the port is not a number"),
+        (
+            "redis://h/secret",
+            "the database is not a number, as it is in redis://host:6379/3",
+        ),
+        ("redis://h/3x", "the database is not a number"),
+        (
+            "redis://::1/",
+            "stands in brackets, as in redis://[::1]:6379/",
+        ),
+        ("redis://:secret@fe80::1:6379/", "stands in brackets"),
+        ("redis://[::1/", "stands in brackets"),
+        (
+            "redis://[fe80::1%eth0]:6379/",
+            "with a zone cannot stand in a URL",
+        ),
+        ("redis+cluster://fe80::1,b/", "stands in brackets"),
+        ("redis+sentinel://a,b:secret/m", "the port is not a number"),
+        (
+            "redis+sentinel://a/m/secret",
+            "the database is not a number",
+        ),
     ] {
         let what = refusal(url);
         assert!(what.starts_with("url: ") && what.contains(said), "{what}");

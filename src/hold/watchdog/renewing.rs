@@ -205,8 +205,8 @@ impl WatchdogThread {
     /// Handles the answer, if there is one.
     fn settle(&mut self, its: Sent) {
         match its.call.outcome() {
-            // The renewals' own connection is there again while that for commands is silent. The request is dropped,
-            // which makes its holds due again; its late answer is not needed.
+            // The request went over the connection for commands, which is silent, and the connection for renewals stands
+            // again. Dropping `its` makes the holds due again: see `Sent`. A late answer is not needed.
             None if Arc::ptr_eq(&its.over, &self.task.commands)
                 && its.begun + 2 * SLICE < Instant::now()
                 && self.task.nodes.at(&its.call).generation().is_some() => {}

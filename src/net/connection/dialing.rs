@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Waits until there is a connection. `stop` is asked every few dozen milliseconds.
+    /// Waits until there is a connection. `stop` is called at least once in a [`SLICE`], without the mutex.
     pub(crate) fn up(
         self: &Arc<Self>,
         until: Instant,
@@ -109,8 +109,7 @@ impl Connection {
                 Phase::Down(down) => down,
             };
             let (now, again_at) = (Instant::now(), down.next.due(true));
-            // An earlier attempt may still be under way. The refusal is the answer to a later one, so it is newer than anything the
-            // earlier attempt can tell.
+            // A refusal ends the wait even beside an attempt that takes long: the refusal is the server's latest answer.
             if down.is_final() && now < again_at {
                 return Err(Fault::Refused(down.reason()));
             }
@@ -152,8 +151,9 @@ impl Connection {
         }
     }
 
-    /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck with a server that
-    /// was away then, or may need that long: it goes on, beside short ones that begin one after the other.
+    /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck at a server that
+    /// was unreachable when it began, or may need that long. So it goes on, while short attempts are made beside it, one after
+    /// the other. The first that succeeds wins.
     fn dial(self: &Arc<Self>, state: &mut State) {
         let Phase::Down(down) = &mut state.phase else {
             return;
@@ -174,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// Handles the end of an attempt. A failure ends only that one: another under way may still succeed.
+    /// Handles the end of an attempt, on its thread. A failure ends only that one: another under way may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
         let mut state = self.state.lock();
         // The other attempt was faster, or the client is closed. The connection is dropped.
@@ -191,13 +191,13 @@ impl Connection {
                 down.give_up();
                 self.start(&mut state, connection);
                 drop(state);
-                // The releases are written before waiting threads are woken, since a process that only waits for the
-                // connection may end right after.
+                // The releases of the ledger are written before the waiting threads are woken: a process may wait for nothing
+                // but this connection, and end right after it.
                 self.flush(true);
                 // Releases of the ledger go out in batches, each behind the replies to the one before.
                 self.housekeeper.housekeep_now();
             }
-            // The attempt belongs to an earlier outage, and says nothing about this one.
+            // This attempt began in an earlier outage. A connection has stood since, so its failure says nothing of now.
             Err(_) if !is_known => return,
             Err(err) => {
                 // A short attempt that ran out of time says no more than the long one beside it.
@@ -245,6 +245,8 @@ impl Connection {
             _ => return,
         };
         drop(state);
+        // Without the mutex: `look` may start a thread and may log. If the connection is lost in the meantime, its
+        // generation does not match any more, and the attempt is given up when `succession` is dropped.
         let (masters, timeout) = (&self.masters, self.connect_timeout);
         let made = succession.look(masters, self.node, self.role, timeout);
         let mut state = self.state.lock();
@@ -262,7 +264,8 @@ impl Connection {
         }
     }
 
-    /// The successor to the connection of this `generation` is made.
+    /// Stores the successor, and has it take over at once if nothing is under way. If the connection was lost, the successor
+    /// is dropped: the next connection has a new login anyway.
     fn succeed(&self, generation: u64, successor: Duplex) {
         let mut state = self.state.lock();
         if let Some((up, _)) = state.up(generation) {
@@ -271,8 +274,11 @@ impl Connection {
         }
     }
 
-    /// Has the successor take over once the connection is over, and write what is queued. The generation stays the same: no command
-    /// is lost, so threads that wait for replies need not know.
+    /// Has the successor take over if the old connection is [over](Up::is_over), and writes what is queued.
+    ///
+    /// While a successor waits, no thread begins to write over the old connection, which therefore is over after the replies
+    /// that are due. Every thread that would write comes here instead, and so does a leader that steps down. The
+    /// generation stays the same: no command is lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, mut state: MutexGuard<'_, State>, all: bool) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
@@ -281,7 +287,8 @@ impl Connection {
         // A thread that has the reader still reads the old socket.
         let takes_over = up.is_over(in_flight) && up.leadership.reader().is_some();
         let Some(successor) = up.successor.take_if(|_| takes_over) else {
-            // A thread that leads hands over when it steps down. Without one, housekeeping reads what is due.
+            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader no thread
+            // may read these replies soon, and the queued commands would wait: housekeeping reads them now.
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.housekeeper.housekeep_now();
             }
@@ -297,7 +304,8 @@ impl Connection {
         self.write_queued(state, all)
     }
 
-    /// Drops a connection once all outstanding replies have come.
+    /// Drops a connection once no reply is due: now, or after the reply that leaves none. Other threads may go on to send over
+    /// it until then.
     pub(crate) fn leave(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
@@ -313,10 +321,12 @@ impl Connection {
         }
     }
 
-    /// Drops a connection for good.
+    /// Drops the connection with this number, unless it is down by now. Deferred calls go to the ledger, and all others are
+    /// broken: the thread that waits decides whether to send again.
     ///
-    /// `sound`: no command was written in part, so the commands that undo acquires can still be written. An acquire may lie
-    /// unread in the buffer of a frozen server, and would be executed when it resumes, long after anybody wants it.
+    /// `sound`: the socket still works, so undos can be written behind the acquires that have no reply. A frozen server may have
+    /// such an acquire unread, and would execute it on resuming, long after the caller has given up. A socket that has failed,
+    /// or that has taken only a part of a command, gets no undos.
     pub(super) fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
         let mut state = self.state.lock();
         if state.up(generation).is_some() {
@@ -348,6 +358,8 @@ impl Connection {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
         };
+        // From here on another connection may take deferred calls from the ledger, and send them before their threads are woken
+        // below. Each sending counts its own followers, so that connection appoints none of these threads.
         drop(state);
         drop(finished);
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);

@@ -1,5 +1,5 @@
-//! Work in the background: reading replies that no thread waits for, sending releases again, replacing idle connections. The
-//! module also closes connections.
+//! Background work: reading replies for which no thread waits, sending releases again, replacing idle connections. Also
+//! closing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +50,8 @@ impl Connection {
         left
     }
 
-    /// A step of housekeeping while the client is closed, when no other thread reads.
+    /// One step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
+    /// due just now are read as well.
     pub(crate) fn drain_some(self: &Arc<Self>) -> Left {
         self.housekeep_unread_for(Duration::ZERO)
     }
@@ -80,10 +81,10 @@ impl Connection {
         };
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
-        // The thread that waits for a fresh reply is about to read it, and would have to follow this one instead.
+        // The thread that waits for a reply that became due just now is about to read it. Housekeeping stays out of its way.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
-        // Nothing is written until a connection with a successor has its replies.
+        // Until the replies that are due have arrived, a successor cannot take over, and no queued command is written.
         let is_urgent = more || in_flight.unwritten.is_full() || up.successor.is_some();
         let reader = match fresh && !is_urgent {
             true => None,
@@ -92,7 +93,7 @@ impl Connection {
         drop(state);
         let Some(reader) = reader else {
             self.flush(true);
-            // If another thread writes, `flush` returns at once, so only the state tells whether bytes are left.
+            // `flush` says nothing if another thread is writing, so the state tells whether anything is left.
             let mut state = self.state.lock();
             let is_full = state
                 .up(generation)
@@ -103,12 +104,12 @@ impl Connection {
             };
         };
         self.lead(reader, generation, None, now, now + GLANCE);
-        // Bytes may have sat unread in the socket until now, so silence is judged after reading.
+        // Checked after the read, which has shown that no reply lay unread in the socket.
         if self.is_silent(generation) {
             self.fail_silent(generation);
             return Left::Later;
         }
-        // Each batch waits for the replies to the one before.
+        // A reply may have let `feed` queue the next batch, which can be written at once.
         match self.state.lock().up(generation) {
             Some((_, in_flight)) if in_flight.last_heard > heard_at => Left::More,
             Some((_, in_flight)) if is_urgent || in_flight.unwritten.is_full() => Left::Soon,

@@ -69,8 +69,8 @@ impl<R> Leadership<R> {
         self.appoint(in_flight)
     }
 
-    /// The thread that waited for `call` leaves without its reply. Returns the next leader's call like
-    /// [`put_back`](Self::put_back), if this thread might have been the next leader.
+    /// The thread that waited for `call` leaves without its reply. Appoints the next leader, and returns its call like
+    /// [`put_back`](Self::put_back), if that thread was appointed, or if none is. The next leader may follow the same call.
     pub(super) fn leave(&mut self, call: &Arc<Call>, in_flight: &InFlight) -> Option<Arc<Call>> {
         match self.may_lead(call) {
             true => self.appoint(in_flight),
@@ -83,7 +83,7 @@ impl<R> Leadership<R> {
         self.appointed = old.appointed.take();
     }
 
-    /// Appoints the first thread that follows, if nobody leads.
+    /// Appoints the first call with a follower, unless a thread has the reader: that thread appoints when it puts it back.
     fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
         self.reader.as_ref()?;
         self.appointed = in_flight.following().next().cloned();

@@ -14,7 +14,8 @@ use crate::report;
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
 
-/// How late a read may end that has seen all that came meanwhile. If it ends later, the process may have been suspended.
+/// How much later than its slice a read may end and still prove that nothing had arrived. After a longer delay the process
+/// may have been suspended, with bytes arriving unseen.
 const LATE: Duration = Duration::from_millis(10);
 
 impl Connection {
@@ -28,14 +29,18 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
-    /// Waits like that for a slice of the time that the caller has: its end is no reason to give the connection up early, which
-    /// others may use. The call keeps its outcome.
+    /// Waits for the reply until `until`, which ends only a part of the caller's time. So a connection in doubt is given up no
+    /// earlier because `until` is near. The outcome stays in the call, where the caller looks for it.
     pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
         self.wait_for(call, false, until, &|| false).ok();
     }
 
-    /// Waits for a call. If it is not the caller's own, the time since it was sent says nothing about how long the caller has
-    /// waited.
+    /// Waits for the reply to `call`. With `is_own`, the caller sent `call` and `until` ends all of the caller's time, so a
+    /// connection [in doubt](InFlight::is_in_doubt) is given up early enough to try another: see [`patience`](Self::patience).
+    ///
+    /// Each turn of the loop decides under both mutexes, first the connection's and then the call's, what this thread does:
+    /// it returns, reads for all, or follows. No wake-up is lost between the decision and the park: the call's mutex stays
+    /// locked until the condition variable has queued this thread, and a thread that ends the call locks it before it wakes.
     fn wait_for(
         &self,
         call: &Arc<Call>,
@@ -59,14 +64,16 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Err(WaitFault::Closed);
             };
-            // The time is up, but the reply may already sit unread in the socket, so this thread reads once more before it reports
-            // a timeout. Not if a thread has read since the time was up.
+            // The time is up, but the reply may lie unread in the socket: the thread appointed to read it may not have been
+            // scheduled yet. Unless a read since `until` has found nothing, look once more before reporting a timeout.
             let looks = now >= until && in_flight.quiet_at < until && !has_looked && !stop();
             if !looks && (now >= until || stop()) {
                 drop(mine);
-                // The leader may have appointed this thread since it looked last. Another one has to lead, or nobody reads.
+                // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
+                // would strand all followers, so it is passed on: rule 4 at `Leadership`.
                 let next = up.leadership.leave(call, in_flight);
-                // Other threads left their bytes to this thread while it was about to lead. If no thread follows, none writes them.
+                // Senders have left their bytes to this thread while it was appointed. If no thread follows, no other thread
+                // writes these.
                 self.write_queued(state, false);
                 wake(next);
                 return Err(match now >= until {
@@ -76,8 +83,7 @@ impl Connection {
             }
             let own = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own, until);
-            // The reply may already sit unread in the socket, so silence counts only if a thread has read since this call was
-            // sent.
+            // A reply to this call may lie unread if the last read ended before the call was sent. Then read first.
             if !looks && in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
                 drop(mine);
                 drop(state);
@@ -86,7 +92,7 @@ impl Connection {
                 continue;
             }
             let silent_at = in_flight.last_heard + patience;
-            // A silent connection is read for a moment, which shows whether it still is silent.
+            // Once the connection counts as silent, one short read checks that nothing has arrived before it is given up.
             let slice_ends = match now < silent_at {
                 _ if looks => now + GLANCE,
                 true => until.min(silent_at.min(now + SLICE)),
@@ -94,7 +100,8 @@ impl Connection {
             };
             has_looked |= looks;
             let reader = match looks {
-                // The appointed thread may come too late for this one.
+                // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
+                // and `step_down` appoints again, so the other thread, which was woken, follows until then.
                 true => up.leadership.take(),
                 false => up.leadership.lead(call),
             };
@@ -107,18 +114,21 @@ impl Connection {
             // The call's own mutex stays locked until this thread follows, so that the thread which hands the reply out cannot
             // come in between without waking it.
             drop(state);
-            // The leader's periodic wake-up comes too late for a deadline this close, so this thread waits with a time limit.
+            // A leader wakes all followers about every `SLICE`, so most need no timer of their own. That is too late for a
+            // deadline this close; wait with a time limit.
             let is_soon = looks || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
-            // The reply is taken without the connection's mutex, which all threads want that were woken together.
+            // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
+            // together. A call that is done is never appointed, so no appointment is lost here.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }
         }
     }
 
-    /// Waits for what attempts that were given up [owe](crate::net::pipeline::Pipeline::owed), if it is so much that others have to wait for it.
+    /// Waits until the backlog of attempts that were given up is answered, if it is long enough to hold others up: see
+    /// [`owed`](crate::net::pipeline::Pipeline::owed).
     pub(crate) fn wait_for_owed(
         &self,
         until: Instant,
@@ -136,7 +146,7 @@ impl Connection {
         }
     }
 
-    /// Reads replies and hands them to their calls, from `now` on until that of `call` has come, or `until`.
+    /// Reads replies and hands them to their calls, from `now` on until the reply to `call` has arrived, or `until`.
     pub(super) fn lead(
         &self,
         reader: Reader,
@@ -162,23 +172,27 @@ impl Connection {
         now: Instant,
         until: Instant,
     ) {
-        // The followers wait for this thread until it steps down, so its log records come later.
+        // The logger is user code and may block, while all followers wait for this thread. Records wait until the reader is
+        // back in its place.
         let _held_back = report::hold_back();
         // When the next read begins.
         let mut read_at = now;
         let mut slice = until.saturating_duration_since(read_at);
-        // Threads are woken once there is nothing left to read, or each of them would interrupt this one.
+        // Calls that were answered by this thread. Their threads are woken once there is nothing left to read, or each of
+        // them would interrupt this one. However this function ends, dropping `served` wakes them.
         let mut served = Served::default();
         loop {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
                 let mut wrote = self.write_out(true);
-                // A server that has taken part of a long command is reading, so the socket has space again soon.
+                // A socket that has taken part of a long command has space again soon, since the server is reading. A read in
+                // between would cost a `GLANCE` for each part.
                 while wrote == Wrote::Part && Instant::now() < until {
                     wrote = self.write_out(true);
                 }
                 match wrote {
-                    // A silent server may read again at any time, so this thread has to look soon whether it does.
+                    // The socket is full, and no reply announces that it has space again. So the read is short, and the
+                    // write is tried again before the next one.
                     Wrote::Part | Wrote::Full => GLANCE,
                     Wrote::Yes | Wrote::Down => Duration::MAX,
                 }
@@ -190,7 +204,8 @@ impl Connection {
                     slice = until.saturating_duration_since(now);
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
-                            // If this thread was suspended, bytes may have arrived after its last read.
+                            // If this thread was suspended, bytes may have arrived after its last read. Then only the
+                            // moment at which that read began proves silence.
                             let in_time = now < until + LATE;
                             in_flight.quiet_at = if in_time { now } else { read_at };
                         }
@@ -217,8 +232,8 @@ impl Connection {
         }
     }
 
-    /// Hands `first` and the replies that were read together with it to their calls, under the mutex once: then those that
-    /// are left for the next leader have not come yet.
+    /// Hands `first` and the replies that were read together with it to their calls, under the mutex once. So a leader that
+    /// stops at its own reply leaves none that it has read, unless these are more than [`AT_ONCE`].
     fn hand_out(
         &self,
         first: Value,
@@ -270,7 +285,8 @@ impl Connection {
                 Err(err) => return Then::Fail(err),
             }
         }
-        // The successor needs a thread that has put the reader back, and this one may have nothing more to read.
+        // The successor takes over only with the reader in its place. If this was the last reply over the old connection,
+        // the next read would block for the whole slice, with the commands for the successor unwritten.
         let is_over = (state.up(generation)).is_some_and(|(up, in_flight)| up.is_over(in_flight));
         if is_over && matches!(then, Then::ReadOn) {
             then = Then::StepDown;
@@ -278,8 +294,11 @@ impl Connection {
         then
     }
 
-    /// Puts the reader back, writes what is left, and wakes the next leader. From time to time it wakes all who follow, since
-    /// they wait without a limit: each of them looks whether it has to stop.
+    /// Puts the reader back, writes what is left, and wakes the next leader. About every `SLICE` it wakes all followers, since
+    /// they wait without a limit: each checks its deadline and whether it has to stop.
+    ///
+    /// The next leader is appointed with the mutex held and woken last. In between other threads may send, time out, or hand
+    /// over to a successor: the appointed thread finds that when it looks, and leads, follows, or passes the appointment on.
     fn step_down(&self, reader: Reader, generation: u64, now: Instant, mut served: Served) {
         let mut state = self.state.lock();
         // If another thread has taken the connection down, `lost` has woken all followers.
@@ -320,7 +339,8 @@ impl Connection {
     }
 }
 
-/// The outcome of a call, unless its reply is still to come.
+/// The outcome of a call; `None` while its reply is due. A deferred call without a connection counts as broken for the
+/// thread that waits: the ledger sends it again, over a connection that may lead to another node.
 fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), WaitFault>> {
     let no_connection = || socket::timed_out("there was no connection to send it over");
     Some(match &call.phase {
@@ -335,11 +355,11 @@ fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), W
 /// How a leader goes on.
 enum Then {
     ReadOn,
-    /// The leader has its own reply.
+    /// The leader has its own reply, or a successor waits to take over.
     StepDown,
     /// The connection has to be dropped.
     Fail(RedisError),
-    /// Another thread has dropped the connection.
+    /// Another thread has dropped the connection, and settled its calls.
     Gone,
 }
 
@@ -353,7 +373,7 @@ fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
     }
 }
 
-/// A thread that leads. Nothing should panic meanwhile; if something does, those that follow must still end.
+/// Drops the connection if the leading thread panics: the reader would be lost with it, and followers wait without a limit.
 struct Leader<'a> {
     connection: &'a Connection,
     generation: u64,

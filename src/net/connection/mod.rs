@@ -1,19 +1,19 @@
 //! The connection that all threads of a client share for their commands.
 //!
-//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no I/O,
-//! so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a deferred
-//! command is handled by the thread that reads it. The [pipeline](crate::net::pipeline) decides what is sent when and which
-//! reply belongs to which command; this module has the socket, the threads and the clock.
+//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no
+//! I/O, so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a
+//! deferred command is handled by the thread that reads it. The [pipeline](crate::net::pipeline) decides what is sent when and
+//! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
-//! The *leader* is the thread that reads for all. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has come; then it puts the reader back and appoints another waiting thread. All other waiting threads
-//! *follow*: they wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and
-//! each looks whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself
-//! where nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
+//! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
+//! call until its own has arrived; then it puts the reader back and appoints another waiting thread. All others *follow*: they
+//! wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each checks
+//! whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where
+//! nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
 //!
 //! Threads that have their replies are woken first and the next leader last, so that it finds their next commands queued and
-//! writes them together. No other thread may lead before it, or the thread that steps down would lead again at its next
-//! command, and block before the others have queued theirs (bench: many8, many64).
+//! writes them together. No other thread leads before it, unless its time is up: otherwise the thread that steps down would
+//! lead again at its next command, and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -33,8 +33,8 @@
 //!
 //! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
 //!
-//! Mutexes: first `state`, then a call's own. No mutex is held during I/O. Of all methods, `submit` alone is called with a
-//! local lock's mutex held.
+//! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. Only `submit` is called with the mutex
+//! of a lock's entry held.
 
 mod dialing;
 mod housekeeping;
@@ -77,27 +77,33 @@ enum Phase {
     Closed,
 }
 
-/// The socket of a connection.
+/// The socket of a connection, and which threads use it.
 struct Up {
     writer: Arc<Socket>,
+    /// A thread writes, or checks the socket. All that others queue in the meantime is written by that thread.
     writing: bool,
     leadership: Leadership<Reader>,
-    /// When all who follow were last woken to look for themselves.
+    /// When all followers were last woken to check their deadlines.
     all_looked_at: Instant,
-    /// How long its greeting took: a round trip at least.
+    /// How long the greeting took: a round trip or longer.
     greeted_in: Duration,
     succession: Succession,
-    /// Takes over once all that was written over this one is answered. Nothing more is written until then.
+    /// The successor takes over once all commands written over this connection are answered. Until then commands are queued, and
+    /// no thread begins to write.
     successor: Option<Duplex>,
 }
 
 struct State {
     phase: Phase,
+    /// The number of the current connection. A thread that has released the mutex compares it before it acts on a connection
+    /// again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// The moment until which a connection that was given up in doubt might have been heard again.
+    /// A connection in doubt was given up early, and would have had until this moment to answer. A timeout before that does
+    /// not prove that the server is unreachable.
     doubted_until: Instant,
-    /// The last connection that was [finished](Socket::finish), until another one is.
+    /// The last connection that was [finished](Socket::finish). Its socket stays open until another one is, since a closed
+    /// socket answers the server with a reset, at which the server may drop commands that it has not read.
     finished: Option<Arc<Socket>>,
 }
 
@@ -114,6 +120,7 @@ enum Wrote {
 }
 
 impl State {
+    /// The connection with this number, unless it was dropped or replaced.
     fn up(&mut self, generation: u64) -> Option<(&mut Up, &mut InFlight)> {
         match &mut self.phase {
             Phase::Up(up) if self.generation == generation => {
@@ -146,13 +153,13 @@ impl Left {
     }
 }
 
-/// The thread that calls [`Connection::housekeep`] from time to time. The methods are cheap, and are called with the
-/// connection's mutex held, so they must not take that mutex.
+/// Wakes the thread that calls [`Connection::housekeep`]. The methods are cheap, and are called with the connection's mutex
+/// held, so they must not take that.
 pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon.
     fn housekeep_soon(&self);
 
-    /// Housekeeping is needed at once: bytes are unwritten, and no other thread is going to write them.
+    /// Housekeeping is needed at once: there is something to write or to read for which no other thread may come.
     fn housekeep_now(&self);
 }
 
@@ -230,7 +237,7 @@ impl Connection {
         matches!(state.phase, Phase::Down(_)) && state.pipeline.owes()
     }
 
-    /// The node is no master any more.
+    /// The node is not a master any more: its connection is dropped once no reply is due.
     pub(crate) fn retire(&self) {
         if let Some(generation) = self.generation() {
             let why = socket::timed_out("the node is no master any more");
@@ -243,7 +250,7 @@ impl Connection {
         named(&self.endpoint, why)
     }
 
-    /// Whether there is a connection that is not known to have owed a reply for `max_silence` or longer.
+    /// Whether there is a connection, unless a reply is known to be overdue by `max_silence` or longer.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
@@ -255,8 +262,9 @@ impl Connection {
         })
     }
 
-    /// How long it may be silent for a caller whose own command was sent at that time: as a rule `max_silence`. A connection
-    /// in doubt has to leave time for another one, but not less than its server needs to answer.
+    /// How long the connection may be silent before a caller gives it up: as a rule `max_silence`. In doubt, a caller whose own
+    /// command was sent at `sent_at` gives up after a third of its time, which leaves enough for another connection, but not
+    /// before a server that works would have answered.
     fn patience(
         &self,
         up: &Up,
@@ -272,14 +280,14 @@ impl Connection {
         share.max(least).min(self.max_silence)
     }
 
-    /// A caller's time is up: if nothing was heard meanwhile, the next one does not rely on the connection for as long.
+    /// A caller has timed out. If the server was silent, the connection is in doubt for the next callers.
     pub(crate) fn doubt(&self) {
         if let Some(in_flight) = self.state.lock().pipeline.in_flight() {
             in_flight.is_in_doubt |= in_flight.is_silent(Duration::ZERO);
         }
     }
 
-    /// How long its greeting took, a round trip at least; the longest time without a connection.
+    /// How long the greeting took: a round trip or longer; `Duration::MAX` without a connection.
     pub(crate) fn greeted_in(&self) -> Duration {
         match &self.state.lock().phase {
             Phase::Up(up) => up.greeted_in,
@@ -311,7 +319,8 @@ impl Connection {
         self.unreachable(why)
     }
 
-    /// There is no connection in time. That says little while the one before might only have been slow.
+    /// The fault of a caller that has no connection in time. While a connection that was given up in doubt might only have been
+    /// slow, a timeout counts as late and not as unreachable.
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
         match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
             true => Fault::Late(why),

@@ -12,8 +12,9 @@ use crate::net::write_queue::write_turn;
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
-    /// Returns the connection's number. Without one a deferred call is sent later, and any other is refused; so is an attempt
-    /// that has to [wait](Self::wait_for_owed) first.
+    /// Returns the connection's number, or `None` if the call was not queued. Then a deferred call is in the ledger, unless the
+    /// client is closed; any other call has to be submitted again, once there is a connection and an attempt has
+    /// [waited](Self::wait_for_owed) for the backlog.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         Some(self.queue(call)?.generation)
     }
@@ -31,7 +32,7 @@ impl Connection {
         if matches!(state.phase, Phase::Closed) {
             return None;
         }
-        // The time is taken under the mutex, so that it is before the bytes are written.
+        // The validity of a hold counts from this moment. No other thread can write the bytes earlier: that takes the mutex.
         if !state.pipeline.submit(call, Instant::now()) {
             return None;
         }
@@ -66,7 +67,8 @@ impl Connection {
         if up.successor.is_some() && !in_flight.unwritten.is_full() {
             return self.hand_over(state, all);
         }
-        // A leader writes for all before it blocks, so the bytes are left to it unless they are many.
+        // A leader, or an appointed thread, writes before it blocks. A leader that blocks already writes after the next reply:
+        // most commands under way were written, or a write would be worth it, so a reply is about to arrive.
         let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
         if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {
@@ -80,6 +82,7 @@ impl Connection {
             };
             state = still;
         }
+        // `has_ended` has released the mutex: the connection may be another by now, or another thread may write.
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
@@ -105,13 +108,15 @@ impl Connection {
         };
         up.writing = false;
         if was_full && written > 0 {
-            // A full socket takes bytes again, so the server is reading: that counts as a sign of life.
+            // A full socket has taken bytes, so the server reads. Without this, a server that needs long for a large command
+            // would count as silent.
             in_flight.last_heard = Instant::now();
         }
         let is_full = in_flight.unwritten.is_full();
-        // This thread has written enough, and the threads whose bytes are left may not come again.
+        // This thread stops after its turns. The threads that queued the rest found it writing, and have gone on.
         let is_left = in_flight.has_bytes() && !is_full && !up.leadership.is_led();
-        // Releases that went to the ledger while the socket was full are sent by housekeeping.
+        // Releases that were submitted while the socket was full went to the ledger. No thread waits for these, so
+        // housekeeping takes them now that the socket has space.
         let was_kept = was_full && !is_full && state.pipeline.owes();
         if is_left || was_kept || is_full && !was_full {
             self.housekeeper.housekeep_now();
@@ -128,8 +133,10 @@ impl Connection {
         }
     }
 
-    /// Checks whether the server has closed the connection, and drops it if so. No other thread may use the socket during the
-    /// check, so this thread takes the reader and writes.
+    /// Checks whether the server has closed the connection, and drops it if so. Returns `None` if it is dropped.
+    ///
+    /// The check makes the socket non-blocking for a moment, so this thread takes the reader and sets `writing`: until both are
+    /// put back, other threads follow, and leave their bytes to this one. So the caller has to write afterwards.
     pub(super) fn has_ended<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -140,7 +147,7 @@ impl Connection {
         if up.writing {
             return Some(state);
         }
-        // The leader finds out by reading.
+        // A thread leads, and finds out by reading.
         let Some(reader) = up.leadership.take() else {
             return Some(state);
         };
@@ -149,6 +156,7 @@ impl Connection {
             let ended = reader.has_ended();
             (reader, ended)
         });
+        // Without the mutex, a thread may have dropped the connection, or closed the client.
         let (up, in_flight) = state.up(generation)?;
         up.writing = false;
         if ended {

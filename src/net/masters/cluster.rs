@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use super::Masters;
 use super::table::shards;
 use crate::config::server::Address;
-use crate::error::named;
+use crate::error::{named, wrong_url};
 use crate::net::slot::SLOTS;
 use crate::net::socket::dial::Dial;
 use crate::net::socket::{Duplex, LARGEST_MAP};
@@ -27,7 +27,12 @@ impl Masters {
         let mut ask = |question: &[&str]| {
             connection.write("asking for the slots", &[question])?;
             let reply = connection.read(dial).and_then(Value::extract_error);
-            reply.map_err(|err| named(address, err))
+            reply.map_err(|err| match is_no_cluster(&err) {
+                true => wrong_url(format!(
+                    "{address} is not a node of a cluster: use redis://{address}/ for a single server"
+                )),
+                false => named(address, err),
+            })
         };
         let reply = ask(&["CLUSTER", "SLOTS"])?;
         let wrong = |what: std::io::ErrorKind, why: &str| {
@@ -85,7 +90,7 @@ fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
 }
 
 /// Whether the server says that it is no node of a cluster.
-pub(crate) fn is_no_cluster(err: &RedisError) -> bool {
+fn is_no_cluster(err: &RedisError) -> bool {
     let detail = err.detail().unwrap_or_default();
     detail.contains("cluster support disabled")
 }

@@ -35,12 +35,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use redis::{RedisError, RedisResult};
 
-pub(crate) use self::cluster::is_no_cluster;
 use self::sentinel::Service;
 use self::table::{Table, named_by};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment};
-use crate::error::{is_transient, lasting};
+use crate::error::{is_transient, lasting, retold};
 use crate::net::back_off::NextTry;
 use crate::net::slot::slot_of;
 use crate::net::socket::dial::{Dial, SHARE};
@@ -68,7 +67,7 @@ pub(crate) struct Masters {
 }
 
 struct Asking {
-    /// A thread asks, or is about to.
+    /// A thread asks, or is about to. At most one does.
     under_way: bool,
     /// The number of the last thread that was started.
     thread: u64,
@@ -78,7 +77,7 @@ struct Asking {
     /// How often they were asked, and why nobody answered the last time.
     times: u64,
     failure: Option<RedisError>,
-    /// Which of those that can be asked is the first.
+    /// The index at which the next round of questions begins.
     first: usize,
     service: Service,
     is_closed: bool,
@@ -270,7 +269,8 @@ impl Masters {
         }
     }
 
-    /// Starts a thread that asks. A thread that listens to a Sentinel ends: it may be in the logger, which may need the answer.
+    /// Starts a thread that asks, instead of waking the one that listens to a Sentinel: that thread may be in the logger, which
+    /// may wait for the answer. The older thread finds its Sentinel cut and another number in `thread`, and ends.
     fn begin(self: &Arc<Self>, asking: &mut MutexGuard<'_, Asking>) {
         asking.under_way = true;
         asking.thread += 1;
@@ -290,9 +290,10 @@ impl Masters {
     /// Asks, and tells those that wait what came of it. Returns the Sentinel that has answered, to be listened to.
     fn ask(&self) -> Option<Duplex> {
         let began = Instant::now();
-        // Callers wait until this thread has asked, and the logger may be one of them.
+        // Callers wait until this thread has asked, and the logger, which is user code, may be such a caller.
         let _held_back = report::hold_back();
-        // Before the first question: what happens from now on is a reason to ask again.
+        // Cleared before the first question: a doubt that another thread has from now on may concern something that the answer
+        // does not reflect yet, so it stays.
         self.doubted.store(false, Ordering::Release);
         let asked = std::panic::catch_unwind(AssertUnwindSafe(|| self.ask_around()));
         let panicked = |_| Err(lasting("asking for the masters panicked".into()));
@@ -374,10 +375,7 @@ impl Masters {
             .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial));
         asked.map(Some).map_err(|err| {
             let text = format!("no sentinel has named the master of `{service}`: {address}: {err}");
-            match is_transient(&err) {
-                true => io::Error::other(text).into(),
-                false => lasting(text),
-            }
+            retold(&err, text)
         })
     }
 }

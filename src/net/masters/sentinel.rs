@@ -32,7 +32,7 @@ use redis::{RedisResult, Value};
 
 use super::Masters;
 use crate::config::server::Address;
-use crate::error::{excerpt, lasting, named};
+use crate::error::{excerpt, lasting, named, wrong_url};
 use crate::net::socket::dial::{Dial, SHARE};
 use crate::net::socket::{Duplex, Socket, connect_to, timed_out};
 use crate::report::report;
@@ -88,7 +88,8 @@ impl Service {
         lags
     }
 
-    /// None knows of the last failover, so the Sentinels were set up from scratch. Whether any has named a master.
+    /// No Sentinel that answered knows the last failover that this client has seen, so the Sentinels were set up from scratch:
+    /// the latest epoch that one of them named counts from now on. Returns whether any has named a master.
     pub(super) fn begin_again(&mut self) -> bool {
         let latest = self.behind.take();
         let is_named = latest.is_some();
@@ -253,8 +254,9 @@ fn said_address(reply: Value) -> RedisResult<Option<Address>> {
         reply
             .extract_error()
             .map_err(|err| match err.to_string().contains("unknown command") {
-                true => io::Error::other("it is no sentinel, which listen on port 26379 as a rule")
-                    .into(),
+                true => wrong_url(
+                    "it is no sentinel: use redis:// for a single server, redis+cluster:// for a cluster; sentinels listen on port 26379 as a rule".into(),
+                ),
                 false => err,
             })?;
     match redis::from_redis_value::<Option<(String, u16)>>(reply) {

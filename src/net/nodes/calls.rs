@@ -58,7 +58,8 @@ impl Nodes {
     /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
     /// `ahead`, if there is one.
     ///
-    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made.
+    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. Without an answer
+    /// the outcome of a command that counts stays unknown.
     pub(crate) fn call(
         &self,
         until: Instant,
@@ -66,9 +67,30 @@ impl Nodes {
         ahead: Option<Ahead>,
         attempt: &mut dyn FnMut() -> Attempt,
     ) -> Result<Answer, Fault> {
+        let mut may_have_counted = false;
+        let answer = self.answer(until, stop, ahead, attempt, &mut may_have_counted);
+        answer.map_err(|fault| match fault {
+            Fault::Unreachable(err) | Fault::Late(err) | Fault::Refused(err)
+                if may_have_counted =>
+            {
+                Fault::Unknown(err)
+            }
+            fault => fault,
+        })
+    }
+
+    fn answer(
+        &self,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+        ahead: Option<Ahead>,
+        attempt: &mut dyn FnMut() -> Attempt,
+        may_have_counted: &mut bool,
+    ) -> Result<Answer, Fault> {
         // Why the last sending was refused for now.
         let mut refused_for_now = None;
-        let mut failures = 0; // none at first: the connection may just have been idle for too long
+        // The first repetition follows without a pause: the connection may only have been idle for too long.
+        let mut failures = 0;
         let (mut call, mut sent) = match ahead {
             Some(ahead) => (ahead.call, Some(ahead.generation)),
             None => (Call::attempt(attempt()), None),
@@ -105,7 +127,9 @@ impl Nodes {
                     return Err(self.unknown(to, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
-                    // The command may have been executed, or may still be.
+                    // The server may have executed the call, or may still do so. The undo has the number of this attempt, and
+                    // the next attempt draws another, so the undo can remove nothing else.
+                    *may_have_counted |= call.request.counts && call.was_sent();
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
@@ -231,7 +255,8 @@ impl Nodes {
                     if Instant::now() + BackOff::SERVER.first >= until {
                         return Err(Fault::Unreachable(err));
                     }
-                    // Unless another node has it, it is in the ledger.
+                    // The release is in the ledger, or on the connection to another node by now. `bring` sends it if it is in
+                    // the ledger.
                     let to = self.up(call, until, &|| false)?;
                     to.bring(&call.request);
                     if matches!(call.state.lock().phase, CallPhase::Idle(_)) {

@@ -1,8 +1,8 @@
-//! The masters of a client: a connection to each, and calls that find theirs. A single server is a cluster of one node, which
-//! always has every slot.
+//! The masters of a client: a connection to each, and calls that find theirs. A single server counts as a cluster of one node
+//! that always has every slot.
 //!
-//! A call goes to the master that has the slot of its first key. If that node does not serve the slot, its reply says so, and
-//! each reply leaves a call in one place:
+//! A call goes to the master that is known to have the slot of its first key. If another node has the slot, the answer says so.
+//! Each answer leaves the call in one place:
 //!
 //! ```text
 //!                     MOVED: the slot is there from now on
@@ -17,12 +17,12 @@
 //!       └── away: the slots are asked for anew, until somebody has them or the time is up
 //! ```
 //!
-//! **Calls that somebody waits for** follow at once, a few times in a row, and are replaced by new calls if their outcome is
-//! unknown ([`calls`]). **Releases that no thread waits for** go to the [ledger](super::ledger), from which the new master's
-//! connection takes them.
+//! **A call for which a thread waits** follows a redirection at once, a few times in a row, and is made again if its outcome is
+//! unknown ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) when its answer is read.
+//! The connection of the new master takes it from there; behind `ASK`, housekeeping submits it.
 //!
-//! A node that was a master once keeps its number and its [`Connection`] as long as the client lives, so a thread that notes
-//! where a call went finds it there. The connection to a node that is no master any more is closed.
+//! A node that was a master once keeps its number and its [`Connection`] until the client is closed, so a thread that knows to
+//! which node a call went finds its connection. A node that is not a master any more has no socket.
 //!
 //! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
 
@@ -106,8 +106,8 @@ impl Nodes {
         })
     }
 
-    /// Makes the first connection to a single server, or learns who has which slot of a cluster, from any node. Nodes that are
-    /// starting up are waited for, even if others reject the connection.
+    /// Makes the first connection to a single server, or learns from any node which master of a cluster has which slot. Waits
+    /// for nodes that are starting, even if others reject the client.
     pub(crate) fn open(&self, until: Instant) -> Result<(), RedisError> {
         if self.are_one() {
             return self.first().open(until);
@@ -116,7 +116,7 @@ impl Nodes {
         loop {
             let why = match self.map.refresh(until, &|| false) {
                 Ok(()) => return Ok(()),
-                // An earlier answer tells more than an attempt that was cut short at the end.
+                // An attempt that was cut short explains less than the failure before it.
                 Err(why) if why.is_timeout() => last.unwrap_or(why),
                 Err(why) => why,
             };
@@ -203,7 +203,7 @@ impl Nodes {
         self.map.master_of(call.request.first_key())
     }
 
-    /// Looks who has the slots, if that is in doubt.
+    /// Waits until the masters of the slots are known, if that is in doubt.
     fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
         if let Err(err) = self.map.refresh(until, stop) {
             report!(Debug, "looking for the masters of the cluster: {err}");
@@ -215,7 +215,8 @@ impl Nodes {
         self.map.want();
         let mut left = self.give_up_useless();
         for call in self.ledger.take_asked() {
-            // Until there is a connection, the call is in the ledger, and the other node answers it like this again.
+            // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets it
+            // and answers `ASK` again, by when the connection made here may stand.
             self.at(&call).want();
             self.submit(&call);
         }
@@ -235,7 +236,7 @@ impl Nodes {
             }
             left = left.max(work(connection));
             if !self.are_one() && connection.is_missed() {
-                // The node may be no master any more.
+                // The node may not be a master any more.
                 self.map.doubt();
             }
         }
@@ -269,7 +270,7 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        // No connection is made for it here: the caller is about to, and is to hear what came of that.
+        // No connection is made here: the caller is about to have one made, and reports it if that fails.
         at.flush(false);
         at.housekeep_soon();
     }
@@ -356,7 +357,7 @@ impl Nodes {
                     let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
                         Ok(()) => return Ok(to),
-                        // Another thread has learned that the slot has moved, so this node is waited for no longer.
+                        // Another node has the slot now: `stop` has noticed.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) if self.are_one() => why,
                         Err(Fault::Unreachable(why)) => to.named(why),
@@ -366,7 +367,7 @@ impl Nodes {
                     }
                 }
             };
-            // A node that was named by `ASK` may be gone for good, so the master of the slot is asked again.
+            // If the call was to go behind `ASKING`, the node is unreachable, so the slot's master is asked next.
             call.state.lock().asking = false;
             self.map.doubt();
             if Instant::now() >= until {

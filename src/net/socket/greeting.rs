@@ -33,7 +33,7 @@ impl Step {
     fn is_answered_by(&self, reply: &Value) -> bool {
         match self.what {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
-            "ROLE" => matches!(reply, Value::Array(_)),
+            "HELLO" | "ROLE" => matches!(reply, Value::Array(_)),
             "WAIT" => matches!(reply, Value::Int(_)),
             "INFO" => matches!(reply, Value::BulkString(_)),
             _ => matches!(reply, Value::Okay),
@@ -108,14 +108,18 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
         request,
     });
     let mut steps = Vec::from_iter(auth);
+    let asks_what_it_is = endpoint.asks_what_it_is(role);
+    if asks_what_it_is || needs_role(endpoint) {
+        steps.push(Step::new("ROLE", &[]));
+    }
+    if asks_what_it_is {
+        steps.push(Step::new("HELLO", &[]));
+    }
     if server.db != 0 {
         steps.push(Step::new("SELECT", &[&server.db.to_string()]));
     }
     steps.push(Step::new("CLIENT", &["SETNAME", &name]));
     steps.push(Step::new("PING", &[]));
-    if endpoint.proves_master || server.replica_ack == ReplicaAck::Majority {
-        steps.push(Step::new("ROLE", &[]));
-    }
     if server.replica_ack != ReplicaAck::None {
         // With 0 replicas `WAIT` returns at once.
         steps.push(Step::new("WAIT", &["0", "1"]));
@@ -126,12 +130,19 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
     steps
 }
 
+/// Whether a connection is of no use without the answer to `ROLE`.
+fn needs_role(endpoint: &Endpoint) -> bool {
+    endpoint.proves_master || endpoint.server.replica_ack == ReplicaAck::Majority
+}
+
 impl Step {
     fn answered(&self, endpoint: &Endpoint, reply: &Value) -> RedisResult<()> {
         match self.what {
             "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => {
                 Err(io::Error::other("it was named the master and is a replica").into())
             }
+            "ROLE" => endpoint.answers_role(reply),
+            "HELLO" => endpoint.answers_hello(Some(reply)),
             "INFO" => {
                 endpoint.answered_for_eviction(Some(reply));
                 Ok(())
@@ -143,7 +154,7 @@ impl Step {
     /// Whether it has to be sent again.
     fn needs_time(&self, err: &RedisError) -> bool {
         let is_optional = match self.what {
-            "CLIENT" | "INFO" => true,
+            "CLIENT" | "INFO" | "HELLO" => true,
             "PING" => !keeps_out(err),
             _ => false,
         };
@@ -160,6 +171,9 @@ impl Step {
                 report!(Debug, "naming a connection: {err}");
                 Ok(())
             }
+            // What it is shows later, by what it rejects.
+            "ROLE" if !needs_role(endpoint) => Ok(()),
+            "HELLO" => endpoint.answers_hello(None),
             // A user without PING, a server that cannot write to its disk.
             "PING" if !keeps_out(&err) => Ok(()),
             // A later connection may ask again, unless the user lacks the right.

@@ -5,6 +5,7 @@ pub(in crate::net) mod dial;
 mod eviction;
 mod greeting;
 mod login;
+mod meant;
 mod opening;
 mod reply;
 #[cfg(feature = "tls")]
@@ -78,6 +79,8 @@ pub(crate) struct Endpoint {
     replicas: Arc<AtomicU32>,
     /// Whether it was found by asking, and has to say itself that it is a master.
     proves_master: bool,
+    /// Whether the server that the URL names has said that it is a single master; `None` for servers that others have named.
+    is_as_meant: Option<Arc<AtomicBool>>,
 }
 
 impl Endpoint {
@@ -89,6 +92,7 @@ impl Endpoint {
             observer: Observers::default(),
             replicas: Arc::default(),
             proves_master: false,
+            is_as_meant: None,
         }
     }
 
@@ -170,6 +174,7 @@ impl Endpoint {
         Self {
             server: Arc::new(server),
             proves_master: false,
+            is_as_meant: None,
             ..self.clone()
         }
     }

@@ -1,6 +1,6 @@
 //! Operations that a cluster does not support, and their errors.
 
-use redlatch::{Client, Error, RedLock, Result};
+use redlatch::{Client, Config, Error, RedLock, Result};
 
 use crate::support::cluster::Cluster;
 use crate::support::{Server, timed, unique};
@@ -91,8 +91,8 @@ fn what_is_wrong_with_the_url_is_said() {
         "{err}"
     );
 
-    // A cluster node that is used as a single server.
-    let node = Client::open(cluster.nodes[0].url()).unwrap();
+    // A node that is used like a single server by a client that did not connect at first.
+    let node = Client::open(Config::new(cluster.nodes[0].url()).lazy()).unwrap();
     let name = cluster.name_at(1, "elsewhere");
     let err = node.mutex(&name).lock().unwrap_err();
     says(&err, &["Moved", "redis+cluster://"]);

@@ -2,11 +2,13 @@
 
 use std::io::Write;
 use std::net::TcpListener;
+use std::time::Duration;
 
 use redlatch::{CancelToken, Client, Config, DeadlockReason, Error, Result};
 
 use crate::support::{
-    RESPONSE, SENTINEL, Server, client, config, free_port, in_time, ms, scoped, timed, unique,
+    Mode, Proxy, RESPONSE, SENTINEL, Server, Target, client, config, eventually, free_port,
+    in_time, ms, scoped, timed, unique,
 };
 
 /// Asserts that the text of the error contains `parts` and no password, and that the error has no source with more.
@@ -26,7 +28,16 @@ fn explained<T>(mistake: &str, result: Result<T>, parts: &[&str]) -> Error {
     err
 }
 
-/// Opens a client and acquires a lock.
+/// Expects that another URL is asked for, at once and for good.
+#[track_caller]
+fn wrong_url(mistake: &str, url: &str, parts: &[&str]) {
+    let opened = in_time(mistake, RESPONSE / 2, || Client::open(config(url)));
+    let err = explained(mistake, opened, parts);
+    assert!(matches!(err, Error::Config { .. }), "{err:?}");
+    assert!(!err.is_retryable());
+}
+
+/// Opens a client and locks something.
 fn lock(config: Config) -> Result<()> {
     Client::open(config)?.mutex("orders").lock()?.unlock()
 }
@@ -104,22 +115,41 @@ fn the_usual_mistakes_are_explained() {
         &["out of range", "the database asked for is 99"],
     );
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port.to_string()]);
+    let said = format!("it is a replica of 127.0.0.1:{port}");
+    let to_use = format!("use redis://127.0.0.1:{port}/");
+    let err = in_time("a replica", RESPONSE / 2, || {
+        let opened = Client::open(at(replica.port(), ""));
+        explained("a replica", opened, &[&said, &to_use, "redis+sentinel://"])
+    });
+    // It may be promoted.
+    assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
     explained(
-        "a replica",
-        lock(at(replica.port(), "")),
-        &[
-            "READONLY",
-            "a replica",
-            "URL of its master",
-            "redis+sentinel://",
-        ],
+        "a replica on which something is locked",
+        lock(at(replica.port(), "").lazy()),
+        &["READONLY", "a replica", "URL of its master"],
     );
     let sentinel = Server::start_with(&[SENTINEL]);
-    explained(
+    let to_use = format!("use redis+sentinel://{}/", sentinel.addr());
+    wrong_url(
         "a sentinel as a server",
-        lock(at(sentinel.port(), "")),
-        &["if it is a sentinel", "redis+sentinel://"],
+        &sentinel.url(),
+        &["is a sentinel", &to_use],
     );
+    let plain = Server::start_with(&[]);
+    let to_use = format!("use redis://{}/", plain.addr());
+    wrong_url(
+        "a server as a sentinel",
+        &format!("redis+sentinel://{}/orders", plain.addr()),
+        &[&plain.addr().to_string(), "is no sentinel", "use redis://"],
+    );
+    wrong_url(
+        "a server as a cluster",
+        &format!("redis+cluster://{}/", plain.addr()),
+        &["not a node of a cluster", &to_use],
+    );
+    // Without the right to ask what it is, a client may connect all the same.
+    plain.cli(&["ACL", "SETUSER", "default", "-role", "-hello"]);
+    lock(config(&plain.url())).unwrap();
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     scoped(|scope| {
@@ -153,6 +183,21 @@ fn the_usual_mistakes_are_explained() {
         ),
         ("an unescaped password", "redis://:sec/ret@h", "%2F"),
         ("a port out of range", "redis://h:99999", "1 to 65535"),
+        (
+            "a port that is none",
+            "redis://h:abc/",
+            "redis://host:6379/",
+        ),
+        (
+            "a name for a database",
+            "redis://h/abc",
+            "redis://host:6379/3",
+        ),
+        (
+            "IPv6 without brackets",
+            "redis://::1/",
+            "redis://[::1]:6379/",
+        ),
     ] {
         let err = explained(mistake, Client::open(url), &["url: ", part]);
         assert!(matches!(err, Error::Config { .. }), "{err:?}");
@@ -176,12 +221,10 @@ fn the_usual_mistakes_are_explained() {
     }
     {
         let cluster = crate::support::cluster::Cluster::shared();
-        let node = client(&cluster.nodes[0].url());
-        explained(
-            "a node of a cluster as a server",
-            node.mutex(cluster.name_at(1, "elsewhere")).lock(),
-            &["node of a cluster", "redis+cluster://"],
-        );
+        let node = &cluster.nodes[0];
+        let to_use = format!("use redis+cluster://{}/", node.addr());
+        let said = ["is a node of a cluster", &to_use];
+        wrong_url("a node of a cluster as a server", &node.url(), &said);
     }
 }
 
@@ -226,6 +269,15 @@ fn what_a_key_holds_instead_is_said() {
         client.mutex("rw").try_lock(),
         &["the key holds a read-write lock"],
     );
+    // To another process a mutex is a lock of another kind.
+    let held = crate::support::client(&server.url());
+    let _mutex = held.mutex("app:held").lock().unwrap();
+    for result in [
+        client.rw_lock("held").read().map(drop),
+        client.rw_lock("held").try_write().map(drop),
+    ] {
+        explained("a mutex", result, &["the key holds a lock of another kind"]);
+    }
     // The user may not ask for the type of the key.
     let acl = ["ACL", "SETUSER", "default", "-type"];
     server.cli(&acl);
@@ -237,10 +289,100 @@ fn what_a_key_holds_instead_is_said() {
     assert!(matches!(err, Error::WrongType { found: None, .. }));
 }
 
+timed!(what_may_have_counted_is_not_to_be_repeated);
+fn what_may_have_counted_is_not_to_be_repeated() {
+    let server = Server::start_with(&[]);
+    let proxy = Proxy::start(server.addr());
+    let hasty = config(&proxy.url()).command_timeout(ms(150));
+    let client = Client::open(hasty).unwrap();
+    let (slots, permits) = (
+        client.semaphore("slots"),
+        client.expirable_semaphore("permits"),
+    );
+    slots.try_set_permits(9).unwrap();
+    let calls: [(&str, &dyn Fn() -> Result<()>); 6] = [
+        ("count_down", &|| {
+            client.latch("latch").count_down().map(drop)
+        }),
+        ("add_permits", &|| slots.add_permits(1)),
+        ("release", &|| slots.release(1)),
+        ("drain_permits", &|| slots.drain_permits().map(drop)),
+        ("add_permits, expirable", &|| permits.add_permits(1)),
+        ("force_unlock", &|| {
+            client.mutex("orders").force_unlock().map(drop)
+        }),
+    ];
+    let connected = || {
+        proxy.pass();
+        let asks = || slots.available_permits().is_ok();
+        eventually("it is connected", asks);
+    };
+    for (what, call) in calls {
+        connected();
+        proxy.set(Target::Link, Mode::SwallowReplies);
+        let err = explained(what, call(), &["it may have run: look at the data"]);
+        assert!(err.may_have_run() && !err.is_retryable(), "{what}: {err:?}");
+    }
+    connected();
+    proxy.set(Target::Link, Mode::SwallowReplies);
+    let asked = client.mutex("orders").is_locked().unwrap_err();
+    assert!(!asked.may_have_run() && asked.is_retryable(), "{asked:?}");
+    // Nothing was sent.
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    for (what, call) in calls {
+        let err = call().expect_err(what);
+        assert!(!err.may_have_run() && err.is_retryable(), "{what}: {err:?}");
+    }
+}
+
+timed!(an_error_of_a_downgrade_names_it_and_is_no_reason_to_repeat_the_work);
+fn an_error_of_a_downgrade_names_it_and_is_no_reason_to_repeat_the_work() {
+    let server = Server::start_with(&[]);
+    let proxy = Proxy::start(server.addr());
+    let hasty = config(&proxy.url()).command_timeout(ms(150));
+    let prices = Client::open(hasty).unwrap().rw_lock("prices");
+    let (one, other) = (prices.write().unwrap(), prices.clone());
+    proxy.set(Target::Link, Mode::SwallowReplies);
+    let said = ["downgrading the lock failed for `prices`"];
+    let err = explained("a downgrade", one.downgrade(), &said);
+    assert!(
+        matches!(
+            err,
+            Error::Redis {
+                after_work: true,
+                ..
+            }
+        ) && !err.is_retryable()
+    );
+    proxy.pass();
+    proxy.cut(Target::All);
+    let mut guard = None;
+    eventually("it is free again", || {
+        guard = other.write().ok();
+        guard.is_some()
+    });
+    proxy.set(Target::Link, Mode::SwallowReplies);
+    let err = explained(
+        "a release",
+        guard.unwrap().unlock(),
+        &["releasing the lock failed"],
+    );
+    assert!(
+        matches!(
+            err,
+            Error::Redis {
+                after_work: true,
+                ..
+            }
+        ) && !err.is_retryable()
+    );
+}
+
 timed!(a_server_that_does_not_say_what_a_key_holds_is_not_waited_for);
 fn a_server_that_does_not_say_what_a_key_holds_is_not_waited_for() {
     let server = Server::start_with(&[]);
-    let proxy = crate::support::Proxy::start(server.addr());
+    let proxy = Proxy::start(server.addr());
     let client = client(&proxy.url());
     server.cli(&["RPUSH", "orders", "x"]);
     let swallowed = proxy.black_hole_request("\r\nTYPE\r\n");
@@ -262,6 +404,11 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
         "a lease that is too short",
         short.lock(),
         &["lease", "10 ms"],
+    );
+    explained(
+        "a lease without end",
+        client.mutex(&name).lease(Duration::MAX).lock(),
+        &["lease Duration::MAX is not between 10 ms and 100 years"],
     );
     let cancelled = CancelToken::new();
     cancelled.cancel();

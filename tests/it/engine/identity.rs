@@ -106,7 +106,7 @@ fn a_master_that_turns_out_to_be_a_replica_takes_no_part() {
         assert_eq!(guard.nodes_held(), 3);
         guard.unlock().unwrap();
     }
-    let fourth = quick(&servers[3].url());
+    let fourth = Client::open(Config::new(servers[3].url()).lazy()).unwrap();
     is_config(&RedLock::new(clients.iter().chain([&fourth]), "replica"));
     // As a master again, the fourth server takes part.
     servers[3].cli(&["REPLICAOF", "NO", "ONE"]);

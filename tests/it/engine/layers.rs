@@ -11,7 +11,7 @@ use std::path::Path;
 const LAYERS: [&[&str]; 12] = [
     &["bin"],
     &["lib", "client", "guide"],
-    &["operations", "metrics"],
+    &["operations", "metrics", "testing"],
     &["sync"],
     &["acquire"],
     &["quorum"],

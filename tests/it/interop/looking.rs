@@ -1,6 +1,7 @@
 //! Inspecting locks that Java holds.
 
-use redlatch::{Client, HoldMode, LockKind};
+use redlatch::Client;
+use redlatch::ops::{HoldMode, LockKind};
 
 use crate::support::java::Java;
 use crate::support::{Server, eventually, timed, unique};

@@ -7,13 +7,24 @@ use redlatch::{Error, Hold, Lock, MultiLock, RedLock, Result};
 use crate::support::{Deployment, LONG, Server, elsewhere, eventually, ms, open, timed, unique};
 
 /// Uses a lock only through the trait, as a wrapper would.
-fn works<L: Lock>(lock: &L, name: &str) {
+fn works(lock: &dyn Lock, name: &str) {
     fn check(guard: impl Hold) -> Result<()> {
-        assert!(guard.is_valid() && guard.lost().is_empty());
+        assert!(guard.is_valid() && guard.lost().try_recv().is_err());
         assert!(guard.valid_until() > Instant::now());
+        assert!(!guard.name().is_empty());
         guard.unlock()
     }
     assert_eq!(lock.name(), name);
+    // A box inside of a box is a hold as well.
+    check(Box::new(lock.lock().unwrap())).unwrap();
+    assert_eq!(lock.lock().unwrap().name(), name);
+    let owned = |guard: Box<dyn Hold + Send>| {
+        assert!(lock.try_lock_owned().unwrap().is_none());
+        elsewhere(move || check(guard).unwrap());
+    };
+    owned(lock.lock_owned().unwrap());
+    owned(lock.try_lock_owned_for(LONG).unwrap().unwrap());
+    owned((lock.try_lock_owned_until(Instant::now() + LONG).unwrap()).unwrap());
     check(lock.lock().unwrap()).unwrap();
     check(lock.try_lock().unwrap().unwrap()).unwrap();
     check(lock.try_lock_for(LONG).unwrap().unwrap()).unwrap();
@@ -61,6 +72,13 @@ fn a_multi_lock_among_the_members_is_its_members() {
     guard.unlock().unwrap();
     eventually("all are free", || server.keys_but_requests().is_empty());
     let none = MultiLock::new(vec![]);
-    let err = Lock::lock(&none).unwrap_err();
+    let err = Lock::lock(&none).map(drop).unwrap_err();
     assert!(matches!(err, Error::Config { .. }), "{err}");
+    #[cfg(feature = "testing")]
+    {
+        let fake = redlatch::testing::FakeLock::new(&a);
+        let mixed = MultiLock::new(vec![Box::new(client.mutex(&a)), Box::new(fake)]);
+        let err = mixed.lock().unwrap_err().to_string();
+        assert!(err.contains("a lock for tests"), "{err}");
+    }
 }

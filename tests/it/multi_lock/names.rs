@@ -179,7 +179,9 @@ fn a_prefix_is_before_each_name() {
 timed!(names_of_several_slots_of_a_cluster_are_all_held_or_none);
 fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     let server = Server::start_cluster();
-    let (client, other) = (open(&server.url()), open(&server.url()));
+    // It has all slots, so that a client which takes it for a single server can use it.
+    let lazy = || Client::open(Config::new(server.url()).lease(LEASE).lazy()).unwrap();
+    let (client, other) = (lazy(), lazy());
     let [a, b, c] = &three();
     let lock = client.multi_lock([c, a, b]);
     assert!(!lock.is_locked().unwrap());

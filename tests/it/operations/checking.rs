@@ -1,6 +1,7 @@
 //! `check`: whether a server is fit for locks, and which rights a user lacks.
 
-use redlatch::{Client, Config, Report, Severity};
+use redlatch::ops::{Report, Severity};
+use redlatch::{Client, Config};
 
 use crate::support::rights::{OPERATIONS, acl_line};
 use crate::support::{Server, deployment, open, settings_as, timed};
@@ -170,7 +171,7 @@ fn settings_that_lose_locks_are_findings() {
         "{report}"
     );
     assert!(report.is_fit());
-    let client = Client::open(Config::new(replica.url())).unwrap();
+    let client = Client::open(Config::new(replica.url()).lazy()).unwrap();
     let report = client.check().unwrap();
     assert!(!report.is_fit());
     assert!(

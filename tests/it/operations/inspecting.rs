@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, HoldMode, LockInfo, LockKind, RedLock};
+use redlatch::ops::{HoldMode, LockInfo, LockKind};
+use redlatch::{Client, RedLock};
 
 use crate::support::{
     Crew, Server, deployment, eventually, ms, open, settings, subscribed, timed, unique,

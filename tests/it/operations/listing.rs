@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redlatch::{Client, LockKind};
+use redlatch::Client;
+use redlatch::ops::LockKind;
 
 use crate::support::cluster::Cluster;
 use crate::support::{Server, ms, open, scoped, settings, timed, unique};

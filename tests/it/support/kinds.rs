@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
-use redlatch::{CancelToken, Client, Loss, Result, RwLock};
+use redlatch::{CancelToken, Client, LossReceiver, Result, RwLock};
 
 use crate::support::rwlock::hold_key;
 use crate::support::{LONG, Server, beside, eventually, lua, ms};
@@ -260,7 +259,7 @@ pub(crate) trait Guard: Debug {
     fn unlock(self: Box<Self>) -> Result<()>;
     fn is_valid(&self) -> bool;
     fn valid_until(&self) -> Instant;
-    fn lost(&self) -> &Receiver<Loss>;
+    fn lost(&self) -> &LossReceiver;
     fn name(&self) -> &str;
     fn owner(&self) -> &str;
     fn hold_count(&self) -> u32;
@@ -284,7 +283,7 @@ macro_rules! guard {
             fn valid_until(&self) -> std::time::Instant {
                 <$guard>::valid_until(self)
             }
-            fn lost(&self) -> &crossbeam_channel::Receiver<redlatch::Loss> {
+            fn lost(&self) -> &redlatch::LossReceiver {
                 <$guard>::lost(self)
             }
             fn name(&self) -> &str {

@@ -1,0 +1,519 @@
+//! Locks and errors for unit tests without Redis: with the feature `testing`.
+//!
+//! Code that takes a [`&dyn Lock`](crate::Lock) works with a lock of a client, and in a unit test with a [`FakeLock`]. The
+//! [recipe](crate::guide::recipes) shows such a test.
+//!
+//! ```
+//! use redlatch::Lock;
+//! use redlatch::testing::{FakeLock, errors};
+//!
+//! let lock = FakeLock::new("stock:42");
+//! lock.refuse_next();
+//! lock.fail_next(errors::late("stock:42"));
+//! assert!(lock.try_lock()?.is_none());
+//! assert!(lock.try_lock().is_err_and(|err| err.is_retryable()));
+//! assert!(lock.try_lock()?.is_some());
+//! # Ok::<(), redlatch::Error>(())
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{Error, Loss, LossReason, Result};
+use crate::hold::loss::{LossChannel, LossListener, LossReceiver};
+use crate::sync::traits::{Hold, Lock, sealed};
+
+/// How long a hold is valid from now on, until it is lost.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A lock for unit tests, which grants, refuses and fails as told, and needs no Redis.
+///
+/// Without orders it grants every attempt, also while it is held: it excludes nobody. No call blocks. Clones are the same
+/// lock, so that a test can keep one.
+///
+/// ```
+/// use redlatch::testing::FakeLock;
+/// use redlatch::{Hold, Lock, LossReason};
+///
+/// let lock = FakeLock::new("report");
+/// let guard = lock.lock()?;
+/// assert!(lock.is_held() && guard.is_valid());
+/// lock.lose(LossReason::Expired);
+/// assert!(!guard.is_valid());
+/// assert!(guard.unlock().is_err());
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct FakeLock(Arc<Fake>);
+
+struct Fake {
+    name: String,
+    told: Mutex<Told>,
+}
+
+/// The orders of the test, and the guards that are not dropped.
+#[derive(Default)]
+struct Told {
+    attempts: VecDeque<Order>,
+    unlocks: VecDeque<Error>,
+    held: Vec<Weak<Held>>,
+}
+
+/// What becomes of an attempt.
+enum Order {
+    Grant,
+    Refuse,
+    Fail(Error),
+}
+
+impl FakeLock {
+    /// Returns a lock that grants every attempt.
+    ///
+    /// ```
+    /// use redlatch::Lock;
+    ///
+    /// let lock = redlatch::testing::FakeLock::new("report");
+    /// assert_eq!(lock.name(), "report");
+    /// ```
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self(Arc::new(Fake {
+            name: name.into(),
+            told: Mutex::default(),
+        }))
+    }
+
+    fn order(&self, order: Order) {
+        self.0.told.lock().attempts.push_back(order);
+    }
+
+    /// Grants the attempt behind those that were ordered before.
+    ///
+    /// ```
+    /// use redlatch::Lock;
+    ///
+    /// let lock = redlatch::testing::FakeLock::new("report");
+    /// lock.grant_next();
+    /// lock.refuse_next();
+    /// assert!(lock.try_lock()?.is_some());
+    /// assert!(lock.try_lock()?.is_none());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    pub fn grant_next(&self) {
+        self.order(Order::Grant);
+    }
+
+    /// Refuses the attempt behind those that were ordered before, as if somebody else had the lock: a call with a time
+    /// limit returns `Ok(None)` at once, and a call without one outlasts the refusal and goes on to the next order.
+    ///
+    /// ```
+    /// use redlatch::Lock;
+    ///
+    /// let lock = redlatch::testing::FakeLock::new("report");
+    /// lock.refuse_next();
+    /// assert!(lock.try_lock()?.is_none());
+    /// lock.refuse_next();
+    /// assert!(lock.lock().is_ok());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    pub fn refuse_next(&self) {
+        self.order(Order::Refuse);
+    }
+
+    /// Fails the attempt behind those that were ordered before. [`errors`] makes errors.
+    ///
+    /// ```
+    /// use redlatch::Lock;
+    /// use redlatch::testing::{FakeLock, errors};
+    ///
+    /// let lock = FakeLock::new("report");
+    /// lock.fail_next(errors::redis("report", "connection refused"));
+    /// assert!(lock.lock().is_err_and(|err| err.is_retryable()));
+    /// ```
+    pub fn fail_next(&self, err: Error) {
+        self.order(Order::Fail(err));
+    }
+
+    /// Fails the `unlock` behind those that were ordered before. The guard's hold is over all the same.
+    ///
+    /// ```
+    /// use redlatch::testing::{FakeLock, errors};
+    /// use redlatch::{Hold, Lock};
+    ///
+    /// let lock = FakeLock::new("report");
+    /// lock.fail_unlock_next(errors::redis("report", "connection reset"));
+    /// let err = lock.lock()?.unlock().unwrap_err();
+    /// assert!(!err.is_retryable(), "the work is done");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    pub fn fail_unlock_next(&self, err: Error) {
+        self.0.told.lock().unlocks.push_back(err.after_work());
+    }
+
+    /// Has all guards lose the lock, which they report as the guards of a client do.
+    ///
+    /// ```
+    /// use redlatch::{Hold, Lock, LossReason};
+    ///
+    /// let lock = redlatch::testing::FakeLock::new("report");
+    /// let guard = lock.lock()?;
+    /// lock.lose(LossReason::Forced);
+    /// assert_eq!(guard.lost().try_recv().unwrap().reason, LossReason::Forced);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    pub fn lose(&self, reason: LossReason) {
+        let held = self.held();
+        for held in held.iter().filter(|its| its.loss().is_none()) {
+            *held.lost_by.lock() = Some(reason);
+            let loss = loss(&self.0.name, "testing", reason);
+            for listener in held.listeners.lock().drain(..) {
+                listener.notify(&loss);
+            }
+        }
+    }
+
+    /// Returns whether there is a guard that was neither dropped nor unlocked.
+    ///
+    /// ```
+    /// use redlatch::Lock;
+    ///
+    /// let lock = redlatch::testing::FakeLock::new("report");
+    /// drop(lock.lock()?);
+    /// assert!(!lock.is_held());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.held().is_empty()
+    }
+
+    fn held(&self) -> Vec<Arc<Held>> {
+        let told = self.0.told.lock();
+        told.held.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn take(&self, wait: WaitMode) -> Result<Option<FakeGuard>> {
+        let is_endless = matches!(wait, WaitMode::Until(end) if end.instant().is_none());
+        let mut told = self.0.told.lock();
+        loop {
+            match told.attempts.pop_front() {
+                Some(Order::Refuse) if is_endless => {}
+                Some(Order::Refuse) => return Ok(None),
+                Some(Order::Fail(err)) => return Err(err),
+                Some(Order::Grant) | None => break,
+            }
+        }
+        let held = Arc::<Held>::default();
+        told.held.retain(|held| held.strong_count() > 0);
+        told.held.push(Arc::downgrade(&held));
+        Ok(Some(FakeGuard {
+            lock: self.clone(),
+            held,
+            lost: LossChannel::default(),
+            granted_at: Instant::now(),
+        }))
+    }
+}
+
+impl fmt::Debug for FakeLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeLock")
+            .field("name", &self.0.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl sealed::Member for FakeLock {
+    fn parts(&self) -> Option<Vec<LockSpec>> {
+        None
+    }
+
+    fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>> {
+        Ok(self.take(wait)?.map(|held| Box::new(held) as _))
+    }
+
+    fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>> {
+        Ok(self.take(wait)?.map(|held| Box::new(held) as _))
+    }
+}
+
+impl Lock for FakeLock {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+}
+
+/// The hold of one guard.
+#[derive(Default)]
+struct Held {
+    lost_by: Mutex<Option<LossReason>>,
+    listeners: Mutex<Vec<LossListener>>,
+}
+
+impl Held {
+    fn loss(&self) -> Option<LossReason> {
+        *self.lost_by.lock()
+    }
+}
+
+struct FakeGuard {
+    lock: FakeLock,
+    held: Arc<Held>,
+    lost: LossChannel,
+    granted_at: Instant,
+}
+
+impl sealed::Guard for FakeGuard {
+    fn unlock_boxed(self: Box<Self>) -> Result<()> {
+        (*self).unlock()
+    }
+}
+
+impl Hold for FakeGuard {
+    fn unlock(self) -> Result<()> {
+        let name = &self.lock.0.name;
+        if let Some(reason) = self.held.loss() {
+            return Err(errors::lost(name, reason));
+        }
+        match self.lock.0.told.lock().unlocks.pop_front() {
+            Some(err) => Err(err),
+            None => Ok(()),
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        self.held.loss().is_none()
+    }
+
+    fn valid_until(&self) -> Instant {
+        match self.is_valid() {
+            true => Instant::now() + LEASE,
+            false => self.granted_at,
+        }
+    }
+
+    fn lost(&self) -> &LossReceiver {
+        self.lost.of(|listener| {
+            let (listener, mut listeners) = (listener(), self.held.listeners.lock());
+            match self.held.loss() {
+                Some(reason) => listener.notify(&loss(self.name(), "testing", reason)),
+                None => listeners.push(listener),
+            }
+        })
+    }
+
+    fn name(&self) -> &str {
+        &self.lock.0.name
+    }
+}
+
+/// Makes the loss that [`Config::on_lost`](crate::Config::on_lost) and [`Observer::lost`](crate::Observer::lost) hear of.
+///
+/// ```
+/// let loss = redlatch::testing::loss("report", "owner", redlatch::LossReason::Expired);
+/// assert_eq!(loss.name, "report");
+/// ```
+#[must_use]
+pub fn loss(name: impl Into<String>, owner: impl Into<String>, reason: LossReason) -> Loss {
+    Loss {
+        name: name.into(),
+        owner: owner.into(),
+        reason,
+    }
+}
+
+/// Errors, one function for each variant of [`Error`] that has fields.
+///
+/// ```
+/// use redlatch::testing::errors;
+///
+/// assert!(errors::redis("report", "connection refused").is_retryable());
+/// assert!(errors::may_have_run("stock:42").may_have_run());
+/// ```
+pub mod errors {
+    use crate::error::{DeadlockReason, Error, LossReason, RUNNING};
+
+    /// [`Error::Redis`] of an attempt to acquire, which is retryable.
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(errors::redis("report", "connection refused").is_retryable());
+    /// ```
+    #[must_use]
+    pub fn redis(name: &str, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::redis("acquiring the lock", why).about(name)
+    }
+
+    /// [`Error::Redis`] of a guarded command without a reply: see [`Error::may_have_run`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(errors::may_have_run("stock:42").may_have_run());
+    /// ```
+    #[must_use]
+    pub fn may_have_run(name: &str) -> Error {
+        let why = std::io::Error::new(std::io::ErrorKind::TimedOut, "redis did not answer in time");
+        Error::outcome_unknown(RUNNING, why.into()).about(name)
+    }
+
+    /// [`Error::Lost`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(!errors::lost("report", redlatch::LossReason::Expired).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn lost(name: impl Into<String>, reason: LossReason) -> Error {
+        let name = name.into();
+        Error::Lost { name, reason }
+    }
+
+    /// [`Error::NoQuorum`] of so many servers, with what each of those said that did not agree.
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// let dead = errors::redis("billing", "connection refused");
+    /// assert!(errors::no_quorum("billing", 3, 1, vec![(2, dead)]).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn no_quorum(
+        name: impl Into<String>,
+        nodes: usize,
+        agreed: usize,
+        failures: Vec<(usize, Error)>,
+    ) -> Error {
+        Error::NoQuorum {
+            name: name.into(),
+            nodes,
+            needed: nodes / 2 + 1,
+            agreed,
+            failures,
+        }
+    }
+
+    /// [`Error::NotReplicated`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(errors::not_replicated(0, 1).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn not_replicated(acked: u32, needed: u32) -> Error {
+        Error::NotReplicated { acked, needed }
+    }
+
+    /// [`Error::Members`], with what each of them said, by its name.
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// let dead = errors::redis("a", "connection refused");
+    /// assert!(errors::members(vec![("a".into(), dead)]).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn members(failures: Vec<(String, Error)>) -> Error {
+        Error::Members { failures }
+    }
+
+    /// [`Error::WouldDeadlock`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// let reason = redlatch::DeadlockReason::NotReentrant;
+    /// assert!(!errors::would_deadlock("report", reason).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn would_deadlock(name: impl Into<String>, reason: DeadlockReason) -> Error {
+        let name = name.into();
+        Error::WouldDeadlock { name, reason }
+    }
+
+    /// [`Error::WrongType`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(!errors::wrong_type("report", None).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn wrong_type(name: impl Into<String>, found: Option<String>) -> Error {
+        let name = name.into();
+        Error::WrongType { name, found }
+    }
+
+    /// [`Error::Spawn`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// let why = std::io::Error::other("no more threads");
+    /// assert!(errors::spawn("redlatch-watchdog", why).is_retryable());
+    /// ```
+    #[must_use]
+    pub fn spawn(name: &'static str, source: std::io::Error) -> Error {
+        Error::Spawn { name, source }
+    }
+
+    /// [`Error::InvalidCommand`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(!errors::invalid_command("a key in another slot").is_retryable());
+    /// ```
+    #[must_use]
+    pub fn invalid_command(why: impl Into<String>) -> Error {
+        let why = why.into();
+        Error::InvalidCommand { why }
+    }
+
+    /// [`Error::Late`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(errors::late("report").is_retryable());
+    /// ```
+    #[must_use]
+    pub fn late(name: impl Into<String>) -> Error {
+        let name = name.into();
+        Error::Late { name }
+    }
+
+    /// [`Error::InvalidName`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(!errors::invalid_name("it is empty").is_retryable());
+    /// ```
+    #[must_use]
+    pub fn invalid_name(why: &'static str) -> Error {
+        Error::InvalidName { why }
+    }
+
+    /// [`Error::Config`].
+    ///
+    /// ```
+    /// use redlatch::testing::errors;
+    ///
+    /// assert!(!errors::config("lease is zero").is_retryable());
+    /// ```
+    #[must_use]
+    pub fn config(what: impl Into<String>) -> Error {
+        let what = what.into();
+        Error::Config { what }
+    }
+}
