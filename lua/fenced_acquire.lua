@@ -21,33 +21,9 @@ if left_ms ~= -2 and redis.call('hexists', KEYS[1], owner) == 0 then
   return no_lock('lock') or left_ms
 end
 
-local token = redis.call('get', KEYS[2]) or '0'
-if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then
-  return redis.error_reply('WRONGTYPE the token counter is not an integer')
-end
-local first
-local last = tonumber(token)
-if last + count < 2 ^ 53 then
-  -- Tokens are not below the server's clock in microseconds, so a counter that expired, was evicted or came back from an old
-  -- copy still goes forward. However fast tokens are drawn, their lead over the clock is short, since a lost counter loses it.
-  local time = redis.call('time')
-  local now = time[1] * 1000000 + time[2]
-  first = math.max(last + 1, now)
-  last = math.max(first, now + count - 1)
-  first, token = string.format('%.0f', first), string.format('%.0f', last)
-  if token_ttl_ms > 0 then
-    -- The counter must outlive its lead over the clock. A TTL counts from the millisecond that has begun, hence + 1.
-    local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000) + 1)
-    redis.call('set', KEYS[2], token, 'px', string.format('%.0f', keep_ms))
-  else
-    redis.call('set', KEYS[2], token)
-  end
-else
-  -- Lua would round a number this large, so Redis adds. The clock never reaches it, so the counter must not expire.
-  redis.call('incrby', KEYS[2], 1)
-  redis.call('persist', KEYS[2])
-  token = redis.call('get', KEYS[2])
-  first = token
+local wrong, first, last = draw(count, token_ttl_ms)
+if wrong then
+  return wrong
 end
 
 -- The hold comes after the draw, so that a draw which fails leaves nothing held.
@@ -58,4 +34,4 @@ if type(kept) == 'table' then
   redis.call('hdel', KEYS[1], owner)
   return kept
 end
-return { first, token }
+return { first, last }

@@ -8,6 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::config::Config;
 use crate::error::Result;
 use crate::operations::check::{Report, check};
+use crate::operations::health::{Health, health};
 use crate::operations::inspect::{LockInfo, inspect};
 use crate::operations::list::Locks;
 use crate::operations::release::unlock_owner;
@@ -16,6 +17,7 @@ use crate::protocol::{fair, fenced, latch, permits, reentrant, rw, semaphore, sp
 use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::stats::Stats;
+use crate::sync::election::Election;
 use crate::sync::expirable_semaphore::ExpirableSemaphore;
 use crate::sync::fair_lock::FairLock;
 use crate::sync::fair_mutex::FairMutex;
@@ -29,6 +31,7 @@ use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
 use crate::sync::semaphore::{Semaphore, close as give_back_permits};
 use crate::sync::spin_lock::SpinLock;
+use crate::sync::ticket::{Adopt, Ticket};
 
 /// The locks of one Redis, by name. A process normally has one client.
 ///
@@ -170,6 +173,19 @@ impl Client {
         FencedLock::of(self.handle(name.as_ref(), &fenced::KIND))
     }
 
+    /// Returns the election of this name: one process of many leads. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("scheduler").campaign()?;
+    /// println!("leading in term {}", leadership.term());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::of(self.handle(name.as_ref(), &fenced::KIND))
+    }
+
     /// Returns the lock of this name whose waiting threads poll: Redisson's spin lock. Sends nothing.
     ///
     /// ```no_run
@@ -251,6 +267,38 @@ impl Client {
     #[must_use]
     pub fn semaphore(&self, name: impl AsRef<str>) -> Semaphore {
         Semaphore::new(self.handle(name.as_ref(), &semaphore::KIND))
+    }
+
+    /// Makes a hold that another client has detached one of this client, in one step: see [`Ticket`].
+    ///
+    /// The type of the guard has to fit the ticket. The hold gets a number of its own, a fenced lock also a greater token, so
+    /// what the former holder still sends is refused. It is renewed with this client's lease. Blocks for one round trip, at most
+    /// for the command timeout. The client needs the same [key prefix](Config::key_prefix) as the one that detached.
+    ///
+    /// ```no_run
+    /// use redlatch::{LossReason, OwnedMutexGuard, Ticket};
+    ///
+    /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let text = std::env::args().nth(1).unwrap_or_default();
+    /// let ticket: Ticket = text.parse()?;
+    /// match client.adopt::<OwnedMutexGuard>(&ticket) {
+    ///     Ok(guard) => println!("ours is now {}", guard.name()),
+    ///     Err(redlatch::Error::Lost { reason, .. }) => println!("too late or taken: {reason}"),
+    ///     Err(err) => return Err(err),
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if nobody has the lock by now,
+    ///   [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has, such as another adopter. Of a permit it
+    ///   is always `Expired`.
+    /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
+    /// - [`Error::Config`](crate::Error::Config) for a ticket of another kind;
+    ///   [`Error::WrongType`](crate::Error::WrongType), [`Error::Closed`](crate::Error::Closed).
+    pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
+        ticket.adopt(&self.shared)
     }
 
     /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,
@@ -384,6 +432,22 @@ impl Client {
     /// [`Error::Closed`](crate::Error::Closed). A server that is unreachable, or rejects the login, is a finding.
     pub fn check(&self) -> Result<Report> {
         check(&self.shared)
+    }
+
+    /// Returns what a readiness probe needs: whether the server answers, and whether what is held is renewed.
+    ///
+    /// Asks the server once (`PING`), over the connection that locks use; in a cluster one of the masters. Blocks for one round
+    /// trip, at most for the command timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let health = client.health();
+    /// println!("{}: {health}", if health.is_ready() { 200 } else { 503 });
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        health(&self.shared.session)
     }
 
     /// Returns numbers about this client: what has happened since it was opened, and what it has now. Does not block.

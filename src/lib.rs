@@ -169,8 +169,11 @@ pub use hold::loss::LossReceiver;
 pub use local::waiter::CancelToken;
 #[cfg(feature = "metrics")]
 pub use metrics::Metrics;
-pub use observer::{Acquired, Observer, Refusal, Refused, Released};
+pub use observer::{Acquired, Observer, Refusal, Refused, Released, RenewalFailed};
+pub use operations::health::{Health, UnconfirmedRenewal};
+pub use operations::leader::{Leader, Leaders};
 pub use stats::{StatKind, Stats};
+pub use sync::election::{Election, Leadership};
 pub use sync::expirable_semaphore::{ExpirablePermit, ExpirableSemaphore};
 pub use sync::fair_lock::{FairLock, FairLockGuard, OwnedFairLockGuard};
 pub use sync::fair_mutex::{FairMutex, FairMutexGuard, OwnedFairMutexGuard};
@@ -188,15 +191,17 @@ pub use sync::rwlock::{
 };
 pub use sync::semaphore::{Semaphore, SemaphorePermit};
 pub use sync::spin_lock::{OwnedSpinLockGuard, SpinLock, SpinLockGuard};
+pub use sync::ticket::Ticket;
 pub use sync::traits::{Hold, Lock};
 
 /// The type parameters of [`Handle`] and [`Guard`], one for each kind: a [`Mutex`] is a `Handle<NonReentrant>`.
 pub mod kinds {
     pub use crate::hold::Bound;
     pub use crate::sync::kind::{
-        AnyKind, Fair, FairNonReentrant, Fenced, Multi, NonReentrant, OneServer, Owned, Read, Red,
-        Reentrant, Spin, Write,
+        AnyKind, Detachable, Fair, FairNonReentrant, Fenced, Multi, NonReentrant, OneServer, Owned,
+        Read, Red, Reentrant, Spin, Write,
     };
+    pub use crate::sync::ticket::Adopt;
 }
 
 /// What operators ask about locks and servers: the types that [`Client::inspect`], [`Client::locks`] and

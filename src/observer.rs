@@ -58,6 +58,11 @@ pub trait Observer: Send + Sync {
     /// [`Config::on_lost`](crate::Config::on_lost) is called once.
     fn lost(&self, _loss: &Loss) {}
 
+    /// A renewal of a hold failed, and the hold is still valid: there is time to end the work. Told once for each hold until it
+    /// is renewed again. Otherwise [`lost`](Self::lost) follows. Nothing is told of a [`RedLock`](crate::RedLock), whose parts
+    /// fail one by one.
+    fn renewal_failed(&self, _event: &RenewalFailed<'_>) {}
+
     /// A connection to the server failed: the first attempt, or the first failure after the server was reached.
     fn server_down(&self, _server: &str, _why: &str) {}
 
@@ -73,7 +78,7 @@ pub struct Acquired<'a> {
     /// The name, as given to the client.
     pub name: &'a str,
     /// `reentrant`, `mutex`, `fair` (a [`FairMutex`](crate::FairMutex), too), `fenced`, `spin`, `read-write`, `red`,
-    /// `semaphore`, `permits` (of an expirable semaphore).
+    /// `semaphore`, `permits` (of an expirable semaphore), `election`.
     pub kind: &'static str,
     /// How long the call took.
     pub waited: Duration,
@@ -127,6 +132,18 @@ pub struct Released<'a> {
     pub kind: &'static str,
     /// How long this thread has held it.
     pub held: Duration,
+}
+
+/// A renewal failed: see [`Observer::renewal_failed`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RenewalFailed<'a> {
+    /// As in [`Acquired`].
+    pub name: &'a str,
+    /// The owner in Redis, or the id of the permit.
+    pub owner: &'a str,
+    /// How long the hold is certainly valid unless a renewal is confirmed.
+    pub left: Duration,
 }
 
 /// The observer of a client, if it has one.

@@ -1,6 +1,12 @@
 //! The identity of this process: for `fork()`, whose child must not use the parent's objects, and for people who look
 //! at Redis.
 
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+
+use uuid::{Builder, Uuid};
+
 /// The process in which an object was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process(u32);
@@ -52,4 +58,104 @@ pub(crate) fn names(client: &str, label: &str) -> String {
         host(),
         std::process::id()
     )
+}
+
+/// A new id for a client. Random, but on Linux it also says in which process the client is, so that [`is_gone`] can tell.
+///
+/// | bytes | |
+/// | --- | --- |
+/// | 0 to 5 | the [`view`] of the process |
+/// | 9 to 11 | its number |
+/// | the others | 50 random bits, and the version, 8 |
+///
+/// Where the view is unknown it is a random UUID, version 4.
+pub(crate) fn client_id() -> Uuid {
+    let random = Uuid::new_v4();
+    let [0, pid @ ..] = std::process::id().to_be_bytes() else {
+        return random;
+    };
+    let Some(view) = view() else {
+        return random;
+    };
+    let mut bytes = random.into_bytes();
+    bytes[..6].copy_from_slice(&view);
+    bytes[9..12].copy_from_slice(&pid);
+    Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+/// Which processes this one can see by number: those of its boot, its namespace and its user, hashed. `None` where `/proc`
+/// is missing, or shows another namespace.
+///
+/// The number of a namespace can be given again only when all of its processes are gone, so a process of another namespace
+/// with the same number is gone as well. The user is part of it because `/proc` may hide the processes of others.
+fn view() -> Option<[u8; 6]> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = |name: &str| {
+        let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));
+        lines.next().map(str::trim)
+    };
+    // In a namespace below that of `/proc` the process has two numbers.
+    if line("NSpid:")? != std::process::id().to_string() {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    (boot, namespace, line("Uid:")?).hash(&mut hasher);
+    let [_, _, view @ ..] = hasher.finish().to_be_bytes();
+    Some(view)
+}
+
+/// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own` can
+/// see that. A process whose number was given to another one counts as alive, and so does one that its parent has not waited
+/// for.
+pub(crate) fn is_gone(other: &str, own: &str) -> bool {
+    let read = |id: &str| {
+        let id = Uuid::try_parse(id)
+            .ok()
+            .filter(|id| id.get_version_num() == 8)?;
+        let bytes = id.into_bytes();
+        let pid = u32::from_be_bytes([0, bytes[9], bytes[10], bytes[11]]);
+        Some((<[u8; 6]>::try_from(&bytes[..6]).ok()?, pid))
+    };
+    let (Some((view, pid)), Some((own_view, _))) = (read(other), read(own)) else {
+        return false;
+    };
+    view == own_view && matches!(Path::new(&format!("/proc/{pid}")).try_exists(), Ok(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_id_tells_whether_its_process_has_ended() {
+        let own = client_id();
+        assert_eq!(own.get_version_num(), 8);
+        let id_of = |pid: u32| {
+            let mut bytes = own.into_bytes();
+            bytes[9..12].copy_from_slice(&pid.to_be_bytes()[1..]);
+            Builder::from_custom_bytes(bytes).into_uuid().to_string()
+        };
+        let own = own.to_string();
+        assert_ne!(client_id().to_string(), own);
+        assert_eq!(id_of(std::process::id()), own);
+        assert!(!is_gone(&own, &own));
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("a child");
+        let its = id_of(child.id());
+        assert!(!is_gone(&its, &own));
+        child.kill().expect("our child");
+        child.wait().expect("our child");
+        assert!(is_gone(&its, &own));
+        // On another machine, of another user, or of a client that is not ours, nobody knows.
+        let elsewhere = format!("0123{}", &its[4..]);
+        for other in [elsewhere, Uuid::new_v4().to_string(), "7".into()] {
+            assert!(!is_gone(&other, &own), "{other}");
+            assert!(!is_gone(&its, &other), "{other}");
+        }
+    }
 }

@@ -2,8 +2,8 @@
 //! machine.
 
 use std::collections::HashMap;
-use std::collections::HashSet;
 use std::collections::hash_map::Entry;
+use std::collections::{HashSet, VecDeque};
 use std::fmt::{self, Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::io::Write as _;
@@ -35,6 +35,12 @@ pub(crate) trait Model {
     /// Whether a step happens by itself, without a decision and without a fault, so that a wait for that goal may
     /// rely on it.
     fn is_due(&self, goal: usize, step: Self::Step) -> bool;
+
+    /// Whether a search for a fault goes into depth first. The fault that it finds first need not be the nearest, so
+    /// variants of the model must not break several rules.
+    fn goes_deep(&self) -> bool {
+        false
+    }
 
     /// The step in words.
     fn words(&self, before: &Self::State, step: Self::Step, after: &Self::State) -> String;
@@ -73,13 +79,17 @@ impl Counterexample {
 
 /// A short hash function. Without optimisation, the standard one takes most of the time of a search.
 #[derive(Default)]
-struct Digest(u64);
+pub(crate) struct Digest(u64);
 
 impl Hasher for Digest {
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
+        for chunk in bytes.chunks(8) {
+            let number = chunk
+                .iter()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte));
+            self.write_u64(number);
         }
+        self.write_usize(bytes.len());
     }
 
     fn write_u8(&mut self, number: u8) {
@@ -110,7 +120,7 @@ pub(crate) fn digest(state: &impl Hash) -> u64 {
     digest.finish()
 }
 
-/// The states that were found, in the order of their distance from the start. `from` has, for each state, the number
+/// The states that were found. `from` has, for each state, the number
 /// of the previous state and which of its steps led here.
 #[derive(Default)]
 struct Found {
@@ -154,8 +164,19 @@ impl Found {
     }
 }
 
-/// Visits every state, in the order of their distance from the start.
+/// Visits every state, in the order of their distance from the start, so that a counterexample is as short as possible.
 pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
+    search_from(model, VecDeque::pop_front)
+}
+
+/// A state that is known and not visited yet, with its number.
+type Known<S> = (u32, S);
+
+/// `next_of` takes the state that is visited next from the queue.
+fn search_from<M: Model>(
+    model: &M,
+    next_of: impl Fn(&mut VecDeque<Known<M::State>>) -> Option<Known<M::State>>,
+) -> Result<Size, Box<Counterexample>> {
     let goals = model.goals();
     let mut found = Found::default();
     let mut steps = 0;
@@ -176,41 +197,38 @@ pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
     found.numbers.insert(digest(&start), 0);
     found.from.push((0, 0));
     note(0, &start);
-    let (mut level, mut next_level, mut next) = (vec![(0_u32, start)], Vec::new(), Vec::new());
-    while !level.is_empty() {
-        for (number, state) in level.drain(..) {
-            next.clear();
-            model.next(&state, &mut next);
-            for (choice, (step, after)) in next.drain(..).enumerate() {
-                steps += 1;
-                if let Some(rule) = model.broken(&state, step, &after) {
-                    let then = Some((step, &after));
-                    return Err(Box::new(found.counterexample(model, rule, number, then)));
+    let (mut known, mut next) = (VecDeque::from([(0_u32, start)]), Vec::new());
+    while let Some((number, state)) = next_of(&mut known) {
+        next.clear();
+        model.next(&state, &mut next);
+        for (choice, (step, after)) in next.drain(..).enumerate() {
+            steps += 1;
+            if let Some(rule) = model.broken(&state, step, &after) {
+                let then = Some((step, &after));
+                return Err(Box::new(found.counterexample(model, rule, number, then)));
+            }
+            let fresh = u32::try_from(found.from.len()).expect("few enough states");
+            let to = match found.numbers.entry(digest(&after)) {
+                Entry::Occupied(number) => *number.get(),
+                Entry::Vacant(place) => {
+                    place.insert(fresh);
+                    let choice = u16::try_from(choice).expect("few enough steps");
+                    found.from.push((number, choice));
+                    note(fresh, &after);
+                    known.push_back((fresh, after));
+                    fresh
                 }
-                let fresh = u32::try_from(found.from.len()).expect("few enough states");
-                let to = match found.numbers.entry(digest(&after)) {
-                    Entry::Occupied(known) => *known.get(),
-                    Entry::Vacant(place) => {
-                        place.insert(fresh);
-                        let choice = u16::try_from(choice).expect("few enough steps");
-                        found.from.push((number, choice));
-                        note(fresh, &after);
-                        next_level.push((fresh, after));
-                        fresh
-                    }
-                };
-                let due = (0..goals.len()).map(|goal| model.is_due(goal, step));
-                let due = due.fold(0, |due, is_due| due << 1 | u8::from(is_due));
-                if due != 0 && to != number {
-                    edges.push(Edge {
-                        from: number,
-                        to,
-                        due,
-                    });
-                }
+            };
+            let due = (0..goals.len()).map(|goal| model.is_due(goal, step));
+            let due = due.fold(0, |due, is_due| due << 1 | u8::from(is_due));
+            if due != 0 && to != number {
+                edges.push(Edge {
+                    from: number,
+                    to,
+                    due,
+                });
             }
         }
-        std::mem::swap(&mut level, &mut next_level);
     }
     let states = found.from.len();
     let edges = Edges::new(states, edges);
@@ -317,12 +335,12 @@ pub(crate) trait Explore: Sized {
 
 /// Takes all steps in every order, and returns how many worlds there are. Every `drained`-th world is drained.
 pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -> usize {
-    let mut seen = HashSet::new();
+    let mut seen = HashSet::<u64, BuildHasherDefault<Digest>>::default();
     let mut worlds = vec![(start, Vec::new())];
-    while let Some((world, path)) = worlds.pop() {
+    while let Some((world, mut path)) = worlds.pop() {
         for step in steps.iter().filter(|step| world.can(**step)) {
             let mut next = world.copy();
-            let path: Vec<_> = path.iter().copied().chain([*step]).collect();
+            path.push(*step);
             let trace = Trace(&path);
             let took = next.take(*step);
             next.check();
@@ -331,8 +349,11 @@ pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -
                     next.copy().drain();
                 }
                 drop(trace);
-                worlds.push((next, path));
+                worlds.push((next, path.clone()));
+            } else {
+                drop(trace);
             }
+            path.pop();
         }
     }
     seen.len()
@@ -381,7 +402,11 @@ pub(crate) fn keeps<M: Model>(name: &str, model: &M) -> Size {
 /// Checks that the model breaks this rule. Prints how if `words` are asked for.
 #[track_caller]
 pub(crate) fn breaks<M: Model>(name: &str, model: &M, rule: &str) {
-    match search(model) {
+    let found = match model.goes_deep() && !asked_for("words") {
+        true => search_from(model, VecDeque::pop_back),
+        false => search(model),
+    };
+    match found {
         Ok(size) => panic!("{name} keeps all rules, in {size:?}"),
         Err(counterexample) => {
             let last = counterexample.last();

@@ -171,6 +171,8 @@ counters! {
     yields,
     /// Renewals confirmed by Redis.
     renewals,
+    /// Holds whose renewal failed while they were valid; each counts once until it is renewed again.
+    renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
     /// Holds lost, for any reason.

@@ -113,7 +113,7 @@ fn sleeps(name: &str) -> u64 {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_waiting_thread_sleeps_while_nothing_happens() {
-    const SECONDS: u64 = 20;
+    const SECONDS: u64 = 8;
     let _turn = turn();
     let server = support::Server::start();
     let client = Client::open(server.url()).expect("the server is up");
@@ -131,8 +131,6 @@ fn a_waiting_thread_sleeps_while_nothing_happens() {
         .spawn(move || lock.lock().map(drop))
         .expect("a thread");
     support::eventually("it waits", || client.stats().waiting == 1);
-    // The polls come after 1, 2, 4 and 8 s, and then every 5 s.
-    std::thread::sleep(Duration::from_secs(9));
     let before = sleeps("waits");
     std::thread::sleep(Duration::from_secs(SECONDS));
     let slept = sleeps("waits") - before;
@@ -140,8 +138,8 @@ fn a_waiting_thread_sleeps_while_nothing_happens() {
     let ended = waiting.join().expect("no panic");
     assert!(matches!(ended, Err(Error::Cancelled)));
     assert!(slept > 0, "its thread was not found");
-    // Four polls, each of which takes a few sleeps, and more on a busy machine.
-    assert!(slept < 2 * SECONDS, "{slept} times in {SECONDS} s");
+    // Polls after 1, 3 and 7 s, each of which takes a few sleeps, and more on a busy machine.
+    assert!(slept < 3 * SECONDS, "{slept} times in {SECONDS} s");
 }
 
 /// The bytes in use.

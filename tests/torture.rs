@@ -20,6 +20,11 @@ mod journal;
 mod kinds;
 #[path = "../examples/torture/nemesis.rs"]
 mod nemesis;
+#[path = "../examples/torture/player.rs"]
+mod player;
+#[expect(dead_code, reason = "only the example runs other programs")]
+#[path = "../examples/torture/remote.rs"]
+mod remote;
 #[path = "../examples/torture/run.rs"]
 mod run;
 #[path = "it/support/bare/mod.rs"]

@@ -14,6 +14,8 @@ use redlatch::{CancelToken, Client};
 mod cron;
 mod from_async;
 mod from_set_nx;
+mod hand_over;
+mod health;
 mod leader;
 mod migrations;
 mod pool;
@@ -35,7 +37,7 @@ fn main() -> shared::Result<()> {
         migrations::migrate(&client, 3, || 1, |from| println!("migrations: from {from}"));
     println!("migrations: {}", migrated.map_err(|err| err.to_string())?);
     let (stop, mut left) = (CancelToken::new(), 3);
-    leader::lead(&client, Duration::from_secs(60), &stop, || {
+    leader::lead(&client, Duration::from_secs(60), &stop, |_| {
         left -= 1;
         if left == 0 {
             stop.cancel();
@@ -43,6 +45,11 @@ fn main() -> shared::Result<()> {
         left > 0
     })?;
     println!("leader: has led");
+    let ticket = hand_over::accept(&client, "order:7")?.unwrap_or_default();
+    let done = hand_over::finish(&client, &ticket, |token| println!("hand_over: by {token}"))?;
+    println!("hand_over: done {done}");
+    let (status, body) = health::probe(&client);
+    println!("health: {status}, {body}");
     let pool = pool::open(&client)?;
     println!("pool: {:?}", pool::call_service(&pool, || "an answer")?);
     println!(

@@ -1,4 +1,6 @@
-//! The worker processes, which are started, killed, replaced, stopped and continued here.
+//! The workers: processes that are killed, replaced, stopped and let go on.
+//!
+//! A worker is this binary, which works by itself, or a program that is told what to do.
 
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,58 +10,111 @@ use std::{env, fs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use redlatch::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::deployment::Deployed;
 use crate::journal::Journal;
 use crate::kinds::{COUNT, Kind, PERMITS, epoch, epochs, latches};
+use crate::player::Players;
+use crate::remote::{Line, Program, peak_memory};
 use crate::support::{eventually, ms, within};
 use crate::worker::Job;
 
 /// The arguments with which this binary becomes a worker, together with its environment.
 pub(crate) type Arguments = &'static [&'static str];
 
+/// How long remote workers may take to open their servers: Java processes take seconds on a busy machine.
+const OPENED_WITHIN: Duration = ms(60_000);
+
 pub(crate) struct Crew {
     /// The job of the next worker.
     job: Job,
     arguments: Arguments,
-    /// The longest time that the run may take, in nanoseconds.
+    /// The program that the workers are, if not this binary.
+    program: Option<Program>,
+    /// How long the run takes at most, in nanoseconds.
     nanos: u64,
     members: Vec<Member>,
     journals: Vec<PathBuf>,
+    /// The most memory that any worker has had, in KiB.
+    pub(crate) peak_memory: u64,
 }
 
 struct Member {
     number: i64,
-    urls: Vec<String>,
+    opens: Opens,
     child: Child,
-    /// The worker's standard input. Closing it tells the worker to end.
+    /// A worker of this binary stops at the end of its input.
     input: Option<ChildStdin>,
+    /// The threads of another program.
+    players: Option<Players>,
+}
+
+/// The servers that a worker opens.
+#[derive(Clone, Debug)]
+pub(crate) struct Opens {
+    pub(crate) urls: Vec<String>,
+    /// These servers, for libraries that do not know such URLs.
+    pub(crate) servers: Value,
 }
 
 impl Crew {
-    /// `job` is the template of every worker's job; its number and URLs are replaced.
-    pub(crate) fn new(job: Job, arguments: Arguments, nanos: u64) -> Self {
+    /// `job` is that of each, but for its number and URLs.
+    pub(crate) fn new(
+        job: Job,
+        arguments: Arguments,
+        program: Option<Program>,
+        nanos: u64,
+    ) -> Self {
         Self {
             job,
             arguments,
+            program,
             nanos,
             members: Vec::new(),
             journals: Vec::new(),
+            peak_memory: 0,
         }
     }
 
-    pub(crate) fn start(&mut self, urls: Vec<String>) {
-        let member = self.member(urls);
+    pub(crate) fn start(&mut self, opens: Opens) {
+        let member = self.member(opens);
         self.members.push(member);
     }
 
-    fn member(&mut self, urls: Vec<String>) -> Member {
+    /// Waits until every worker has opened its servers, which this binary does at once.
+    pub(crate) fn wait_until_open(&self) {
+        let players = || self.members.iter().filter_map(|its| its.players.as_ref());
+        let are_open = within(OPENED_WITHIN, || players().all(Players::are_open));
+        let errors: Vec<_> = players().filter_map(Players::open_error).collect();
+        assert!(are_open, "a worker does not open its servers: {errors:?}");
+    }
+
+    /// Whether the workers are another program than this binary.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.program.is_some()
+    }
+
+    fn member(&mut self, opens: Opens) -> Member {
         self.job.number += 1;
         let job = Job {
-            urls: urls.clone(),
+            urls: opens.urls.clone(),
             ..self.job.clone()
         };
+        self.journals.push(job.journal());
+        if let Some(program) = &self.program {
+            let mut child = program.spawn();
+            let line = Line::to(&mut child);
+            let (number, library) = (job.number, program.library().clone());
+            let players = Players::start(line, library, job, opens.servers.clone());
+            return Member {
+                number,
+                opens,
+                child,
+                input: None,
+                players: Some(players),
+            };
+        }
         let mut command = Command::new(env::current_exe().expect("a binary"));
         command
             .args(self.arguments)
@@ -67,12 +122,12 @@ impl Crew {
             .stdout(Stdio::null());
         job.give(&mut command);
         let mut child = command.spawn().expect("this binary runs again");
-        self.journals.push(job.journal());
         Member {
             number: job.number,
-            urls,
+            opens,
             input: child.stdin.take(),
             child,
+            players: None,
         }
     }
 
@@ -90,6 +145,7 @@ impl Crew {
     }
 
     pub(crate) fn kill(&mut self, at: usize) {
+        self.measure_memory();
         let child = &mut self.members[at].child;
         child.kill().expect("SIGKILL");
         child.wait().expect("a killed child ends");
@@ -97,8 +153,16 @@ impl Crew {
 
     /// Starts a new worker at the index of one that was killed.
     pub(crate) fn replace(&mut self, at: usize) {
-        let urls = self.members[at].urls.clone();
-        self.members[at] = self.member(urls);
+        let opens = self.members[at].opens.clone();
+        self.members[at] = self.member(opens);
+    }
+
+    fn measure_memory(&mut self) {
+        let peaks = self
+            .members
+            .iter()
+            .filter_map(|its| peak_memory(its.child.id()));
+        self.peak_memory = peaks.fold(self.peak_memory, u64::max);
     }
 
     pub(crate) fn stop(&self, at: usize) {
@@ -164,11 +228,21 @@ impl Crew {
 
     /// Tells all workers to end and waits for them; returns what went wrong.
     pub(crate) fn end(&mut self, limit: Duration) -> Vec<String> {
+        self.measure_memory();
         for member in &mut self.members {
             member.input = None;
+            if let Some(players) = &member.players {
+                players.finish();
+            }
         }
         let mut wrong = Vec::new();
         for member in &mut self.members {
+            if let Some(players) = &member.players {
+                if !within(limit, || players.have_finished()) {
+                    wrong.push(format!("threads of worker {} do not end", member.number));
+                }
+                players.close();
+            }
             let mut status = None;
             within(limit, || {
                 status = member.child.try_wait().expect("our child");

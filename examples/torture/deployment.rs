@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config, Result};
+use serde_json::json;
 
+use crate::crew::Opens;
 use crate::kinds::{LOG, name_of_log};
 use crate::support::cluster::Cluster;
 use crate::support::sentinel;
@@ -48,6 +50,9 @@ impl Place {
         matches!(self, Self::One | Self::Masters)
     }
 }
+
+/// How the connections of other libraries call themselves, so that proxies can tell them from those of replicas.
+const CLIENT_NAME: &str = "redlatch:peer:link";
 
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
@@ -102,12 +107,23 @@ impl Deployed {
         deployed
     }
 
-    /// The URLs that the worker at this index opens.
-    pub(crate) fn urls(&self, worker: usize) -> Vec<String> {
-        match self.place.is_durable() {
+    /// What the worker in that place opens.
+    pub(crate) fn opens(&self, worker: usize) -> Opens {
+        let urls = match self.place.is_durable() {
             true => self.proxies[worker].iter().map(Proxy::url).collect(),
             false => self.direct_urls(),
+        };
+        let mut servers = json!({ "urls": urls, "client_name": CLIENT_NAME });
+        if let Servers::Watched(watched) = &self.servers {
+            let sentinels = watched.sentinels.iter();
+            let addresses: Vec<_> = sentinels.map(|its| its.client_addr().to_string()).collect();
+            servers["sentinel"] = json!({
+                "addresses": addresses,
+                "service": sentinel::SERVICE,
+                "password": sentinel::PASSWORD,
+            });
         }
+        Opens { urls, servers }
     }
 
     fn direct_urls(&self) -> Vec<String> {

@@ -41,13 +41,17 @@ impl Journal {
         value: Value,
         error: Option<String>,
     ) {
-        let mut line = json!({
-            "process": process, "type": kind, "f": f, "value": value, "time": now(),
-        });
+        let mut line = json!({ "process": process, "type": kind, "f": f, "value": value });
         if let Some(error) = error {
             line["error"] = error.into();
         }
-        let line = format!("{line}\n");
+        self.note_at(now(), line);
+    }
+
+    /// An event that another process dated.
+    pub(crate) fn note_at(&self, time: u64, mut event: Value) {
+        event["time"] = time.into();
+        let line = format!("{event}\n");
         (&self.0).write_all(line.as_bytes()).expect("a disk");
     }
 

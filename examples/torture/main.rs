@@ -10,6 +10,8 @@
 //!     --fixed-lease 100              no lease is renewed, and they are so many milliseconds or up to twice as many
 //!     --log FILE                     keep the history, one JSON object a line
 //!     --check FILE                   run nothing, and check a history that was kept
+//!     --worker COMMAND               another program is the worker, of any library: see tests/peers/README.md
+//!     --row FILE                     append the run as a line of JSON, to compare libraries
 //! ```
 //!
 //! The seed determines all choices. Exits with 1 if anything was wrong, and prints the command that repeats the run.
@@ -26,6 +28,7 @@ use std::time::Duration;
 use deployment::Place;
 use kinds::Kind;
 use nemesis::Fault;
+use remote::Program;
 use run::Plan;
 use support::history;
 use worker::Job;
@@ -38,6 +41,9 @@ mod holds;
 mod journal;
 mod kinds;
 mod nemesis;
+mod player;
+mod remote;
+mod row;
 mod run;
 #[path = "../../tests/it/support/bare/mod.rs"]
 mod support;
@@ -55,6 +61,8 @@ struct Wanted {
     log: Option<PathBuf>,
     /// A saved history: check this file instead of running anything.
     check: Option<PathBuf>,
+    worker: Option<Program>,
+    row: Option<PathBuf>,
 }
 
 impl Wanted {
@@ -69,6 +77,8 @@ impl Wanted {
             fixed_lease: None,
             log: None,
             check: None,
+            worker: None,
+            row: None,
         };
         while let Some(arg) = args.next() {
             let value = args.next().ok_or_else(|| format!("{arg} needs a value"))?;
@@ -90,6 +100,8 @@ impl Wanted {
                 }
                 "--log" => wanted.log = Some(value.into()),
                 "--check" => wanted.check = Some(value.into()),
+                "--worker" => wanted.worker = Some(Program::describe(&value)?),
+                "--row" => wanted.row = Some(value.into()),
                 _ => return Err(format!("{arg} is not known").into()),
             }
         }
@@ -135,9 +147,17 @@ fn main() -> Result<ExitCode> {
         if let Some(kinds) = &wanted.kinds {
             plan.kinds.retain(|kind| kinds.contains(kind));
         }
+        if let Some(program) = &wanted.worker {
+            let library = program.library();
+            plan.kinds.retain(|kind| library.kinds.contains(kind));
+            if !library.places.contains(&place) {
+                plan.kinds.clear();
+            }
+            plan.program = Some(program.clone());
+        }
         plan.fixed_lease = wanted.fixed_lease;
         if plan.kinds.is_empty() {
-            println!("{} has none of these kinds", place.name());
+            println!("skipped: no such kinds with {}", place.name());
             continue;
         }
         plan.log = wanted
@@ -152,6 +172,9 @@ fn main() -> Result<ExitCode> {
         );
         let outcome = plan.run();
         println!("{outcome}");
+        if let Some(file) = &wanted.row {
+            row::append(file, &plan, &outcome)?;
+        }
         if outcome.is_fine() {
             continue;
         }

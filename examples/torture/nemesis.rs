@@ -134,6 +134,8 @@ enum How {
     Cut,
     Spoil(Mode),
     SwallowReplyTo(&'static str),
+    /// The same for a request that contains the name of a lock, whatever the library.
+    SwallowReplyAbout(String),
     LoseRequests,
     LoseReplies,
 }
@@ -240,6 +242,10 @@ impl Nemesis<'_> {
                 ];
                 How::Spoil(its.one_of(&modes))
             }),
+            Fault::Swallow if self.crew.is_remote() => {
+                let name = self.name();
+                self.network(|_| How::SwallowReplyAbout(name))
+            }
             Fault::Swallow => {
                 let kinds = self.crew.kinds().to_vec();
                 self.network(|its| {
@@ -283,13 +289,19 @@ impl Nemesis<'_> {
     }
 
     fn network(&mut self, how: impl FnOnce(&mut Self) -> How) -> Blow {
-        use Target::{All, Link, Subscriber, Watchdog};
-        // Servers use shared proxies to talk to each other, and `All` would disturb that.
+        use Target::{All, Link, Named, Subscriber, Watchdog};
+        // What servers say to each other may come this way too.
         let all = if self.is_shared() { Link } else { All };
+        // Other libraries give their connections no roles.
+        let targets = match self.crew.is_remote() {
+            true if self.is_shared() => vec![Named],
+            true => vec![All],
+            false => vec![all, all, Link, Link, Subscriber, Watchdog],
+        };
         Blow::Network {
             worker: self.below(self.deployed.proxies.len()),
             servers: self.servers(),
-            target: self.one_of(&[all, all, Link, Link, Subscriber, Watchdog]),
+            target: self.one_of(&targets),
             how: how(self),
         }
     }
@@ -410,6 +422,7 @@ impl Nemesis<'_> {
                         How::SwallowReplyTo(file) => {
                             traps.push(proxy.swallow_reply_to(hash_of(file)));
                         }
+                        How::SwallowReplyAbout(name) => traps.push(proxy.swallow_reply_to(name)),
                         How::LoseRequests => proxy.black_hole_present(*target),
                         How::LoseReplies => proxy.swallow_present(*target),
                     }

@@ -16,6 +16,7 @@ use crate::dice::Dice;
 use crate::journal::{Journal, merged, now};
 use crate::kinds::{Kind, PERMITS, epochs, name_of_log};
 use crate::nemesis::{Fault, Nemesis};
+use crate::remote::Program;
 use crate::support::history::{self, Report};
 use crate::support::ms;
 use crate::worker::Job;
@@ -48,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) log: Option<PathBuf>,
     /// The arguments with which this binary becomes a worker.
     pub(crate) arguments: Arguments,
+    /// Another program that is the worker.
+    pub(crate) program: Option<Program>,
 }
 
 /// The result of a run.
@@ -56,6 +59,8 @@ pub(crate) struct Outcome {
     pub(crate) wrong: Vec<String>,
     /// The verdict of the checks on the history.
     pub(crate) report: Report,
+    /// The most memory that a worker has had, in KiB.
+    pub(crate) peak_memory: u64,
 }
 
 impl Outcome {
@@ -67,6 +72,7 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.report.fmt(f)?;
+        writeln!(f, "\nmemory of a worker: up to {} KiB", self.peak_memory)?;
         for wrong in &self.wrong {
             writeln!(f, "\n{wrong}")?;
         }
@@ -90,6 +96,7 @@ impl Plan {
             threads: 4,
             log: None,
             arguments,
+            program: None,
         }
     }
 
@@ -115,11 +122,12 @@ impl Plan {
         let path = folder.path().join("nemesis.jsonl");
         let journal = Journal::open(&path).expect("a file");
         journal.note(-1, "info", "setup", self.setup(&job, nanos));
-        let mut crew = Crew::new(job, self.arguments, nanos);
+        let mut crew = Crew::new(job, self.arguments, self.program.clone(), nanos);
         crew.prepare(&deployed, &journal);
         for worker in 0..self.workers {
-            crew.start(deployed.urls(worker));
+            crew.start(deployed.opens(worker));
         }
+        crew.wait_until_open();
         let mut wrong = Vec::new();
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -138,6 +146,7 @@ impl Plan {
         });
         let mut files = vec![path];
         files.extend(crew.journals().iter().cloned());
+        let peak_memory = crew.peak_memory;
         drop(crew);
         files.retain(|file| file.exists());
         let text = merged(&files).expect("the files of this run");
@@ -145,7 +154,11 @@ impl Plan {
             fs::write(log, &text).expect("a file for the history");
         }
         let report = history::check(history::read(text.as_bytes()));
-        Outcome { wrong, report }
+        Outcome {
+            wrong,
+            report,
+            peak_memory,
+        }
     }
 
     fn setup(&self, job: &Job, nanos: u64) -> serde_json::Value {
@@ -166,6 +179,7 @@ impl Plan {
             "permits": permits,
             "deployment": self.place.in_history(),
             "durable": self.place.is_durable(),
+            "guards": self.program.as_ref().is_none_or(|program| program.library().guards),
         })
     }
 

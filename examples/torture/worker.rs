@@ -176,15 +176,15 @@ struct Worker {
 
 /// How long a thread waits for a lock.
 #[derive(Clone, Copy)]
-enum Limit {
+pub(crate) enum Limit {
     Never,
     Once,
     For(Duration),
 }
 
 impl Limit {
-    /// The limit in the history: null if there is none.
-    fn ms(self) -> Value {
+    /// As the history has it: nothing if there is none.
+    pub(crate) fn ms(self) -> Value {
         match self {
             Self::Never => Value::Null,
             Self::Once => 0.into(),
@@ -195,20 +195,20 @@ impl Limit {
     }
 }
 
-/// A request for a lock.
-struct Wish {
-    kind: Kind,
-    /// One name, or several for a multi-lock.
-    names: Vec<String>,
-    write: bool,
-    permits: u32,
-    limit: Limit,
-    /// A fixed lease, or `None` for the client's, which is renewed.
-    lease: Option<Duration>,
+/// What is asked for.
+pub(crate) struct Wish {
+    pub(crate) kind: Kind,
+    /// One, but of a multi-lock.
+    pub(crate) names: Vec<String>,
+    pub(crate) write: bool,
+    pub(crate) permits: u32,
+    pub(crate) limit: Limit,
+    /// Fixed, if not that of the client.
+    pub(crate) lease: Option<Duration>,
 }
 
 impl Wish {
-    fn mode(&self) -> &'static str {
+    pub(crate) fn mode(&self) -> &'static str {
         match self.kind {
             Kind::RwLock if self.write => "write",
             Kind::RwLock => "read",
@@ -217,7 +217,7 @@ impl Wish {
         }
     }
 
-    fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         let mut value = json!({ "kind": self.kind.name(), "mode": self.mode() });
         match &self.names[..] {
             [name] => value["name"] = name.as_str().into(),

@@ -21,8 +21,9 @@ use crate::hold::entry::wake;
 use crate::hold::places::Places;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{Mode, Order};
-use crate::net::call::{Attempt, Call, Undo};
+use crate::net::call::{Attempt, Call, Fault, Undo};
 use crate::net::nodes::calls;
+use crate::protocol::adopt::{self, ADOPTING};
 use crate::protocol::kind::{AcquireArgs, Note, Place};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired};
@@ -198,6 +199,59 @@ impl<'a> Contender<'a> {
         })
     }
 
+    /// Makes the hold of the owner `from` that of this thread.
+    ///
+    /// Every sending has the same number: a second one finds what the first has done. If none is answered, whatever they have
+    /// done is undone.
+    pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
+        let (session, lock, params) = (self.session(), self.lock, self.params);
+        let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());
+        let hold = Arc::new(Hold::new(
+            entry,
+            lock.mode,
+            number,
+            params.lease,
+            params.ttl,
+        ));
+        let mut request = adopt::adopt(
+            &self.entry.protocol,
+            from,
+            &AcquireArgs {
+                token_ttl: lock.token_ttl,
+                ..AcquireArgs::plain(&session.owners.id(number), params.ttl)
+            },
+        );
+        session.replicate(&mut request);
+        let mut attempt = || Attempt {
+            request: request.clone(),
+            undo: None,
+        };
+        let stop = || session.is_closed();
+        let answer = session.connection.call(until, &stop, None, &mut attempt);
+        let answer = answer.map_err(|fault| {
+            if !matches!(fault, Fault::Refused(_)) {
+                session.give_back(&hold);
+            }
+            lock.error(ADOPTING, fault)
+        })?;
+        let (replicated, sent_at) = (session.is_replicated(&answer), answer.sent_at);
+        let has_tokens = self.entry.protocol.kind().has_tokens;
+        let adopted = script::adopted(answer.value, has_tokens).map_err(|unexpected| {
+            session.give_back(&hold);
+            session.error(ADOPTING, &lock.name, unexpected)
+        })?;
+        let tokens = adopted.map_err(|reason| lock.lost(reason))?;
+        if let Err(err) = replicated {
+            session.give_back(&hold);
+            return Err(err);
+        }
+        hold.grant(sent_at);
+        if let Some((first, last)) = tokens {
+            hold.set_tokens(first, last);
+        }
+        self.accept(hold, sent_at)
+    }
+
     /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
         // Checked while the contender counts (rule 1): either closing waits for it, or the check fails and nothing is
@@ -227,6 +281,7 @@ impl<'a> Contender<'a> {
     /// How many tokens to request: one, or enough for hand-overs if other threads wait.
     fn tokens(&self) -> u64 {
         let others = self.entry.protocol.kind().has_tokens
+            && !self.lock.is_election
             && self.entry.lock().lock.waiters().next().is_some();
         if others { TOKENS } else { 1 }
     }
@@ -359,11 +414,11 @@ impl<'a> Contender<'a> {
         }
         let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
-        // Where Redis keeps the queue, several threads of a process are contenders, and the grant to one of them may be
-        // the first sign that an earlier hold of the process is over.
-        let earlier = match self.lock.key.kind.order {
-            Order::Server => state.lock.holds().next().cloned(),
-            Order::Local => None,
+        // Where Redis keeps the queue, several threads of a process are contenders, and so is a thread that adopts a hold. A
+        // grant to one of them may be the first sign that an earlier hold of the process is over.
+        let earlier = match self.lock.mode {
+            Mode::Exclusive => state.lock.holds().next().cloned(),
+            Mode::Shared => None,
         };
         if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
             // A later grant to another thread was recorded first, which proves that this hold was over before.

@@ -95,7 +95,7 @@ impl LockSpec {
     }
 
     /// Starts the watchdogs that will renew the hold; returns its parameters and its entry.
-    fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
+    pub(super) fn start(&self, wait: WaitMode) -> Result<(HoldParams, Arc<Entry>)> {
         let (lease, ttl) = self.lease_policy()?;
         let thread = self.as_thread.unwrap_or_else(owner::this_thread);
         let params = HoldParams { lease, ttl, thread };

@@ -19,6 +19,7 @@ use crate::hold::{Hold, Wakeup};
 use crate::local::lock::{Left, Mode};
 use crate::net::call::Call;
 use crate::observer::Observed;
+use crate::protocol::owner::OwnerId;
 use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
@@ -203,6 +204,32 @@ impl GuardInner {
             LossReason::Expired
         });
         self.hold.lost(reason)
+    }
+
+    /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, of whom another client may adopt it.
+    pub(crate) fn detach(self, lease: Duration) -> Result<OwnerId> {
+        if self.is_copy() {
+            return Err(Error::Closed);
+        }
+        let levels = self.hold_count();
+        if levels > 1 {
+            return Err(Error::config(format!(
+                "`{}` is held {levels} times by its thread; only a single hold can be detached",
+                self.name()
+            )));
+        }
+        let (session, hold) = (Arc::clone(&self.shared.session), Arc::clone(&self.hold));
+        let now = Instant::now();
+        hold.keep_until(now + lease);
+        let until = now + session.command_timeout;
+        let detached = self.begin_unlock().and_then(|its| its.finish(until));
+        if let Err(err) = detached {
+            // The request may be executed all the same, and nobody would have the ticket.
+            hold.take_kept_until();
+            session.give_back(&hold);
+            return Err(err);
+        }
+        Ok(hold.owner())
     }
 
     /// Releases the hold; [`Unlocking::finish`] waits for the reply.

@@ -9,13 +9,14 @@ use crate::acquire::Outcome;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Call, Deferred, DeferredInfo, Undo};
+use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Fault, Undo};
 use crate::net::request::Request;
 use crate::net::text::Text;
+use crate::protocol::adopt::ADOPTING;
 use crate::protocol::owner::{OwnerId, PermitId};
 use crate::protocol::permits as protocol;
 use crate::protocol::script::{self, PermitsAcquired, Unexpected};
@@ -36,6 +37,57 @@ pub(crate) fn take(
         ttl,
     };
     permits::take(spec, count, wait, leased)
+}
+
+/// Makes the permit `from` one of this client, with an id of its own; `Lost` if nobody has it.
+///
+/// Every sending has the same id: a second one finds what the first has done.
+pub(crate) fn adopt(
+    spec: &LockSpec,
+    entry: &Arc<Entry>,
+    from: PermitId,
+    until: Instant,
+) -> Result<Outcome<Vec<Arc<Hold>>>> {
+    let session = spec.session();
+    let _contending = session.contending();
+    spec.check_going(WaitMode::Once)?;
+    session.start_watchdog()?;
+    let (lease, ttl) = spec.lease_policy()?;
+    let leased = Leased {
+        entry: Arc::clone(entry),
+        count: 1,
+        lease,
+        ttl,
+    };
+    let batch = leased.draw(session);
+    let mut request = protocol::adopt(&entry.protocol, from, batch.ids[0], ttl);
+    session.replicate(&mut request);
+    let mut attempt = || Attempt {
+        request: request.clone(),
+        undo: None,
+    };
+    let stop = || session.is_closed();
+    let answer = session.connection.call(until, &stop, None, &mut attempt);
+    let give_back = || session.connection.send_deferred(batch.release());
+    let answer = answer.map_err(|fault| {
+        if !matches!(fault, Fault::Refused(_)) {
+            give_back();
+        }
+        spec.error(ADOPTING, fault)
+    })?;
+    session
+        .is_replicated(&answer)
+        .inspect_err(|_| give_back())?;
+    match script::permits_acquired(answer.value) {
+        Ok(PermitsAcquired::Taken { ends_at }) => leased
+            .granted(spec, &batch, answer.sent_at, ends_at)
+            .map(Outcome::Granted),
+        Ok(PermitsAcquired::TooFew { .. }) => Err(spec.lost(LossReason::Expired)),
+        Err(unexpected) => {
+            give_back();
+            Err(session.error(ADOPTING, &spec.name, unexpected))
+        }
+    }
 }
 
 /// Sends the release of a permit. Behind it, the first waiting thread of this process asks.

@@ -31,6 +31,7 @@
 //! - A question to several servers is asked again if too few of them have answered, since their connections may have
 //!   been idle for too long ([`quorum`]). For this loop the repetitions are one question, which ends within its time.
 
+mod adopt;
 pub(crate) mod contender;
 mod contest;
 pub(crate) mod enter;

@@ -54,6 +54,8 @@ pub struct LockSpec {
     pub(crate) readers_first: bool,
     /// How long a token counter outlives its last use; without end if zero.
     pub(crate) token_ttl: Duration,
+    /// The hold is never passed among threads, and one token is drawn for it: the counter is the term of the leader.
+    pub(crate) is_election: bool,
 }
 
 impl LockSpec {
@@ -75,6 +77,7 @@ impl LockSpec {
             cancel: None,
             readers_first: false,
             token_ttl: Duration::ZERO,
+            is_election: false,
         }
     }
 
@@ -390,7 +393,12 @@ impl LockSpec {
     /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
     /// reply, and the purpose of the request.
     pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
-        self.ask_counting(request)
+        self.ask_by(request, Instant::now() + self.session().command_timeout)
+    }
+
+    /// The same, but no longer than `until`.
+    pub(crate) fn ask_by(&self, request: Request, until: Instant) -> Result<(Value, &'static str)> {
+        self.ask_counting(request, until)
             .map(|(reply, doing, _)| (reply, doing))
     }
 
@@ -407,7 +415,8 @@ impl LockSpec {
         session.check_open()?;
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
         let request = make(protocol, &keys, &session.remember_ms());
-        let (reply, doing, sendings) = self.ask_counting(request)?;
+        let until = Instant::now() + session.command_timeout;
+        let (reply, doing, sendings) = self.ask_counting(request, until)?;
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
         if sendings == 1 {
             session.requests.answered(key, keys.number);
@@ -430,11 +439,10 @@ impl LockSpec {
     }
 
     /// Returns the reply, the purpose of the request, and how often it was sent.
-    fn ask_counting(&self, request: Request) -> Result<(Value, &'static str, u32)> {
+    fn ask_counting(&self, request: Request, until: Instant) -> Result<(Value, &'static str, u32)> {
         let session = self.session();
         session.check_open()?;
         let doing = request.doing;
-        let until = Instant::now() + session.command_timeout;
         let mut sendings = 0;
         let mut attempt = || {
             sendings += 1;

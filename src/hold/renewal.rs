@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
@@ -122,6 +122,17 @@ impl Renewal {
         }
     }
 
+    /// A renewal failed; returns the hold, and for how long it is still valid, if that has to be reported.
+    pub(crate) fn record_failed(&self, now: Instant) -> Option<(&Hold, Duration)> {
+        match self {
+            Self::Hold(hold) if !hold.is_part() => {
+                let left = hold.lease.lock().record_renewal_failed(now);
+                left.map(|left| (&**hold, left))
+            }
+            _ => None,
+        }
+    }
+
     /// The meaning of the `answer` to a request sent at `sent_at`.
     pub(crate) fn answered(&self, answer: Result<Value, RedisError>, sent_at: Instant) -> Next {
         match (self, answer) {
@@ -141,6 +152,11 @@ impl Renewal {
 }
 
 impl Hold {
+    /// While a renewal is due: how long ago the last confirmed request was sent.
+    pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
+        self.lease.lock().unconfirmed_for(now)
+    }
+
     fn attend(&self, now: Instant) -> Duty {
         if self
             .whole()

@@ -141,6 +141,11 @@ impl<T: Scheduled> Schedule<T> {
         self.counted
     }
 
+    /// All entries, which stay armed.
+    pub(crate) fn all(&self) -> Vec<T> {
+        self.due.iter().map(|item| item.entry.clone()).collect()
+    }
+
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.take_due()).collect()
     }

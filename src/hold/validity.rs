@@ -58,10 +58,20 @@ pub(crate) struct Lease {
     /// The hold has a part at each of several servers. The watchdogs of these servers' clients renew the parts, and
     /// report when one ends.
     has_parts: bool,
-    /// A renewal was due, or failed, and none has been confirmed since.
-    renewal_failed: bool,
+    /// The state of renewals since the last confirmed one.
+    renewal: RenewalProgress,
     /// The lease was changed after the last renewal was built, which therefore carries another lease.
     renewal_is_outdated: bool,
+}
+
+/// The state of renewals since the last confirmed one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RenewalProgress {
+    Nothing,
+    /// A renewal is due.
+    Due,
+    /// A renewal has failed, and the failure was reported.
+    Failed,
 }
 
 /// The certain end of a lease of so many nanoseconds that was requested at `sent_at`. A hundredth of the lease does not
@@ -98,7 +108,7 @@ impl Lease {
             keep_lock_us: micros(KEEP_LOCK),
             is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
             has_parts: false,
-            renewal_failed: false,
+            renewal: RenewalProgress::Nothing,
             renewal_is_outdated: false,
         }
     }
@@ -190,7 +200,7 @@ impl Lease {
 
     fn set_until(&mut self, until: u64) {
         if until > self.until {
-            self.renewal_failed = false;
+            self.renewal = RenewalProgress::Nothing;
         }
         self.until = until;
     }
@@ -231,7 +241,25 @@ impl Lease {
 
     /// A renewal is due, or failed. Unless one is confirmed in time, the hold is lost as unreachable.
     pub(crate) fn record_renewal_due(&mut self) {
-        self.renewal_failed = true;
+        if self.renewal == RenewalProgress::Nothing {
+            self.renewal = RenewalProgress::Due;
+        }
+    }
+
+    /// A renewal failed. Returns for how long the hold is still certain, if it is and this is the first failure since a
+    /// renewal was confirmed.
+    pub(crate) fn record_renewal_failed(&mut self, now: Instant) -> Option<Duration> {
+        let left = self.until.saturating_sub(time::nanos(now));
+        let is_first = self.is_renewed && self.renewal != RenewalProgress::Failed && left > 0;
+        self.renewal = RenewalProgress::Failed;
+        is_first.then(|| Duration::from_nanos(left))
+    }
+
+    /// While a renewal is due: how long ago the last confirmed request was sent.
+    pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
+        let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
+        let ago = end_of(now, self.ttl).saturating_sub(self.until);
+        is_due.then(|| Duration::from_nanos(ago))
     }
 
     /// A renewal found the time to live of the read lock's key shortened to `found`; `None` if it was not.
@@ -268,7 +296,7 @@ impl Lease {
     pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {
         let at = time::nanos(now);
         if at >= self.until && !self.has_parts {
-            let unreachable = self.is_renewed && self.renewal_failed;
+            let unreachable = self.is_renewed && self.renewal != RenewalProgress::Nothing;
             return Duty::Lose(if unreachable {
                 LossReason::Unreachable
             } else {
@@ -359,10 +387,21 @@ mod tests {
         let mut lease = Lease::new(RENEWED, ms(300));
         lease.grant(begin, begin);
         lease.record_renewal_due();
+        let failed = |lease: &mut Lease, at| lease.record_renewal_failed(begin + ms(at));
+        assert_eq!(lease.unconfirmed_for(begin + ms(100)), Some(ms(100)));
+        assert_eq!(failed(&mut lease, 100), Some(ms(195)));
+        assert_eq!(failed(&mut lease, 110), None, "it is reported once");
         let over = |lease: &Lease| lease.duty(begin + ms(2_000), Mode::Exclusive);
         assert_eq!(over(&lease), Duty::Lose(LossReason::Unreachable));
         lease.confirm_renewal(begin + ms(100));
         assert_eq!(over(&lease), Duty::Lose(LossReason::Expired));
+        assert_eq!(lease.unconfirmed_for(begin + ms(150)), None);
+        assert_eq!(
+            failed(&mut lease, 150),
+            Some(ms(245)),
+            "once for each outage"
+        );
+        assert_eq!(failed(&mut lease, 2_000), None, "it is lost by then");
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub(crate) trait Housekeeping: Send + Sync {
     /// lock.
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
 
+    /// A renewal of this hold failed, which is still valid for `left`.
+    fn renewal_failed(&self, hold: &Hold, left: Duration);
+
     /// Called when something is renewed: checks the connection over which the release will have to be sent.
     fn look_after_connection(&self);
 
@@ -169,6 +172,18 @@ impl Watchdog {
     /// How many holds are armed; a hold that several nodes keep counts once.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().schedule.len()
+    }
+
+    /// The hold whose renewal has been unconfirmed for longest, and for how long; a renewal that is not due yet does not count.
+    pub(crate) fn unconfirmed(&self) -> Option<(Arc<Hold>, Duration)> {
+        let all = self.state.lock().schedule.all();
+        let now = Instant::now();
+        let holds = all.into_iter().filter_map(|its| match its {
+            Renewal::Hold(hold) => Some((hold.unconfirmed_for(now)?, hold)),
+            Renewal::Places(_) => None,
+        });
+        let (span, hold) = holds.max_by_key(|(span, _)| *span)?;
+        Some((hold, span))
     }
 
     /// Makes the thread end.

@@ -291,6 +291,12 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
+    /// A thread asks Redis for what nobody in this process can have: the hold of another process, which it adopts. Threads
+    /// that ask at the same time are refused by Redis; if this one is granted nothing, it withdraws like them.
+    pub(crate) fn ask_beside(&mut self, mode: Mode) {
+        *self.asking(mode) += 1;
+    }
+
     /// The turn of a thread that holds nothing and has nobody queued before it; `None` if the thread has to wait.
     /// `asks_beside`: the thread is a reader that may ask while others do.
     fn admit(

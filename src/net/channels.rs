@@ -512,12 +512,12 @@ impl Channels {
 mod model {
     use super::*;
 
-    use std::hash::{DefaultHasher, Hash, Hasher};
+    use std::hash::{Hash, Hasher};
     use std::sync::LazyLock;
 
     use parking_lot::Mutex;
 
-    use crate::search::{Explore, explore};
+    use crate::search::{Digest, Explore, asked_for, explore};
 
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -862,7 +862,7 @@ mod model {
         }
 
         fn digest(&self) -> u64 {
-            let mut hasher = DefaultHasher::new();
+            let mut hasher = Digest::default();
             let h = &mut hasher;
             (self.now_ms, self.left, self.may_repeat).hash(h);
             (self.connections, self.connected, self.subscribed).hash(h);
@@ -906,6 +906,21 @@ mod model {
             }
             exchange.postponed.len().hash(h);
             hasher.finish()
+        }
+
+        fn can(&self, step: Step) -> bool {
+            match step {
+                Step::Begin(waiter) => {
+                    self.numbers[waiter].is_none() && self.left.begins[waiter] > 0
+                }
+                Step::End(waiter) | Step::Leave(waiter) => self.numbers[waiter].is_some(),
+                Step::Run(_) => !self.inbox.is_empty(),
+                Step::Read => !self.replies.is_empty(),
+                Step::Tick(_) => self.left.ticks > 0,
+                Step::Lose => self.connected && self.left.losses > 0,
+                Step::Connect => !self.connected,
+                Step::Release(_) | Step::Publish(_) | Step::Housekeep => true,
+            }
         }
 
         /// Also writes what there is to be written.
@@ -984,7 +999,11 @@ mod model {
                 ticks,
                 losses,
             };
-            explore(World::new(left), &STEPS, 2)
+            explore(
+                World::new(left),
+                &STEPS,
+                if asked_for("deep") { 2 } else { 8 },
+            )
         };
         let states = of([2, 1, 0], [1, 0, 0, 0, 0])
             + of([1, 1, 0], [1, 0, 0, 1, 0])

@@ -2,7 +2,9 @@
 //! their own, so that no lock waits behind a long answer, and with questions that change nothing but a check's own key.
 
 pub(crate) mod check;
+pub(crate) mod health;
 pub(crate) mod inspect;
+pub(crate) mod leader;
 pub(crate) mod list;
 pub(crate) mod processes;
 pub(crate) mod release;

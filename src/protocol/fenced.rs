@@ -24,3 +24,10 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
         &[args.owner, lease, tokens, token_ttl],
     )
 }
+
+/// Asks who holds, and for the last token; read by [`script::holder`].
+pub(crate) fn holder(of: &Protocol) -> Request {
+    let token = keys::fenced_token(of.key());
+    let keys = [of.key(), &token];
+    Request::script::<&str>("asking who leads", &script::FENCED_HOLDER, &keys, &[])
+}

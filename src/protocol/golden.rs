@@ -14,7 +14,9 @@ use crate::protocol::keys;
 use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Note, Place, Protocol, Renewal};
 use crate::protocol::owner::{OwnerNumber, Owners, PermitId};
 use crate::protocol::script::Request;
-use crate::protocol::{fair, fenced, latch, lua, permits, red, reentrant, rw, semaphore, spin};
+use crate::protocol::{
+    adopt, fair, fenced, latch, lua, permits, red, reentrant, rw, semaphore, spin,
+};
 
 const LEASE: Duration = Duration::from_micros(1_499_001);
 
@@ -134,6 +136,13 @@ impl Golden {
                 .collect();
             self.fact(&format!("locked {mode:?}"), &format!("{locked:?}"));
         }
+        if protocol.kind().has_plain_keys {
+            let args = AcquireArgs::plain("u:7", LEASE);
+            self.request("adopt", &adopt::adopt(protocol, "v:3", &args));
+        }
+        if protocol.kind().has_tokens {
+            self.request("holder", &fenced::holder(protocol));
+        }
         let force = protocol.force(request_keys(protocol).own(), "120000");
         self.request("force", &force);
         self.request("state", &protocol.state());
@@ -203,6 +212,8 @@ impl Golden {
         let release = permits::release_ids(protocol, keys, keep, &ids);
         self.request("release ids", &release);
         self.request("update", &permits::update(protocol, ids[0], LEASE));
+        let adopt = permits::adopt(protocol, ids[0], ids[1], LEASE);
+        self.request("adopt", &adopt);
         self.request("lease of", &permits::lease_of(protocol, ids[0]));
         for change in [
             permits::Change::TrySet(3),

@@ -13,11 +13,13 @@ macro_rules! scripts {
         LOCK_KEEP = "lock_keep";
         LOCK_FORCE = "lock_force" after "lock";
         LOCK_STATE = "lock_state" after "lock";
+        LOCK_ADOPT = "lock_adopt" after "lock" "tokens";
         FAIR_ACQUIRE = "fair_acquire" after "lock" "fair";
         FAIR_RELEASE = "fair_release" after "fair";
         FAIR_REFRESH = "fair_refresh" after "fair";
         FAIR_FORCE = "fair_force" after "lock" "fair";
-        FENCED_ACQUIRE = "fenced_acquire" after "lock";
+        FENCED_ACQUIRE = "fenced_acquire" after "lock" "tokens";
+        FENCED_HOLDER = "fenced_holder" after "lock";
         RW_READ_ACQUIRE = "rw_read_acquire" after "lock" "notes";
         RW_READ_RELEASE = "rw_read_release" after "readers" "lock";
         RW_READ_RENEW = "rw_read_renew";
@@ -42,6 +44,7 @@ macro_rules! scripts {
         PERMIT_RELEASE = "permit_release" after "permits";
         PERMIT_RELEASE_IDS = "permit_release_ids" after "permits";
         PERMIT_RENEW = "permit_renew";
+        PERMIT_ADOPT = "permit_adopt" after "permits";
         PERMIT_UPDATE = "permit_update" after "permits";
         PERMIT_LEASE = "permit_lease" after "permits";
         PERMIT_STATE = "permit_state" after "permits";

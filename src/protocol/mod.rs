@@ -1,5 +1,6 @@
 //! The contents of requests and replies: keys, channels and scripts, with a file for each kind of lock.
 
+pub(crate) mod adopt;
 pub(crate) mod fair;
 pub(crate) mod fenced;
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::net::call::LONGEST_OWNER;
 use crate::net::text::Text;
+use crate::process;
 
 /// Draws the owner ids of one client.
 ///
@@ -26,7 +27,7 @@ pub(crate) type OwnerId = Text<LONGEST_OWNER>;
 impl Owners {
     /// Owners of a client with a new id.
     pub(crate) fn new() -> Self {
-        Self::of(&uuid::Uuid::new_v4().to_string())
+        Self::of(&process::client_id().to_string())
     }
 
     /// Owners of the client with this id.

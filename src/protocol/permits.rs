@@ -4,6 +4,7 @@ use crate::error::RELEASING_PERMIT as RELEASING;
 use std::time::Duration;
 
 use crate::net::text::Digits;
+use crate::protocol::adopt::ADOPTING;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Evidence, Kind, Protocol, Renewal};
@@ -113,6 +114,13 @@ pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
     let args = [&id.0, lease.as_bytes()];
     let doing = "changing the lease of a permit";
     request(of, doing, &script::PERMIT_UPDATE, None, &args)
+}
+
+/// Gives the permit `from` another id, and a lease from now on. Read by [`script::permits_acquired`].
+pub(crate) fn adopt(of: &Protocol, from: PermitId, id: PermitId, lease: Duration) -> Request {
+    let lease = Digits::from(lease_ms(lease));
+    let args = [&from.0, &id.0, lease.as_bytes()];
+    request(of, ADOPTING, &script::PERMIT_ADOPT, None, &args)
 }
 
 /// Asks how much of a permit's lease is left.

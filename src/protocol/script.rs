@@ -211,6 +211,37 @@ pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     }
 }
 
+/// The tokens of a hold that was adopted, if the lock has tokens; why it was not adopted, if so.
+pub(crate) type Adopted = Result<Option<(u64, u64)>, LossReason>;
+
+pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpected> {
+    match reply {
+        Value::Int(1) if !has_tokens => Ok(Ok(None)),
+        // Why the lock is free is unknown: most tickets that are too late have expired.
+        Value::Int(0) => Ok(Err(LossReason::Expired)),
+        Value::Int(-1) => Ok(Err(LossReason::TakenOver)),
+        Value::Array(_) => match acquired(reply, has_tokens)? {
+            Acquired::Taken { tokens } => Ok(Ok(tokens)),
+            Acquired::Busy { .. } => unreachable!("that reply is an integer"),
+        },
+        other => Err(Unexpected(other)),
+    }
+}
+
+/// The holder of a fenced lock, and the last token; `None` if nobody has it.
+pub(crate) fn holder(reply: Value) -> Result<Option<(String, u64)>, Unexpected> {
+    if let Value::Array(parts) = &reply
+        && let [owner, token] = parts.as_slice()
+        && let (Some(owner), Some(token)) = (text(owner), text(token))
+    {
+        return Ok(Some((owner.to_owned(), token.parse().unwrap_or(0))));
+    }
+    match reply {
+        Value::Nil => Ok(None),
+        other => Err(Unexpected(other)),
+    }
+}
+
 /// The state of a latch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LatchState {

@@ -33,7 +33,7 @@ use crate::net::request::Acknowledgements;
 use crate::net::socket;
 use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
-use crate::observer::Observers;
+use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
 use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::owner::Owners;
@@ -77,6 +77,8 @@ pub(crate) struct Session {
     pub(crate) observer: Observers,
     notices: Notices,
     give_back_on_close: &'static [GiveBack],
+    /// Whether the server answered the last health check, and since when that has been so.
+    pub(crate) reached: Mutex<Option<(bool, Instant)>>,
     closed: AtomicBool,
     /// The result of closing, once it is known. Other threads that close the client wait for it.
     close_outcome: Mutex<Option<CloseOutcome>>,
@@ -174,6 +176,7 @@ impl Session {
             observer: config.observer,
             notices: Notices::new(config.on_lost),
             give_back_on_close,
+            reached: Mutex::default(),
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
             close_ended: Condvar::new(),
@@ -491,6 +494,13 @@ impl Session {
 impl Housekeeping for Session {
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
         Self::lose(self, hold, reason);
+    }
+
+    fn renewal_failed(&self, hold: &Hold, left: Duration) {
+        self.counters.renewals_failed.add(1);
+        let (name, owner) = (hold.entry().name(), &*hold.owner());
+        self.observer
+            .tell(|observer| observer.renewal_failed(&RenewalFailed { name, owner, left }));
     }
 
     fn look_after_connection(&self) {

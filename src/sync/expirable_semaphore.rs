@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
 
+use crate::acquire::Outcome;
 use crate::acquire::guarded::Work;
 use crate::acquire::leased_permits;
 use crate::acquire::spec::LockSpec;
@@ -27,6 +28,8 @@ use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
+use crate::sync::kind::sealed;
+use crate::sync::ticket::Ticket;
 use crate::time::{self, Deadline};
 
 /// How many permits one command acquires, and how many ids one command names. More would block Redis for other
@@ -647,13 +650,32 @@ impl ExpirableSemaphore {
             )));
         }
         let entry = self.entry()?;
-        let take = || leased_permits::take(&self.inner, entry, n, wait);
+        self.granted(|| leased_permits::take(&self.inner, entry, n, wait))
+    }
+
+    /// Makes a permit that another client has detached one of this client.
+    pub(super) fn adopt(&self, id: &str, until: Instant) -> Result<ExpirablePermit> {
+        let id = PermitId::parse(id).ok_or_else(|| {
+            Error::config(format!(
+                "the ticket's id {id:?} has no 32 hexadecimal digits"
+            ))
+        })?;
+        let entry = self.entry()?;
+        let adopted = self.granted(|| leased_permits::adopt(&self.inner, entry, id, until))?;
+        adopted.and_then(one).ok_or(Error::Closed)
+    }
+
+    /// Acquires permits, tells the observer, and makes guards of what was granted.
+    fn granted(
+        &self,
+        acquire: impl FnOnce() -> Result<Outcome<Vec<Arc<Hold>>>>,
+    ) -> Result<Option<Vec<ExpirablePermit>>> {
         let observe = |holds: &mut Vec<Arc<Hold>>, began| {
             for hold in holds {
                 hold.observe(NO_THREAD, self.inner.report_granted(began, false));
             }
         };
-        let Some(holds) = self.inner.observed(take, observe)? else {
+        let Some(holds) = self.inner.observed(acquire, observe)? else {
             return Ok(None);
         };
         let permit = |hold| {
@@ -942,6 +964,39 @@ impl ExpirablePermit {
         Err(self.semaphore.lost(reason))
     }
 
+    /// Leaves the permit in Redis for `lease`, for another client to adopt: see [`Ticket`].
+    ///
+    /// It is no longer renewed, and comes back when the lease is over unless it is adopted before. Blocks for one round trip,
+    /// at most for the command timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let permit = client.expirable_semaphore("slots").acquire()?;
+    /// let ticket = permit.detach(std::time::Duration::from_secs(60))?;
+    /// // in another process
+    /// let permit: redlatch::ExpirablePermit = client.adopt(&ticket)?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`update_lease`](Self::update_lease). Whatever the error, the permit is released.
+    pub fn detach(mut self, lease: Duration) -> Result<Ticket> {
+        self.update_lease(lease)?;
+        if !self.hold.end() {
+            return Err(self
+                .semaphore
+                .lost(self.hold.loss().unwrap_or(LossReason::Expired)));
+        }
+        self.session().watchdog.disarm(&self.hold);
+        self.released = true;
+        Ok(Ticket::new(
+            <Self as sealed::Adopt>::TICKET,
+            self.id(),
+            self.name(),
+        ))
+    }
+
     /// Returns the permit's id, 32 hexadecimal digits: for [`ExpirableSemaphore::release_id`] in any process, and for
     /// Java clients. No I/O.
     ///
@@ -981,6 +1036,15 @@ impl ExpirablePermit {
             return Err(self.semaphore.lost(reason));
         }
         Ok(leased_permits::release(&self.semaphore, hold))
+    }
+}
+
+impl sealed::Adopt for ExpirablePermit {
+    const TICKET: &'static str = "permits";
+
+    fn adopt(spec: LockSpec, from: &str) -> Result<Self> {
+        let until = Instant::now() + spec.session().command_timeout;
+        ExpirableSemaphore::of(spec).adopt(from, until)
     }
 }
 

@@ -47,7 +47,7 @@ impl<K: AnyKind> Handle<K> {
         self
     }
 
-    fn take<S: Scope>(&self, wait: WaitMode) -> Result<Option<Guard<K, S>>> {
+    pub(super) fn take<S: Scope>(&self, wait: WaitMode) -> Result<Option<Guard<K, S>>> {
         let held = match S::IS_OWNED {
             false => self.target.take(wait)?,
             true => {

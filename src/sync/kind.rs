@@ -97,6 +97,36 @@ impl OneServer for Spin {}
 impl OneServer for Read {}
 impl OneServer for Write {}
 
+/// A kind of lock whose holds can go to another process: see [`Guard::detach`](crate::Guard::detach).
+///
+/// ```compile_fail,E0599
+/// fn of_several(guard: redlatch::MultiLockGuard) -> redlatch::Result<redlatch::Ticket> {
+///     guard.detach(std::time::Duration::from_secs(60))
+/// }
+/// ```
+pub trait Detachable: OneServer + sealed::Detachable {}
+
+/// Declares which kinds are detachable: the name of the protocol in a ticket, and the kind that an observer hears of.
+macro_rules! detachable {
+    ($($kind:ident: $ticket:literal, $reported_as:literal;)+) => {$(
+        impl sealed::Detachable for $kind {
+            const TICKET: &'static str = $ticket;
+            const REPORTED_AS: &'static str = $reported_as;
+        }
+
+        impl Detachable for $kind {}
+    )+};
+}
+
+detachable! {
+    Reentrant: "reentrant", "reentrant";
+    NonReentrant: "reentrant", "mutex";
+    Fair: "fair", "fair";
+    FairNonReentrant: "fair", "fair";
+    Fenced: "fenced", "fenced";
+    Spin: "spin", "spin";
+}
+
 /// Whether a guard stays on its thread ([`Bound`]) or may move ([`Owned`]).
 pub trait Scope {
     const IS_OWNED: bool;
@@ -125,12 +155,28 @@ impl Scope for Owned {
 }
 
 pub(crate) mod sealed {
+    use crate::acquire::spec::LockSpec;
     use crate::acquire::target::Target;
+    use crate::error::Result;
 
     pub trait Kind: Clone + 'static {
         /// The name of the handle's type, for `Debug`.
         const NAME: &'static str;
 
         type Target: Target;
+    }
+
+    pub trait Detachable {
+        /// The kind that a ticket names.
+        const TICKET: &'static str;
+        const REPORTED_AS: &'static str;
+    }
+
+    /// What a ticket can become.
+    pub trait Adopt: Sized {
+        const TICKET: &'static str;
+
+        /// Adopts the hold of the owner `from`.
+        fn adopt(spec: LockSpec, from: &str) -> Result<Self>;
     }
 }

@@ -5,6 +5,7 @@
 pub(crate) mod guard;
 pub(crate) mod handle;
 
+pub(crate) mod election;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fair_mutex;
@@ -19,4 +20,5 @@ pub(crate) mod reentrant_lock;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
+pub(crate) mod ticket;
 pub(crate) mod traits;

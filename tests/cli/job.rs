@@ -206,29 +206,37 @@ fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
 }
 
 #[test]
-fn an_interrupt_from_elsewhere_is_passed_on_once_and_ends_a_wait() {
+fn a_signal_from_elsewhere_is_passed_on_once_and_ends_a_wait() {
     let server = Server::start();
-    let name = unique("interrupt");
-    // Not `sleep` in the loop: `dash` loses a signal that arrives while it starts a program.
-    let script =
-        "trap 'echo int' INT; trap 'echo usr1; exit 3' USR1; echo ready; while :; do :; done";
+    let name = unique("signal");
+    // A signal ends `wait`. `dash` loses a signal that arrives while it starts a program, so only one is started.
+    let script = "trap 'echo int' INT; trap 'echo hup' HUP; trap 'echo usr1; kill $s; exit 3' USR1
+        sleep 100 & s=$!; echo ready; while :; do wait; done";
     let (mut running, mut says) = runs(&server, &[], &name, script);
-    let mut waits = redlatch(&server);
-    waits
-        .args(["run", &name, "--", "true"])
-        .stderr(Stdio::piped());
-    let mut waits = crate::Running(waits.spawn().unwrap());
-    let mut told = std::io::BufReader::new(waits.0.stderr.take().unwrap());
-    told.read_line(&mut String::new()).unwrap();
-    waits.signal(Signal::SIGINT);
-    assert_eq!(waits.shell_status(), 130);
-    running.signal(Signal::SIGINT);
+    for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let mut waits = redlatch(&server);
+        waits
+            .args(["run", &name, "--", "true"])
+            .stderr(Stdio::piped());
+        let mut waits = crate::Running(waits.spawn().unwrap());
+        let mut told = std::io::BufReader::new(waits.0.stderr.take().unwrap());
+        told.read_line(&mut String::new()).unwrap();
+        waits.signal(signal);
+        assert_eq!(waits.shell_status(), status);
+    }
     let mut line = String::new();
-    says.read_line(&mut line).unwrap();
+    for (signal, said) in [(Signal::SIGINT, "int\n"), (Signal::SIGHUP, "hup\n")] {
+        running.signal(signal);
+        line.clear();
+        says.read_line(&mut line).unwrap();
+        assert_eq!(line, said);
+    }
     running.signal(Signal::SIGUSR1);
+    line.clear();
     says.read_to_string(&mut line).unwrap();
-    assert_eq!(line, "int\nusr1\n");
+    assert_eq!(line, "usr1\n");
     assert_eq!(running.status(), Some(3));
+    assert!(!server.exists(&name));
 }
 
 #[cfg(target_os = "linux")]

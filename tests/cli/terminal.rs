@@ -24,9 +24,9 @@ impl Terminal {
     fn start(server: &Server, command: &[&str]) -> Self {
         let pty = openpty(None, None).unwrap();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
-        // `setsid --ctty` makes this the controlling terminal.
+        // `setsid --ctty` makes this the controlling terminal. Under `nohup` SIGHUP would be ignored.
         let child = Command::new("setsid")
-            .arg("--ctty")
+            .args(["--ctty", "env", "--default-signal=HUP"])
             .args(command)
             .env("REDLATCH_URL", server.client_url())
             .env("PATH", path())

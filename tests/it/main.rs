@@ -5,6 +5,7 @@
 mod cluster;
 mod connecting;
 mod contract;
+mod election;
 mod engine;
 mod fair;
 mod faults;

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use redlatch::{CancelToken, Client, Config, Error};
+use redlatch::{CancelToken, Client, Config, Error, Leadership};
 
 use crate::support::{Part, Server, eventually, given, ms, order, say, timed, unique};
 
@@ -28,6 +28,10 @@ mod exporter;
 mod from_async;
 #[path = "../../examples/recipes/from_set_nx.rs"]
 mod from_set_nx;
+#[path = "../../examples/recipes/hand_over.rs"]
+mod hand_over;
+#[path = "../../examples/recipes/health.rs"]
+mod health;
 #[path = "../../examples/recipes/leader.rs"]
 mod leader;
 #[path = "../../examples/recipes/migrations.rs"]
@@ -95,7 +99,7 @@ fn when_the_leader_ends_another_leads() {
         for n in 0..2 {
             let (client, stop, leads, alone) = (&clients[n], &stops[n], &leads[n], &alone);
             scope.spawn(move || {
-                let work = || {
+                let work = |_: &Leadership| {
                     let _alone = alone.try_lock().expect("nobody else leads");
                     leads.store(true, Ordering::SeqCst);
                     thread::sleep(ms(1));
@@ -125,7 +129,7 @@ fn a_leader_that_hangs_is_replaced() {
     thread::scope(|scope| {
         let stopped = &stop;
         scope.spawn(move || {
-            let hangs = || {
+            let hangs = |_: &Leadership| {
                 leads.send(()).unwrap();
                 // Hangs until the test has seen another leader.
                 leads.send(()).ok();
@@ -136,13 +140,51 @@ fn a_leader_that_hangs_is_replaced() {
         goes_on.recv().unwrap();
         let (leads, is_next) = crossbeam_channel::bounded(1);
         scope.spawn(move || {
-            leader::lead(&next, ms(500), stopped, || leads.try_send(()).is_err()).unwrap();
+            leader::lead(&next, ms(500), stopped, |_| leads.try_send(()).is_err()).unwrap();
         });
         let replaced = is_next.recv_timeout(Duration::from_secs(20));
         stop.cancel();
         drop(goes_on);
         replaced.expect("another leads within a term and a lease");
     });
+}
+
+timed!(a_job_is_accepted_by_one_process_and_finished_by_another_once);
+fn a_job_is_accepted_by_one_process_and_finished_by_another_once() {
+    let server = Server::start();
+    let (web, worker) = (open(&server), open(&server));
+    let ticket = hand_over::accept(&web, "order:7")
+        .unwrap()
+        .expect("nobody has it");
+    assert_eq!(hand_over::accept(&web, "order:7").unwrap(), None);
+    let done = AtomicU32::new(0);
+    let job = |_| {
+        assert_eq!(hand_over::accept(&web, "order:7").unwrap(), None);
+        done.fetch_add(1, Ordering::SeqCst);
+    };
+    assert!(hand_over::finish(&worker, &ticket, job).unwrap());
+    assert!(!hand_over::finish(&worker, &ticket, |_| panic!("twice")).unwrap());
+    assert_eq!(done.into_inner(), 1);
+    assert!(hand_over::accept(&web, "order:7").unwrap().is_some());
+}
+
+timed!(a_probe_says_whether_the_process_is_ready);
+fn a_probe_says_whether_the_process_is_ready() {
+    let mut server = Server::start();
+    let client = open(&server);
+    let (status, body) = health::probe(&client);
+    assert_eq!(
+        (status, body.contains("is reachable")),
+        (200, true),
+        "{body}"
+    );
+    server.kill();
+    let (status, body) = health::probe(&client);
+    assert_eq!(
+        (status, body.contains("not reachable")),
+        (503, true),
+        "{body}"
+    );
 }
 
 timed!(no_more_than_five_call_the_service);

@@ -693,8 +693,8 @@ fn nobody_waits_for_long_for_one_that_died_was_stopped_or_gave_up() {
             states += keeps(&format!("{kinds:?} {who:?}"), &scene);
         }
     }
-    states += keeps("a lost reply among four", &LOST_AMONG_FOUR);
     if search::asked_for("deep") {
+        keeps("a lost reply among four", &LOST_AMONG_FOUR);
         for kinds in each {
             let scene = Scene {
                 who: TWO_AND_TWO,

@@ -301,6 +301,9 @@ impl WatchdogThread {
     }
 
     fn rest(&self, hold: Renewal) {
+        if let Some((hold, left)) = hold.record_failed(Instant::now()) {
+            self.task.client.renewal_failed(hold, left);
+        }
         let again = hold.look_again(Instant::now() + self.task.little());
         self.task.watchdog.arm(hold, again);
     }

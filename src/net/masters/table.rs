@@ -417,7 +417,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(strange::cases(256))]
+        #![proptest_config(strange::cases(64))]
 
         #[test]
         fn whatever_a_node_says_of_the_slots_is_understood_or_not(

@@ -1,6 +1,6 @@
 use super::*;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
 use crate::net::request::{Acknowledgements, Request};
 use crate::net::text::Text;
-use crate::search::{Explore, Trace, explore};
+use crate::search::{Digest, Explore, Trace, explore};
 
 static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new("acquire"));
 static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
@@ -499,7 +499,7 @@ impl Explore for World {
     }
 
     fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Digest::default();
         let h = &mut hasher;
         (self.now_ms, self.submitted, self.settled, self.left).hash(h);
         (self.knows, self.runs, self.here, self.introduced).hash(h);

@@ -7,9 +7,9 @@ use redlatch::{Client, Config, Error, MAX_LEASE, MIN_LEASE};
 
 use crate::support::{
     Crew, Deployment, FAIR_LOCK, FAIR_MUTEX, FENCED_LOCK, KINDS, Kind, LONG, Messages, Notified,
-    Server, beside, connection_to, deployment, eventually, for_each_kind, free_port, is_redis_6,
-    loosely, ms, nothing_is_left_of, open, scoped, settings, settings_as, skipped, subscribed,
-    timed, unique, verdicts, waited_for_by,
+    Server, beside, connection_to, deployment, eventually, for_each_kind, loosely, ms,
+    nothing_is_left_of, open, scoped, settings, settings_as, skipped, subscribed, timed, unique,
+    verdicts, waited_for_by,
 };
 
 /// Names that could confuse a parser, a pattern or a hash tag.
@@ -314,26 +314,6 @@ fn a_strangers_key_in_the_place_of_the_tokens_is_an_error_and_stays_as_it_is() {
     is_refused_for(FENCED_LOCK, "redisson_lock_token", &commands);
 }
 
-timed!(a_token_counter_at_its_very_end_is_an_error_and_takes_nothing);
-fn a_token_counter_at_its_very_end_is_an_error_and_takes_nothing() {
-    let server = Server::start();
-    let client = open(&server);
-    let name = unique("last");
-    let lock = client.fenced_lock(&name);
-    let counter = beside("redisson_lock_token", &name);
-    server.cli(&["SET", &counter, &(i64::MAX - 1).to_string()]);
-    let last = lock.lock().unwrap();
-    assert_eq!(last.token(), i64::MAX as u64);
-    last.unlock().unwrap();
-    for verdict in [lock.lock().map(Some), lock.try_lock()] {
-        assert!(matches!(verdict, Err(Error::Redis { .. })), "{verdict:?}");
-    }
-    eventually("only the counter is left", || {
-        server.keys() == [counter.as_str()]
-    });
-    assert_eq!(server.get_int(&counter), i64::MAX);
-}
-
 fn is_told_when_the_key_changes_its_type(kind: Kind) {
     let server = Server::start();
     let client = Client::open(settings(&server).lease(loosely(ms(300)))).unwrap();
@@ -465,37 +445,6 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
     eventually("the counter expires", || server.dbsize() == 0);
     take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
-}
-
-timed!(impossible_settings_are_refused_before_anything_is_sent);
-fn impossible_settings_are_refused_before_anything_is_sent() {
-    // No server listens on this port, so a connection attempt would be reported as `Error::Redis`.
-    let url = format!("redis://127.0.0.1:{}/", free_port());
-    let ok = || Config::new(&*url);
-    for (config, named) in [
-        (ok().lease(Duration::ZERO), "lease"),
-        (ok().lease(ms(9)), "lease"),
-        (ok().lease(MAX_LEASE + ms(1)), "lease"),
-        (ok().lease(Duration::MAX), "lease"),
-        (ok().command_timeout(Duration::ZERO), "command_timeout"),
-        (ok().connect_timeout(Duration::MAX), "connect_timeout"),
-        (ok().tenure(Duration::from_secs(2)), "tenure"),
-        (ok().waiter_lease(Duration::ZERO), "waiter_lease"),
-        (ok().waiter_lease(ms(99)), "waiter_lease"),
-        (ok().waiter_lease(ms(60_001)), "waiter_lease"),
-        (ok().waiter_lease(Duration::MAX), "waiter_lease"),
-        (ok().label("two words"), "label"),
-        (ok().label("line\r\nbreak"), "label"),
-        (ok().key_prefix("x".repeat(2000)), "key_prefix"),
-        (Config::new(""), "url"),
-        (Config::new("not a url"), "url"),
-        (Config::new("http://127.0.0.1/"), "url"),
-    ] {
-        match Client::open(config) {
-            Err(Error::Config { what, .. }) => assert!(what.starts_with(named), "{what}"),
-            other => panic!("{named}: {other:?}"),
-        }
-    }
 }
 
 /// Durations at the limits of the integers into which they are converted.
@@ -667,17 +616,6 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
 // Addresses and credentials
 // ---------------------------------------------------------------------------------------------------------------------
 
-timed!(a_server_that_is_not_there_is_told_soon);
-fn a_server_that_is_not_there_is_told_soon() {
-    let begun = Instant::now();
-    let err = Client::open(format!("redis://127.0.0.1:{}/", free_port())).unwrap_err();
-    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
-    assert!(err.is_retryable());
-    let err = Client::open("redis+unix:///nowhere/redis.sock").unwrap_err();
-    assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
-    assert!(begun.elapsed() < loosely(ms(2000)), "{:?}", begun.elapsed());
-}
-
 /// A lock can be acquired and released, and another client can wait for it.
 fn works(config: Config) {
     let client = Client::open(config.clone()).unwrap();
@@ -720,75 +658,6 @@ fn a_password_is_asked_for_and_given() {
         let said = format!("{err} {err:?}");
         assert!(!said.contains("wr0ng") && !said.contains("cret"), "{said}");
     }
-}
-
-timed!(an_acl_user_needs_no_more_than_the_locks_do);
-fn an_acl_user_needs_no_more_than_the_locks_do() {
-    let server = Server::start();
-    let acl = |rule: &[&str]| server.cli(&[&["ACL", "SETUSER"], rule].concat());
-    // Every command that the scripts call, on the keys and channels of locks. A channel counts as a key because scripts
-    // get it in KEYS.
-    acl(&[
-        "alice",
-        "on",
-        ">s3cret",
-        "resetchannels",
-        "~works:*",
-        "~redisson_lock__channel:*",
-        "&redisson_lock__channel:*",
-        "-@all",
-    ]);
-    for command in [
-        "ping",
-        "hello",
-        "auth",
-        "select",
-        "client",
-        "evalsha",
-        "eval",
-        "exists",
-        "hexists",
-        "hset",
-        "hdel",
-        "hget",
-        "hgetall",
-        "hlen",
-        "del",
-        "type",
-        "pttl",
-        "pexpire",
-        "publish",
-        "subscribe",
-        "unsubscribe",
-    ] {
-        acl(&["alice", &format!("+{command}")]);
-    }
-    let more: &[&str] = match server.deployment() {
-        Deployment::Single | Deployment::Tls => &[],
-        Deployment::Sentinel => &["role"],
-        Deployment::Cluster if is_redis_6() => &["cluster"],
-        Deployment::Cluster => &[
-            "cluster|slots",
-            "pubsub",
-            "spublish",
-            "ssubscribe",
-            "sunsubscribe",
-        ],
-    };
-    for command in more {
-        acl(&["alice", &format!("+{command}")]);
-    }
-    works(settings_for(&server, "alice:s3cret@", ""));
-
-    let client = Client::open(settings_for(&server, "alice:s3cret@", "")).unwrap();
-    let err = client.mutex("private").lock().unwrap_err();
-    assert!(matches!(err, Error::Redis { .. }), "{err:?}");
-    assert!(!err.is_retryable(), "{err:?}");
-    assert!(!server.exists("private"));
-
-    // Without rights on the channel a release still releases, and waiters poll.
-    acl(&["alice", "resetchannels"]);
-    works(settings_for(&server, "alice:s3cret@", ""));
 }
 
 timed!(the_database_of_the_url_is_used);

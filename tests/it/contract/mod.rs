@@ -1524,12 +1524,31 @@ macro_rules! contract {
 
 contract! {
     reentrant_lock: REENTRANT_LOCK,
-    mutex: MUTEX,
     fair_lock: FAIR_LOCK,
-    fair_mutex: FAIR_MUTEX,
     fenced_lock: FENCED_LOCK,
     spin_lock: SPIN_LOCK,
     rwlock_writing: WRITING,
+}
+
+/// A `Mutex` sends what a reentrant lock sends, and only refuses to enter twice.
+macro_rules! not_reentrant {
+    ($($title:ident: $kind:ident,)+) => {
+        $(mod $title {
+            crate::contract::held_to! { crate::support::$kind:
+                threads_and_clients_exclude_each_other,
+                threads_of_several_processes_are_served_in_the_order_their_kind_promises,
+                redis_holds_what_redisson_would_write,
+                unlock_says_how_it_was_lost,
+                reentry_is_for_the_holding_thread,
+                a_guard_owns_what_it_needs,
+            }
+        })+
+    };
+}
+
+not_reentrant! {
+    mutex: MUTEX,
+    fair_mutex: FAIR_MUTEX,
 }
 
 /// The layers above the connection do not know of TLS, so tests that wait, subscribe, renew and time out are enough.

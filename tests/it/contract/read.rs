@@ -512,36 +512,6 @@ fn a_read_hold_that_is_forced_open_is_told_to_all_threads_at_once() {
     });
 }
 
-timed!(half_a_lease_without_renewal_is_survived_by_readers);
-fn half_a_lease_without_renewal_is_survived_by_readers() {
-    let server = Server::start();
-    scoped(|scope| {
-        for mode in [Mode::BlackHole, Mode::Stall, Mode::SwallowReplies] {
-            let server = &server;
-            scope.spawn(move || {
-                let proxy = Proxy::before(server);
-                let span = loosely(ms(1_800));
-                let client =
-                    Client::open(in_haste(settings_by(server, proxy.addr())).lease(span)).unwrap();
-                let name = unique("half");
-                let guard = client.rw_lock(&name).read().unwrap();
-                let renewals = client.stats().renewals;
-                eventually("the hold is renewed", || client.stats().renewals > renewals);
-                proxy.set(Target::Watchdog, mode);
-                thread::sleep(span / 2);
-                proxy.pass();
-                let renewals = client.stats().renewals;
-                eventually("renewals go on", || client.stats().renewals > renewals);
-                assert!(guard.is_valid(), "{mode:?}");
-                assert_eq!(server.hgetall(&name), READING.fields(guard.owner(), 1));
-                assert!(server.exists(&hold_key(&name, guard.owner())));
-                guard.unlock().unwrap();
-            });
-        }
-    });
-    assert_eq!(server.dbsize(), 0);
-}
-
 // The reader is notified before a writer can acquire the lock.
 timed!(a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in);
 fn a_lease_and_a_half_without_renewal_is_told_before_a_writer_can_be_in() {

@@ -128,49 +128,6 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
     eventually("nothing is left", || server.keys().is_empty());
 }
 
-timed!(thousands_of_holds_are_renewed_in_time_on_a_busy_machine);
-fn thousands_of_holds_are_renewed_in_time_on_a_busy_machine() {
-    const HOLDS: usize = 5_000;
-    let server = Server::start();
-    let span = loosely(ms(3_000));
-    let received = Losses::default();
-    let client = Client::open(
-        config(&server.url())
-            .lease(span)
-            .command_timeout(ms(3_000))
-            .on_lost(received.listener()),
-    )
-    .unwrap();
-    let stop = AtomicBool::new(false);
-    scoped(|scope| {
-        let guards: Vec<_> = (0..HOLDS)
-            .map(|_| client.mutex(unique("many")).lock().unwrap())
-            .collect();
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        let renewals = client.stats().renewals;
-        let renewed = within(4 * span, || {
-            client.stats().renewals >= renewals + 4 * HOLDS as u64
-        });
-        stop.store(true, Ordering::Relaxed);
-        let stats = client.stats();
-        assert!(renewed, "{stats:?}");
-        assert_eq!((stats.lost, stats.holds), (0, HOLDS as u64));
-        let lateness = Duration::from_micros(stats.renewal_lateness_max_us);
-        assert!(lateness < span / 3, "{lateness:?}");
-        assert!(guards.iter().all(|guard| guard.is_valid()));
-        assert_eq!(server.dbsize(), HOLDS as u64);
-        drop(guards);
-    });
-    eventually("all are free", || server.dbsize() == 0);
-    assert_eq!(client.stats().holds, 0);
-}
-
 timed!(after_an_outage_what_ends_first_is_renewed_first);
 fn after_an_outage_what_ends_first_is_renewed_first() {
     const HOLDS: usize = 600; // several batches
@@ -214,39 +171,6 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
     assert!(!renewed.is_empty());
     assert!(renewed.is_sorted(), "{renewed:?}");
     drop(guards);
-}
-
-timed!(a_key_that_vanishes_is_told_as_forced_and_not_revived);
-fn a_key_that_vanishes_is_told_as_forced_and_not_revived() {
-    // Another client takes the deleted lock and releases it between two renewals.
-    let server = Server::start();
-    let received = Losses::default();
-    let span = loosely(ms(900));
-    let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
-    let name = unique("vanished");
-    let guard = mine.mutex(&name).lock().unwrap();
-    assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
-    other.mutex(&name).lock().unwrap().unlock().unwrap();
-    let loss = guard.lost().recv_timeout(span).unwrap();
-    assert_eq!(loss.reason, LossReason::Forced);
-    assert!(!guard.is_valid() && guard.hold_count() == 0);
-    assert!(server.keys().is_empty());
-    let next = other.mutex(&name).lock().unwrap();
-    let result = guard.unlock();
-    assert!(
-        matches!(
-            result,
-            Err(Error::Lost {
-                reason: LossReason::Forced,
-                ..
-            })
-        ),
-        "{result:?}"
-    );
-    assert_eq!(server.hgetall(&name)[0].0, next.owner());
-    eventually("the loss is reported once", || {
-        received.reasons(&name) == [LossReason::Forced]
-    });
 }
 
 timed!(a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched);

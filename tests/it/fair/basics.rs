@@ -304,7 +304,7 @@ fn cost(server: &Server) -> f64 {
 // The length of the queue does not change the cost of a release.
 #[test]
 fn a_release_costs_the_same_however_long_the_queue() {
-    const ROUNDS: usize = 300;
+    const ROUNDS: usize = 100;
     const CROWD: &str = "9f8e7d6c-5b4a-4321-8fed-cba987654321";
     let server = Server::start();
     let client = open(&server);

@@ -10,8 +10,8 @@ use redlatch::{CancelToken, Client, Config, Error, LossReason};
 use crate::support::fair::{Line, nothing_left, queue, queued, timeouts, with_waiter_lease};
 use crate::support::scripts::sha;
 use crate::support::{
-    BY_MESSAGE, Crew, LONG, Mode, Net, Server, Target, always, eventually, loosely, lua, ms, open,
-    scoped, timed, unique, within,
+    BY_MESSAGE, Crew, LONG, Mode, Net, Server, Stops, Target, always, eventually, loosely, lua, ms,
+    open, scoped, timed, unique, within,
 };
 
 /// How long Redis keeps the place of a waiter that is no longer heard of.
@@ -695,6 +695,7 @@ fn threads_with_little_time_go_on_after_a_pause_of_the_server() {
     let lock = open(&server).fair_lock(unique("hasty"));
     let (done, granted) = (AtomicBool::new(false), AtomicU64::new(0));
     scoped(|scope| {
+        let _stops = Stops(&done);
         for _ in 0..12 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {

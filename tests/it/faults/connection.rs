@@ -830,28 +830,3 @@ fn a_reply_that_came_while_the_process_was_suspended_counts() {
         part.ends();
     }
 }
-
-timed!(a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone);
-fn a_link_that_hangs_in_connecting_leaves_a_sound_watchdog_alone() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.addr());
-    let lease = ms(1500);
-    let client = Client::open(Config::new(proxy.url()).lease(lease)).unwrap();
-    let guard = client.mutex(unique("kept")).lock().unwrap();
-    let dropped = client.mutex(unique("dropped")).lock().unwrap();
-    eventually("it is renewed", || client.stats().renewals > 0);
-    let opened = (proxy.opened(Target::Link), proxy.opened(Target::Watchdog));
-    proxy.set(Target::Link, Mode::BlackHole);
-    assert_eq!(server.kill_clients_named("link"), 1);
-    drop(dropped);
-    eventually("it is tried", || proxy.opened(Target::Link) > opened.0);
-    let renewals = client.stats().renewals;
-    let lost = guard.lost().recv_timeout(lease * 2);
-    assert!(lost.is_err(), "{lost:?}");
-    let stats = client.stats();
-    assert!(stats.renewals >= renewals + 3, "{stats:?}");
-    assert_eq!(proxy.opened(Target::Watchdog), opened.1);
-    proxy.pass();
-    guard.unlock().unwrap();
-    nothing_is_left(&server);
-}

@@ -3,8 +3,8 @@
 use redlatch::Client;
 
 use crate::support::{
-    Data, Kind, Losses, Mode, Proxy, REENTRANT_LOCK, RESPONSE, Server, Target, bad_day, config,
-    eventually, fails, in_time, ms, timed, unique, unless_late,
+    Data, FAIR_LOCK, Kind, Losses, Mode, Proxy, REENTRANT_LOCK, RESPONSE, Server, Target, bad_day,
+    config, eventually, fails, in_time, ms, timed, unique, unless_late,
 };
 
 fn network_day(kind: Kind, mode: Mode, target: Target) {
@@ -68,6 +68,11 @@ fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
     day_of_a_kill(REENTRANT_LOCK);
 }
 
+#[test]
+fn a_day_on_which_a_queue_and_its_server_are_killed() {
+    day_of_a_kill(FAIR_LOCK);
+}
+
 timed!(a_day_on_which_the_server_is_frozen);
 fn a_day_on_which_the_server_is_frozen() {
     let server = Server::start();
@@ -103,7 +108,7 @@ fn a_day_on_which_the_server_answers_nobody_for_a_while() {
     );
 }
 
-/// The worst of these faults for a kind with scripts of its own.
+/// The worst of these faults for a kind with scripts of its own: each command may have been executed.
 macro_rules! worst_days {
     ($($title:ident: $kind:ident,)+) => {
         $(mod $title {
@@ -112,12 +117,6 @@ macro_rules! worst_days {
 
             network_days! { $kind:
                 a_day_without_replies: Mode::SwallowReplies, All;
-                a_day_on_which_everything_stalls: Mode::Stall, All;
-            }
-
-            #[test]
-            fn a_day_on_which_the_server_is_killed_and_comes_back_empty() {
-                day_of_a_kill($kind);
             }
         })+
     };

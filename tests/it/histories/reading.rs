@@ -22,6 +22,7 @@ fn what_was_written_is_read() {
             permits: vec![("permits-0".into(), 3)],
             deployment: "five masters".to_owned(),
             is_durable: false,
+            guards: false,
             recovery: Some(millis(7)),
             ..Setup::default()
         })),

@@ -1,8 +1,8 @@
 //! Guarded writes, compared with the log that the server keeps of them.
 
 use super::rules::{breaks, is_fine};
-use crate::support::history::{Event, Phase, Rule};
-use crate::support::made_up::{Turn, fault, fault_of, has, written};
+use crate::support::history::{Event, Phase, Rule, Setup, What, check};
+use crate::support::made_up::{Turn, fault, fault_of, has, history, setup, written};
 
 /// Two holds in turn; the second begins after the first holder was stopped. Each writes twice.
 fn in_turn(name: &str) -> [Turn; 2] {
@@ -155,4 +155,23 @@ fn who_waits_for_the_answer_to_a_write_notices_nothing_meanwhile() {
     let waits = killed.clone().writes(1, Phase::Invoke, 0);
     is_fine(&[waits, other.clone()], &kill);
     breaks(Rule::Exclusion, &[killed, other], &kill);
+}
+
+/// A client without guarded writes may send one again, which says nothing about its lock.
+#[test]
+fn a_repeated_write_counts_only_where_writes_are_guarded() {
+    let turn = has(1001, "mutex", [0, 10, 30]).writes(1, Phase::Ok, 20);
+    let log = written("mutex", &[(1001, 1), (1001, 1)]);
+    breaks(
+        Rule::LateWrite,
+        std::slice::from_ref(&turn),
+        std::slice::from_ref(&log),
+    );
+    let mut events = history(&[turn], &[log]);
+    let unguarded = Setup {
+        guards: false,
+        ..setup()
+    };
+    events[0].what = What::Setup(Box::new(unguarded));
+    assert!(check(events).is_fine());
 }

@@ -6,3 +6,4 @@ mod fenced;
 mod late;
 mod owned;
 mod spin;
+mod ticket;

@@ -9,7 +9,7 @@ use redlatch::{CancelToken, Client, Config, Error};
 
 use crate::support::{
     Crew, LONG, Server, eventually, hold_by_stranger, loosely, ms, open, open_with_lease, scoped,
-    short_lived, subscribed, timed, unique,
+    short_lived, timed, unique,
 };
 
 /// The longest pause between two polls, in milliseconds.
@@ -408,30 +408,6 @@ fn five_thousand_names_at_once_need_no_subscription() {
     eventually("all are free", || server.dbsize() == 0);
     eventually("no entry is left", || client.stats().names == 0);
     assert_eq!(client.stats().lost, 0);
-}
-
-timed!(those_that_wait_for_a_message_find_out_by_asking);
-fn those_that_wait_for_a_message_find_out_by_asking() {
-    let server = Server::start();
-    let (ours, theirs) = (open(&server), open(&server));
-    let name = unique("mixed");
-    let guard = ours.spin_lock(&name).lock().unwrap();
-    let mut crew = Crew::new();
-    let lock = theirs.reentrant_lock(&name);
-    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-    subscribed(&server, 1);
-    crew.all_parked();
-    guard.unlock().unwrap();
-    crew.join();
-    assert_eq!(theirs.stats().missed_messages, 1, "{:?}", theirs.stats());
-    // The reverse: a spin lock polls anyway.
-    let guard = theirs.reentrant_lock(&name).lock().unwrap();
-    let mut crew = Crew::new();
-    let lock = ours.spin_lock(&name);
-    crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
-    crew.all_parked();
-    drop(guard);
-    crew.join();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -244,6 +244,13 @@ const CALLS: &[Call] = &[
     ("acquire", ACQUIRE, "lock counter", "$1 $4:30s $2:1 $3:0"),
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s 1"),
     ("release", RELEASE, "lock channel", "$1"),
+    (
+        "adopt",
+        lua::LOCK_ADOPT,
+        "lock counter",
+        "$1 $2 $3:30s $4:0",
+    ),
+    ("holder", lua::FENCED_HOLDER, "lock counter", ""),
 ];
 
 fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> Stage<'a> {
@@ -253,6 +260,7 @@ fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> St
         ("channel", channel(name)),
         ("a", US.to_owned()),
         ("b", THEM.to_owned()),
+        ("a2", US.replace(":1", ":12")),
     ];
     // From 2^53 on, doubles skip integers.
     let big = ["big", "big+1", "big+2", "big+3"].into_iter();
@@ -342,6 +350,26 @@ const TABLE: &[Table] = &[
             "acquire a 1 0 9223372036854775807 | refused | counter=big+1",
             "forbid pexpire",
             "acquire a       | refused | counter=big+2",
+        ],
+    ),
+    (
+        "a hold that is adopted draws a token, and without one it stays",
+        &[
+            "holder            | nil",
+            "SET counter big   | | counter=big",
+            "acquire a         | big+1 big+1 | counter=big+1 lock{a:1}@30s",
+            "holder            | a big+1",
+            "adopt a b 60s     | big+2 big+2 | counter=big+2 lock{b:1}@60s",
+            "holder            | b big+2",
+            "adopt a a2        | -1",
+            "SET counter x     | | counter=x lock{b:1}@60s",
+            "adopt b a         | WRONGTYPE",
+            "SET counter big+2 | | counter=big+2 lock{b:1}@60s",
+            "full",
+            "adopt b a         | OOM",
+            "release b         | 1           | counter=big+2 | 0",
+            "adopt b a         | 0",
+            "holder            | nil",
         ],
     ),
     (

@@ -16,6 +16,7 @@ const CALLS: &[Call] = &[
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
     ("keep", lua::LOCK_KEEP, "lock", "$1 $2:30s"),
     ("force", lua::LOCK_FORCE, "lock $1 channel", "30s"),
+    ("adopt", lua::LOCK_ADOPT, "lock", "$1 $2 $3:30s 0"),
     // A call without a channel publishes nothing.
     ("release_quietly", lua::LOCK_RELEASE, "lock", "$1"),
     ("force_quietly", lua::LOCK_FORCE, "lock $1", "30s"),
@@ -213,6 +214,32 @@ const TABLE: &[Table] = &[
         ],
     ),
     (
+        "a hold is adopted once, under another owner and for its lease",
+        &[
+            "acquire a       | nil | lock{a:1}@30s",
+            "keep a 90s      | 0   | lock{a:0}@90s",
+            "adopt a b 60s   | 1   | lock{b:1}@60s",
+            "adopt a b       | 1   | lock{b:1}@30s",
+            "adopt a a2      | -1",
+            "release a       | -2",
+            "renew a         | -1",
+            "release b       | 1   | nothing | 0",
+            "adopt a b       | 0",
+            "adopt b a       | 0",
+        ],
+    ),
+    (
+        "out of memory a hold is adopted all the same; one that cannot be given an end is not",
+        &[
+            "acquire a                       | nil | lock{a:1}@30s",
+            "full",
+            "adopt a b 60s                   | 1   | lock{b:1}@60s",
+            "adopt b a 9223372036854775807   | refused",
+            "forbid pexpire",
+            "adopt b a                       | refused",
+        ],
+    ),
+    (
         "out of memory it can be forced, and that counts once",
         &[
             "acquire a | nil | lock{a:1}@30s",
@@ -243,6 +270,7 @@ fn what_is_no_lock_is_refused_and_kept() {
         "release a",
         "force r1",
         "force_quietly r1",
+        "adopt b a",
     ];
     stage.refuses(
         &[
@@ -261,7 +289,7 @@ fn what_is_no_lock_is_refused_and_kept() {
             &["HSET", "lock", "b+:write", "1", "mode", "write"],
             &["HSET", "lock", "mode", "read"],
         ],
-        &["acquire a", "acquire a 60s"],
+        &["acquire a", "acquire a 60s", "adopt a a2"],
     );
     for field in [
         "price",

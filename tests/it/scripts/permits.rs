@@ -25,6 +25,12 @@ const CALLS: &[Call] = &[
     ),
     ("renew", RENEW, "out", "$1 $2 $3"),
     ("update", UPDATE, "permits out channel", "$1 $2:30s"),
+    (
+        "adopt",
+        lua::PERMIT_ADOPT,
+        "permits out channel",
+        "$1 $2 $3:30s",
+    ),
     ("lease", lua::PERMIT_LEASE, "permits out channel", "$1"),
     ("state", STATE, "permits out channel", ""),
 ];
@@ -306,6 +312,22 @@ const TABLE: &[Table] = &[
         ],
     ),
     (
+        "a permit is adopted once, under another id and for its lease",
+        &[
+            "try_set 4 q1      | 1       | permits=4 q1=1@60s | 4",
+            "acquire p1+p2     | now+30s | out{p1:now+30s p2:now+30s} permits=2 q1=1@60s",
+            "adopt p1 p3 60s   | now+60s | out{p2:now+30s p3:now+60s} permits=2 q1=1@60s",
+            "adopt p1 p3 90s   | now+90s | out{p2:now+30s p3:now+90s} permits=2 q1=1@60s",
+            "adopt p1 p4       | 0",
+            "ZADD out 1 p3     |         | out{p2:now+30s p3:1} permits=2 q1=1@60s",
+            "adopt p3 p5       | 0       | out{p2:now+30s} permits=3 q1=1@60s | 3",
+            "full",
+            "adopt p2 p4       | now+30s | out{p4:now+30s} permits=3 q1=1@60s",
+            "release p2        | -1",
+            "release p4        | 1       | permits=4 q1=1@60s | 4",
+        ],
+    ),
+    (
         "out of memory nothing is taken and everything given back",
         &[
             "try_set 4 q1      | 1       | permits=4 q1=1@60s | 4",
@@ -583,6 +605,7 @@ fn keys_of_another_type_are_refused_and_left_alone() {
         "acquire p1",
         "update p1",
         "lease p1",
+        "adopt p1 p2",
         "state",
         "release p1",
         "release_ids p1 q1",

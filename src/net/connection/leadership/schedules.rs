@@ -1,7 +1,7 @@
 use super::*;
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::net::pipeline::{Destination, Pipeline, Received};
 use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
 use crate::net::text::Text;
-use crate::search::{Explore, asked_for, explore};
+use crate::search::{Digest, Explore, asked_for, explore};
 use crate::verdict::Redirection;
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
@@ -377,7 +377,7 @@ impl Explore for World {
     }
 
     fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Digest::default();
         let h = &mut hasher;
         (&self.threads, self.master, self.known, self.left).hash(h);
         for call in &self.calls {

@@ -123,6 +123,7 @@ pub(crate) fn greeted(command: &[String]) -> Option<&'static str> {
         "CLIENT" | "SELECT" | "AUTH" => Some("+OK\r\n"),
         "PING" => Some("+PONG\r\n"),
         "INFO" => Some("$0\r\n\r\n"),
+        "HELLO" => Some("*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n"),
         "ROLE" => Some("*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
         _ => None,
     }

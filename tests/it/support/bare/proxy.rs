@@ -29,6 +29,8 @@ const LOOK: Duration = ms(1);
 pub(crate) enum Target {
     /// Every connection, named or not.
     All,
+    /// Every connection of a client that has a name, so none of a replica.
+    Named,
     /// `link`: commands.
     Link,
     /// `watchdog`: renewals.
@@ -62,6 +64,7 @@ impl Target {
     fn slots(self) -> std::ops::Range<usize> {
         match self {
             Self::All => 0..5,
+            Self::Named => 1..5,
             Self::Link => 1..2,
             Self::Watchdog => 2..3,
             Self::Subscriber => 3..4,

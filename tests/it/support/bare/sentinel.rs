@@ -15,7 +15,9 @@ pub(crate) const DOWN_AFTER: Duration = ms(700);
 /// The login of clients at the Sentinels, with exactly the rights that the guide gives; the servers have another
 /// password.
 const SENTINEL_LOGIN: [&str; 2] = ["watcher", "s3nt/nel"];
-const PASSWORD: &str = "se:cret";
+
+/// The password of the servers.
+pub(crate) const PASSWORD: &str = "se:cret";
 
 /// A master, two replicas and three Sentinels, all with passwords.
 pub(crate) struct Deployment {

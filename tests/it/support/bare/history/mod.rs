@@ -7,6 +7,7 @@
 
 mod event;
 mod faults;
+mod measures;
 mod order;
 mod report;
 mod setup;
@@ -18,7 +19,8 @@ mod writes;
 pub(crate) use event::{
     Divides, Edge, Event, Mode, NEMESIS, Nanos, Phase, Wanted, What, millis, nanos, read,
 };
-pub(crate) use report::Report;
+pub(crate) use measures::Measures;
+pub(crate) use report::{Operations, Report};
 pub(crate) use setup::Setup;
 pub(crate) use writes::Entry;
 

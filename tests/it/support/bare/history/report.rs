@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{Nanos, Phase};
+use super::measures::Measures;
 use super::turns::{Record, Turn, seconds};
 use super::{Rule, Violation};
 
@@ -43,6 +44,7 @@ pub(crate) struct Report {
     pub(crate) writes: usize,
     pub(crate) refused_writes: usize,
     pub(crate) lasted: Nanos,
+    pub(crate) measures: Measures,
 }
 
 /// How many violations of each rule are shown.
@@ -88,6 +90,7 @@ impl Report {
             violations,
             operations,
             lasted: record.end - begin,
+            measures: Measures::of(record),
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Setup {
     pub(crate) deployment: String,
     /// Whether a server that is killed keeps all its data.
     pub(crate) is_durable: bool,
+    /// Whether writes are guarded by their holds. A client without that may send a write again that was executed.
+    pub(crate) guards: bool,
 }
 
 impl Default for Setup {
@@ -37,6 +39,7 @@ impl Default for Setup {
             permits: Vec::new(),
             deployment: "one".to_owned(),
             is_durable: true,
+            guards: true,
         }
     }
 }
@@ -56,6 +59,7 @@ impl Setup {
             "permits": permits,
             "deployment": self.deployment,
             "durable": self.is_durable,
+            "guards": self.guards,
         });
         if let Some(recovery) = self.recovery {
             value["recovery_ms"] = json!(to_ms(recovery));
@@ -82,6 +86,7 @@ impl Setup {
                 .unwrap_or(&default.deployment)
                 .to_owned(),
             is_durable: value["durable"].as_bool().unwrap_or(default.is_durable),
+            guards: value["guards"].as_bool().unwrap_or(default.guards),
         }
     }
 }

@@ -1,0 +1,36 @@
+-- lock_adopt: make the hold of one owner that of another; never create one.
+--
+-- KEYS[1]  lock          hash: owner -> hold count
+-- KEYS[2]  counter       string: the last token drawn; left out for a lock without tokens
+-- ARGV[1]  from          the owner so far
+-- ARGV[2]  owner         "<client uuid>:<number>", a number never used before
+-- ARGV[3]  lease_ms      integer > 0; how long the hold lives from now on
+-- ARGV[4]  token_ttl_ms  integer; how long the counter lives after its last use; 0: without an end
+--
+-- Returns  1             the owner has it, with a count of one
+--          two strings   the same; the first and the last of the tokens drawn
+--          0             nobody holds the lock
+--          -1            somebody else holds it
+--
+-- Keeps    every other hold; the hold of `from`, if no token can be drawn or Redis has no memory; a key that holds something
+--          else: the reply is a WRONGTYPE error; nobody is notified, since nothing is free; run twice by one owner it draws a
+--          new token, and is otherwise as if only the second had run
+local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+
+-- HEXISTS fails for a key of another type. The owner has the hold if the script runs twice.
+if redis.call('hexists', KEYS[1], from) == 0 and redis.call('hexists', KEYS[1], owner) == 0 then
+  return redis.call('exists', KEYS[1]) == 0 and 0 or no_lock('lock') or -1
+end
+local wrong, first, last
+if KEYS[2] then
+  wrong, first, last = draw(1, token_ttl_ms)
+end
+if wrong then
+  return wrong
+end
+-- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write. The new field precedes the
+-- removal of the old one, so that the hash is never empty and keeps its TTL.
+redis.call('pexpire', KEYS[1], lease_ms)
+redis.call('hset', KEYS[1], owner, 1)
+redis.call('hdel', KEYS[1], from)
+return first and { first, last } or 1

@@ -1,0 +1,39 @@
+-- tokens: draws fencing tokens. In front of each script that takes a lock with tokens.
+--
+-- KEYS[2]  counter  string: the last token drawn
+
+-- Returns the error for a counter that is not an integer, or nil and the first and the last of up to `count` tokens. Tokens
+-- only increase, and are ahead of the clock by less than `count` microseconds, unless the clock is set back. The counter lives
+-- for `token_ttl_ms` after its last use, without an end if that is 0.
+local function draw(count, token_ttl_ms)
+  local token = redis.call('get', KEYS[2]) or '0'
+  if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then
+    return redis.error_reply('WRONGTYPE the token counter is not an integer')
+  end
+  local first
+  local last = tonumber(token)
+  if last + count < 2 ^ 53 then
+    -- Tokens are not below the server's clock in microseconds, so a counter that expired, was evicted or came back from an old
+    -- copy still goes forward. However fast tokens are drawn, their lead over the clock is short, since a lost counter loses it.
+    local time = redis.call('time')
+    local now = time[1] * 1000000 + time[2]
+    first = math.max(last + 1, now)
+    last = math.max(first, now + count - 1)
+    first, token = string.format('%.0f', first), string.format('%.0f', last)
+    if token_ttl_ms > 0 then
+      -- The counter must outlive its lead over the clock. A TTL counts from the millisecond that has begun, hence + 1.
+      local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000) + 1)
+      redis.call('set', KEYS[2], token, 'px', string.format('%.0f', keep_ms))
+    else
+      redis.call('set', KEYS[2], token)
+    end
+  else
+    -- Lua would round a number this large, so Redis adds. The clock never reaches it, so the counter must not expire.
+    redis.call('incrby', KEYS[2], 1)
+    redis.call('persist', KEYS[2])
+    token = redis.call('get', KEYS[2])
+    first = token
+  end
+  return nil, first, token
+end
+

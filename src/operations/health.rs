@@ -1,0 +1,133 @@
+//! The state of a client, for readiness probes.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::net::call::{Attempt, Fault};
+use crate::net::request::Request;
+#[cfg(feature = "serde")]
+use crate::operations::serialized;
+use crate::session::Session;
+use crate::shown::Shown;
+
+const DOING: &str = "asking whether redis answers";
+
+/// How a client is: see [`Client::health`](crate::Client::health).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Health {
+    /// Whether the server answered.
+    pub reachable: bool,
+    /// For how long that has been so; zero at the first check and when it has changed since the last one.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "since_s", serialize_with = "serialized::s")
+    )]
+    pub since: Duration,
+    /// Why it did not answer.
+    pub why: Option<String>,
+    /// Of the renewals that are due, the one that has been unconfirmed for longest. `None` if all holds are renewed in time.
+    pub renewal: Option<UnconfirmedRenewal>,
+}
+
+/// A renewal that is due and not confirmed: see [`Health::renewal`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct UnconfirmedRenewal {
+    /// The name, as given to the client.
+    pub name: String,
+    /// When Redis confirmed the hold last: it was acquired, or renewed.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "confirmed_s_ago", serialize_with = "serialized::s")
+    )]
+    pub confirmed_ago: Duration,
+    /// The lease: without another confirmation the hold is lost when the last one is that long ago.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lease_s", serialize_with = "serialized::s")
+    )]
+    pub lease: Duration,
+}
+
+impl Health {
+    /// Returns whether the server answers, and each hold was renewed within two thirds of its lease. A renewal is due after one
+    /// third.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert!(client.health().is_ready());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let is_late = |its: &UnconfirmedRenewal| its.confirmed_ago > its.lease * 2 / 3;
+        self.reachable && !self.renewal.as_ref().is_some_and(is_late)
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let not = if self.reachable { "" } else { " not" };
+        write!(f, "redis is{not} reachable, for {} s", self.since.as_secs())?;
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        if let Some(its) = &self.renewal {
+            let [ago, lease] = [its.confirmed_ago, its.lease].map(|span| span.as_secs_f64());
+            let name = Shown(&its.name);
+            write!(
+                f,
+                "; {name} was confirmed {ago:.1} s ago, with a lease of {lease:.1} s"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn health(session: &Session) -> Health {
+    let asked = ask(session);
+    let (reachable, now) = (asked.is_ok(), Instant::now());
+    let mut health = Health {
+        reachable,
+        since: Duration::ZERO,
+        why: asked.err().map(|err| err.to_string()),
+        renewal: None,
+    };
+    // A copy of the client in a forked process must not touch its mutexes.
+    if session.is_copy() {
+        return health;
+    }
+    let mut reached = session.reached.lock();
+    let before = reached.filter(|(was, _)| *was == reachable);
+    let (_, since) = *reached.insert(before.unwrap_or((reachable, now)));
+    drop(reached);
+    health.since = now.saturating_duration_since(since);
+    let renewal = session.watchdog.unconfirmed();
+    health.renewal = renewal.map(|(hold, confirmed_ago)| UnconfirmedRenewal {
+        name: hold.entry().name().to_string(),
+        confirmed_ago,
+        lease: hold.lease(),
+    });
+    health
+}
+
+fn ask(session: &Session) -> Result<()> {
+    session.check_open()?;
+    let until = Instant::now() + session.command_timeout;
+    let mut attempt = || Attempt {
+        request: Request::command(DOING, &["PING"]),
+        undo: None,
+    };
+    let stop = || session.is_closed();
+    match session.connection.call(until, &stop, None, &mut attempt) {
+        Ok(_) => Ok(()),
+        Err(
+            Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) | Fault::Unknown(err),
+        ) => Err(Error::redis(DOING, err).at(&session.endpoint)),
+        Err(Fault::Stopped | Fault::Closed) => Err(Error::Closed),
+    }
+}

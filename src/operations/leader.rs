@@ -1,0 +1,158 @@
+//! The leader of an election, and where it is: the names of connections say so.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::inspect::inspect;
+use super::processes::Process;
+#[cfg(feature = "serde")]
+use super::serialized;
+use crate::error::{Error, Result};
+use crate::shown::Shown;
+use crate::sync::election::Election;
+
+/// How often an observer asks who leads, and how often while nobody does.
+const EVERY: Duration = Duration::from_secs(1);
+const VACANT: Duration = Duration::from_millis(100);
+
+/// The leader of an election: see [`Election::leader`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Leader {
+    /// The term, as the leader knows it by [`Leadership::term`](crate::Leadership::term).
+    pub term: u64,
+    /// `<id>:<number>`: the [id of its client](crate::Client::id), and a number.
+    pub owner: String,
+    /// How long it leads unless the lease is renewed; `None` if the lease has no end.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+    )]
+    pub lease_left: Option<Duration>,
+    /// The leader's process. `None` for a client of Redisson, for one that is not connected, and if the user may not ask.
+    pub process: Option<Process>,
+}
+
+impl fmt::Display for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in term {}", Shown(&self.owner), self.term)?;
+        match &self.process {
+            Some(process) => write!(f, ", {process}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Election {
+    /// Returns who leads now; `None` if nobody does.
+    ///
+    /// Asks over a connection of its own; blocks at most for the command timeout. Host, process, label and address are those
+    /// in the names of the leader's connections, for which the user needs [some more
+    /// rights](crate::guide::operations#acl-rights).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// if let Some(leader) = client.election("scheduler").leader()? {
+    ///     println!("{leader}");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::inspect`](crate::Client::inspect).
+    pub fn leader(&self) -> Result<Option<Leader>> {
+        let mut info = inspect(&self.spec().shared, self.name())?;
+        let Some(holder) = info.holders.pop() else {
+            return Ok(None);
+        };
+        Ok(Some(Leader {
+            term: info.token.unwrap_or(0),
+            owner: holder.owner,
+            lease_left: holder.lease_left,
+            process: holder.process,
+        }))
+    }
+
+    /// Iterates over the changes of leader: first who leads now, then each change, `None` when nobody leads.
+    ///
+    /// Each step blocks until there is a change. The iterator asks once a second, so a leader that leads for less may be
+    /// missed. After an error of Redis the next step asks again. A cancelled token and a closed client are an error as well,
+    /// which ends the iteration.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// for change in client.election("scheduler").observe() {
+    ///     match change? {
+    ///         Some(leader) => println!("{leader} leads"),
+    ///         None => println!("nobody leads"),
+    ///     }
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    pub fn observe(&self) -> Leaders {
+        Leaders {
+            election: self.clone(),
+            known: None,
+            pause: Duration::ZERO,
+            is_over: false,
+        }
+    }
+}
+
+/// The changes of leader: see [`Election::observe`].
+#[derive(Debug)]
+#[must_use = "iterators are lazy and do nothing unless consumed"]
+pub struct Leaders {
+    election: Election,
+    /// The owner and the term that the last step returned.
+    known: Option<Option<(String, u64)>>,
+    /// How long to wait before the next question.
+    pause: Duration,
+    is_over: bool,
+}
+
+impl Leaders {
+    /// The leader, if that is another than at the last step.
+    fn change(&mut self) -> Result<Option<Option<Leader>>> {
+        self.election
+            .pause(std::mem::replace(&mut self.pause, EVERY))?;
+        let timeout = self.election.spec().session().command_timeout;
+        let holder = self.election.holder(Instant::now() + timeout)?;
+        if holder.is_none() {
+            self.pause = VACANT;
+        }
+        if self.known.as_ref() == Some(&holder) {
+            return Ok(None);
+        }
+        // By now there may be yet another one.
+        let leader = self.election.leader()?;
+        let holder = leader
+            .as_ref()
+            .map(|leader| (leader.owner.clone(), leader.term));
+        let is_change = self.known.as_ref() != Some(&holder);
+        self.known = Some(holder);
+        Ok(is_change.then_some(leader))
+    }
+}
+
+impl Iterator for Leaders {
+    type Item = Result<Option<Leader>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        loop {
+            match self.change() {
+                Ok(None) => {}
+                Ok(Some(leader)) => return Some(Ok(leader)),
+                Err(err) => {
+                    self.is_over = matches!(err, Error::Cancelled | Error::Closed);
+                    return Some(Err(err));
+                }
+            }
+        }
+    }
+}

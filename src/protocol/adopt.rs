@@ -1,0 +1,32 @@
+//! A hold that changes hands: one client leaves it in Redis, and another makes it its own in one step.
+//!
+//! ```text
+//!   held ──detach──► kept for a while ──adopt──► held by the adopter, under a number of its own
+//!                      │     │    └── adopt by anybody else, after that: taken
+//!                      │     └─ force_unlock, a delete, a failover without it: gone
+//!                      └─ its time is over: gone, or taken by the next owner
+//! ```
+//!
+//! The old number is in nobody's hash any more once the hold is adopted, so what the former holder still sends under it
+//! (renewals, releases, guarded commands) finds nothing.
+
+use crate::net::text::Digits;
+use crate::protocol::keys;
+use crate::protocol::kind::{AcquireArgs, Protocol};
+use crate::protocol::script::{self, Request, lease_ms};
+
+pub(crate) const ADOPTING: &str = "adopting a hold";
+
+/// Makes the hold of `from` that of the owner in `args`. Read by [`script::adopted`].
+pub(crate) fn adopt(of: &Protocol, from: &str, args: &AcquireArgs<'_>) -> Request {
+    let counter = of.kind().has_tokens.then(|| keys::fenced_token(of.key()));
+    let keys: Vec<_> = [of.key()].into_iter().chain(counter.as_deref()).collect();
+    let [lease, token_ttl] = [args.lease, args.token_ttl].map(|span| Digits::from(lease_ms(span)));
+    let args = [
+        from.as_bytes(),
+        args.owner,
+        lease.as_bytes(),
+        token_ttl.as_bytes(),
+    ];
+    Request::script(ADOPTING, &script::LOCK_ADOPT, &keys, &args)
+}

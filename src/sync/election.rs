@@ -1,0 +1,333 @@
+//! Electing a leader among processes.
+
+use std::time::{Duration, Instant};
+
+use crate::hold::loss::LossReceiver;
+use redis::{Cmd, FromRedisValue, ToRedisArgs};
+
+use crate::acquire::guard::GuardInner;
+use crate::acquire::spec::LockSpec;
+use crate::acquire::wait_mode::WaitMode;
+use crate::error::{Error, Result};
+use crate::local::waiter::CancelToken;
+use crate::process;
+use crate::protocol::{fenced, owner, script};
+use crate::sync::fenced_lock::OwnedFencedLockGuard;
+use crate::sync::guard::Guard;
+use crate::sync::guarded::GuardedScript;
+use crate::sync::handle::Handle;
+use crate::sync::kind::Fenced;
+use crate::time::{self, Deadline};
+
+/// An election: at most one process leads, and another follows when it resigns, dies or is cut off.
+///
+/// Made by [`Client::election`](crate::Client::election).
+///
+/// ```no_run
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let leadership = client.election("scheduler").campaign()?;
+/// while leadership.is_leader() {
+///     // one piece of the leader's work
+/// }
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the terms:
+/// the two exclude each other, and a Redisson `RFencedLock` may take part.
+///
+/// **A leader that dies** is followed when its lease is over (30 s unless [`Config::lease`](crate::Config::lease) is set).
+/// There is one exception: a campaign on the same machine takes the leadership over at once, under a new term, if the process
+/// of the former leader has certainly ended. So a service that is restarted leads again without a wait. On Linux this works
+/// among processes of one user in one container, since the last boot. In a new container, or elsewhere, the lease has to end.
+///
+/// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
+/// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
+#[derive(Debug, Clone)]
+pub struct Election {
+    lock: Handle<Fenced>,
+}
+
+/// The leadership of one process, until it is resigned, lost or dropped; may move to other threads.
+///
+/// ```
+/// fn may_move<T: Send + Sync + 'static>() {}
+/// may_move::<redlatch::Leadership>();
+/// ```
+#[derive(Debug)]
+#[must_use = "if unused the leadership is resigned at once; bind it, `let leadership = …`"]
+pub struct Leadership {
+    guard: OwnedFencedLockGuard,
+}
+
+impl Election {
+    pub(crate) fn of(mut spec: LockSpec) -> Self {
+        (spec.is_election, spec.reported_as) = (true, "election");
+        Self {
+            lock: Handle::of(spec),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> &LockSpec {
+        &self.lock.target
+    }
+
+    /// Returns a handle whose campaigns end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let stop = redlatch::CancelToken::new();
+    /// let election = client.election("scheduler").cancel_on(&stop);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cancel_on(self, token: &CancelToken) -> Self {
+        Self {
+            lock: self.lock.cancel_on(token),
+        }
+    }
+
+    /// Returns a handle whose leaderships end after `term`, so that a leader that hangs is replaced.
+    ///
+    /// A leader that hangs still renews its lease. The leadership is lost after `term`
+    /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead one lease later.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let an_hour = std::time::Duration::from_secs(3600);
+    /// let leadership = client.election("scheduler").max_term(an_hour).campaign()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn max_term(self, term: Duration) -> Self {
+        Self {
+            lock: self.lock.max_hold(term),
+        }
+    }
+
+    /// Waits until this process leads.
+    ///
+    /// Blocks without limit while others lead, and at most for the command timeout while Redis does not answer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("scheduler").campaign()?;
+    /// println!("leading in term {}", leadership.term());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`FencedLock::lock`](crate::Handle::lock).
+    pub fn campaign(&self) -> Result<Leadership> {
+        self.stand(WaitMode::Until(Deadline::NEVER))?
+            .ok_or(Error::Closed)
+    }
+
+    /// Tries once; `Ok(None)` if another process leads. Blocks for two round trips.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leads = client.election("scheduler").try_campaign()?.is_some();
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`campaign`](Self::campaign), except `Cancelled`.
+    pub fn try_campaign(&self) -> Result<Option<Leadership>> {
+        self.stand(WaitMode::Once)
+    }
+
+    /// Waits up to `wait` until this process leads; `Ok(None)` if that was not long enough.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let wait = std::time::Duration::from_secs(5);
+    /// let Some(leadership) = client.election("scheduler").try_campaign_for(wait)? else {
+    ///     return Ok(()); // follow
+    /// };
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`campaign`](Self::campaign).
+    pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Leadership>> {
+        self.stand(WaitMode::span(wait))
+    }
+
+    /// Waits until `instant`; otherwise as [`try_campaign_for`](Self::try_campaign_for).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    /// let leadership = client.election("scheduler").try_campaign_until(deadline)?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`campaign`](Self::campaign).
+    pub fn try_campaign_until(&self, instant: Instant) -> Result<Option<Leadership>> {
+        self.stand(WaitMode::moment(instant))
+    }
+
+    /// Returns the name, as given to the client.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// assert_eq!(client.election("scheduler").name(), "scheduler");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.lock.name()
+    }
+
+    fn stand(&self, wait: WaitMode) -> Result<Option<Leadership>> {
+        let guard = match self.leftover(wait) {
+            Some(held) => Some(Guard::new(held)),
+            None => self.lock.take(wait)?,
+        };
+        Ok(guard.map(|guard| Leadership { guard }))
+    }
+
+    /// Takes over from a process of this machine that ended while it led. An error is ignored, since the campaign that
+    /// follows meets the same one.
+    fn leftover(&self, wait: WaitMode) -> Option<GuardInner> {
+        let (spec, now) = (self.spec(), Instant::now());
+        if spec.must_stop(wait) {
+            return None;
+        }
+        let until = wait.budget(now, spec.session().command_timeout).until;
+        let (leader, _) = self.holder(until).ok()??;
+        let (client, _) = leader.rsplit_once(':')?;
+        if !process::is_gone(client, spec.session().owners.client()) {
+            return None;
+        }
+        let mut spec = spec.clone();
+        spec.as_thread = Some(owner::no_thread());
+        spec.adopt(&leader, until).ok()
+    }
+
+    /// The owner who leads, and the term; `None` if nobody leads.
+    pub(crate) fn holder(&self, until: Instant) -> Result<Option<(String, u64)>> {
+        let spec = self.spec();
+        let entry = spec.unregistered_entry()?;
+        let (reply, doing) = spec.ask_by(fenced::holder(&entry.protocol), until)?;
+        let holder = script::holder(reply);
+        holder.map_err(|unexpected| spec.session().error(doing, &spec.name, unexpected))
+    }
+
+    /// Waits for `span`; an error if the client is closed or the token cancelled by then.
+    pub(crate) fn pause(&self, span: Duration) -> Result<()> {
+        let (spec, wait) = (self.spec(), WaitMode::Until(Deadline::NEVER));
+        time::sleep_unless(span, &|| spec.must_stop(wait));
+        spec.check_going(wait)
+    }
+}
+
+impl Leadership {
+    /// Returns the term: greater than that of every leader before, whatever became of them. No I/O.
+    ///
+    /// Send the term along with what the leader writes elsewhere, and let the resource reject lower ones: see
+    /// [`token`](crate::FencedLockGuard::token).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("scheduler").campaign()?;
+    /// println!("leading in term {}", leadership.term());
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.guard.token()
+    }
+
+    /// Returns whether this process certainly still leads, by its own clock. No I/O; see
+    /// [`is_valid`](crate::Guard::is_valid).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("scheduler").campaign()?;
+    /// while leadership.is_leader() {
+    ///     // one piece of the leader's work
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.guard.is_valid()
+    }
+
+    /// Returns the channel that reports the loss of the leadership, no later than another process can lead. No I/O; see
+    /// [`lost`](crate::Guard::lost).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("scheduler").campaign()?;
+    /// if let Ok(loss) = leadership.lost().recv() {
+    ///     println!("deposed: {}", loss.reason);
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn lost(&self) -> &LossReceiver {
+        self.guard.lost()
+    }
+
+    /// Resigns, and waits for Redis to confirm it: another process leads at once. Dropping the leadership resigns too, but
+    /// does not wait.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.election("scheduler").campaign()?.resign()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`unlock`](crate::Guard::unlock): [`Error::Lost`] if the process was deposed before.
+    pub fn resign(self) -> Result<()> {
+        self.guard.unlock()
+    }
+
+    /// Runs a command only if this process leads, which Redis checks in the same step: see [`query`](crate::Guard::query).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let leadership = client.election("{jobs}").campaign()?;
+    /// leadership.query::<()>(redis::cmd("SET").arg("{jobs}:next").arg(7))?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`query`](crate::Guard::query): [`Error::Lost`] if the process is deposed, and then nothing was executed.
+    pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.guard.query(command)
+    }
+
+    /// Runs a script only if this process leads: see [`invoke`](crate::Guard::invoke).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let next = redlatch::GuardedScript::new("return redis.call('incr', KEYS[1])");
+    /// let leadership = client.election("{jobs}").campaign()?;
+    /// let number: i64 = leadership.invoke(&next, "{jobs}:next", None::<&str>)?;
+    /// # let _ = number;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`query`](Self::query).
+    pub fn invoke<T: FromRedisValue>(
+        &self,
+        script: &GuardedScript,
+        keys: impl ToRedisArgs,
+        args: impl ToRedisArgs,
+    ) -> Result<T> {
+        self.guard.invoke(script, keys, args)
+    }
+}

@@ -1,0 +1,191 @@
+//! A hold that changes hands: detached by one client, adopted by another.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquire::spec::LockSpec;
+use crate::config;
+use crate::error::{Error, Result};
+use crate::protocol::{KINDS, owner};
+use crate::session::shared::SharedSession;
+use crate::sync::guard::Guard;
+use crate::sync::kind::{Detachable, Owned, Scope, sealed};
+
+/// The first word of a ticket's text.
+const WORD: &str = "redlatch-ticket-1";
+
+/// A hold that nobody renews, waiting in Redis for the client that adopts it.
+///
+/// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). The text of the ticket
+/// goes to the other process, such as in a message of a queue. That process may be on any machine.
+///
+/// ```no_run
+/// use redlatch::{OwnedMutexGuard, Ticket};
+///
+/// let client = redlatch::Client::open("redis://127.0.0.1/")?;
+/// let a_minute = std::time::Duration::from_secs(60);
+/// let text = client.mutex("job:7").lock()?.detach(a_minute)?.to_string();
+/// // in the other process
+/// let ticket: Ticket = text.parse()?;
+/// let guard: OwnedMutexGuard = client.adopt(&ticket)?;
+/// # Ok::<(), redlatch::Error>(())
+/// ```
+///
+/// A ticket can be adopted once, by any process that has the text. Until then the name stays taken, at most for the time
+/// given to `detach`. To end the hold before, call [`force_unlock`](crate::Mutex::force_unlock).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    kind: String,
+    owner: String,
+    name: String,
+}
+
+impl Ticket {
+    pub(super) fn new(kind: &str, owner: &str, name: &str) -> Self {
+        Self {
+            kind: kind.into(),
+            owner: owner.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Returns the name, as given to the client that detached the hold.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let ticket = client.mutex("job:7").lock()?.detach(std::time::Duration::from_secs(60))?;
+    /// assert_eq!(ticket.name(), "job:7");
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn adopt<A: Adopt>(&self, shared: &Arc<SharedSession>) -> Result<A> {
+        let kind = KINDS.iter().find(|kind| kind.name == self.kind);
+        let Some(kind) = kind.filter(|_| self.kind == A::TICKET) else {
+            let (is, wanted) = (&self.kind, A::TICKET);
+            return Err(Error::config(format!(
+                "the ticket is for the kind {is}, and not for {wanted}"
+            )));
+        };
+        A::adopt(
+            LockSpec::new(shared, self.name.as_str().into(), kind),
+            &self.owner,
+        )
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{WORD} {} {} {}", self.kind, self.owner, self.name)
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut words = text.splitn(4, ' ');
+        let ticket = match (words.next(), words.next(), words.next(), words.next()) {
+            (Some(WORD), Some(kind), Some(owner), Some(name)) => Some(Self {
+                kind: kind.into(),
+                owner: owner.into(),
+                name: name.into(),
+            }),
+            _ => None,
+        };
+        let whole = ticket.filter(|ticket| {
+            ![&ticket.kind, &ticket.owner]
+                .iter()
+                .any(|word| word.is_empty())
+        });
+        whole.ok_or_else(|| Error::config(format!("{text:?} is no ticket")))
+    }
+}
+
+/// A type that a ticket can become: the [owned guard](crate::OwnedGuard) of a [`Detachable`] kind, or an
+/// [`ExpirablePermit`](crate::ExpirablePermit). Sealed.
+pub trait Adopt: sealed::Adopt {}
+
+impl<A: sealed::Adopt> Adopt for A {}
+
+impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
+    const TICKET: &'static str = <K as sealed::Detachable>::TICKET;
+
+    fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
+        (spec.as_thread, spec.reported_as) = (Some(owner::no_thread()), K::REPORTED_AS);
+        let until = Instant::now() + spec.session().command_timeout;
+        Ok(Self::new(spec.adopt(from, until)?))
+    }
+}
+
+impl<K: Detachable, S: Scope> Guard<K, S> {
+    /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
+    ///
+    /// The hold is no longer renewed, and nobody else can have the lock in the meantime. Once it is adopted, what this client
+    /// still sends under the old number is rejected. Blocks for one round trip, at most for the command timeout. With
+    /// [`at_least`](crate::Mutex::at_least) the hold stays for as long as that, if it is longer.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let guard = client.mutex("job:7").lock()?;
+    /// let ticket = guard.detach(std::time::Duration::from_secs(60))?;
+    /// println!("{ticket}"); // for the process that adopts it
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// After an error the hold is released.
+    ///
+    /// - [`Error::Lost`] if it was no longer ours.
+    /// - [`Error::Redis`] if Redis did not confirm.
+    /// - [`Error::Config`] for a lease below 10 ms or above a hundred years.
+    /// - [`Error::Config`] if the thread has the lock several times: then one level is released.
+    pub fn detach(self, lease: Duration) -> Result<Ticket> {
+        config::check_lease("lease", lease)?;
+        let name = self.name().to_owned();
+        let owner = self.held.detach(lease)?;
+        Ok(Ticket::new(
+            <K as sealed::Detachable>::TICKET,
+            &owner,
+            &name,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_read_as_it_is_written() {
+        for name in ["a", "job 7", " ", "é{x}:\n"] {
+            let ticket = Ticket {
+                kind: "fair".into(),
+                owner: "u:7".into(),
+                name: name.into(),
+            };
+            assert_eq!(
+                ticket.to_string().parse::<Ticket>().expect("a ticket"),
+                ticket
+            );
+        }
+        for odd in [
+            "",
+            "u:7",
+            "redlatch-ticket-1",
+            "redlatch-ticket-1 fair u:7",
+            "redlatch-ticket-1  u:7 a",
+            "redlatch-ticket-1 fair  a",
+            "redlatch-ticket-2 fair u:7 a",
+        ] {
+            let err = odd.parse::<Ticket>().expect_err(odd);
+            assert!(matches!(err, Error::Config { .. }), "{err}");
+        }
+    }
+}

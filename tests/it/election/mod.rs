@@ -1,0 +1,312 @@
+//! Elections: who leads is one process at a time, each in a term of its own, and a leader that was deposed writes nothing.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use crossbeam_channel::bounded;
+use nix::sys::signal::Signal;
+use redis::cmd;
+use redlatch::{CancelToken, Client, Config, Error, GuardedScript, Leadership, LossReason};
+
+use crate::support::cluster::Cluster;
+use crate::support::sentinel::{Deployment, ask};
+use crate::support::{
+    BY_MESSAGE, LONG, Part, Server, eventually, given, in_time, loosely, ms, open, open_with_lease,
+    order, say, scoped, settings, timed, unique,
+};
+
+/// How long a leader here leads whose process was killed or stopped.
+const LEASE: std::time::Duration = ms(1_200);
+
+/// Where the leader of an election writes who it is.
+fn data(name: &str) -> String {
+    format!("{{{name}}}:data")
+}
+
+/// Writes the term, if the leader still is one.
+fn write(leadership: &Leadership, name: &str) -> redlatch::Result<()> {
+    leadership.query(cmd("SET").arg(data(name)).arg(leadership.term()))
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Processes
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A process that leads, and what its term is.
+fn leading(server: &Server, name: &str, lease: std::time::Duration) -> (Part, u64) {
+    let (url, lease) = (server.url(), lease.as_millis().to_string());
+    let mut part = Part::start(part_that_leads, &[&url, name, &lease]);
+    let term = part.says("leads").parse().unwrap();
+    (part, term)
+}
+
+#[test]
+#[ignore = "part of other tests"]
+fn part_that_leads() {
+    let Some([url, name, lease]) = given() else {
+        return;
+    };
+    let config = Config::new(&*url)
+        .lease(ms(lease.parse().unwrap()))
+        .label("part");
+    let client = Client::open(config).unwrap();
+    let leadership = client.election(&name).campaign().unwrap();
+    say(&format!("leads {}", leadership.term()));
+    loop {
+        let _write = order();
+        match write(&leadership, &name) {
+            Ok(()) => say("wrote"),
+            Err(Error::Lost { reason, .. }) => {
+                assert!(!leadership.is_leader());
+                assert_eq!(leadership.lost().recv().unwrap().reason, reason);
+                say("refused");
+            }
+            Err(err) => panic!("{err}"),
+        }
+    }
+}
+
+timed!(a_leader_that_is_killed_is_followed);
+fn a_leader_that_is_killed_is_followed() {
+    let server = Server::start();
+    let [left, restarted] = ["left", "restarted"].map(unique);
+    scoped(|scope| {
+        // By a process that waits: when the lease is over.
+        scope.spawn(|| {
+            let (mut part, term) = leading(&server, &left, LEASE);
+            let (client, (leads, led)) = (open(&server), bounded(1));
+            let election = client.election(&left);
+            scoped(|scope| {
+                scope.spawn(|| leads.send(election.campaign()).unwrap());
+                eventually("it waits", || client.stats().waiting == 1);
+                let killed = Instant::now();
+                part.kill();
+                let next = led.recv_timeout(LONG).unwrap().unwrap();
+                assert!(killed.elapsed() > LEASE / 2, "{:?}", killed.elapsed());
+                assert!(next.term() > term && next.is_leader());
+                write(&next, &left).unwrap();
+            });
+        });
+        // By a process of the same machine that campaigns later: at once, whatever the lease.
+        scope.spawn(|| {
+            let (mut part, term) = leading(&server, &restarted, ms(60_000));
+            let client = open(&server);
+            let election = client.election(&restarted);
+            assert!(election.try_campaign().unwrap().is_none());
+            part.kill();
+            let next = in_time("taking over", BY_MESSAGE, || election.campaign().unwrap());
+            assert!(next.term() > term && next.is_leader());
+            write(&next, &restarted).unwrap();
+            // The new leadership is renewed, and nobody takes it over.
+            let leader = election.leader().unwrap().unwrap();
+            assert_eq!(leader.term, next.term());
+            assert_eq!(leader.process.unwrap().pid, std::process::id());
+            let others = open(&server).election(&restarted);
+            assert!(others.try_campaign().unwrap().is_none());
+            next.resign().unwrap();
+            assert!(others.try_campaign().unwrap().is_some());
+        });
+    });
+}
+
+timed!(a_leader_that_was_stopped_is_deposed_and_its_writes_are_refused);
+fn a_leader_that_was_stopped_is_deposed_and_its_writes_are_refused() {
+    let server = Server::start();
+    let name = unique("stopped");
+    let (mut part, term) = leading(&server, &name, LEASE);
+    let client = open(&server);
+    let election = client.election(&name);
+    part.order("write");
+    part.says("wrote");
+    part.stop();
+    // The process is still there, so its leadership is not taken over before its time.
+    assert!(election.try_campaign().unwrap().is_none());
+    let leader = election.leader().unwrap().expect("it leads still");
+    let process = leader.process.expect("its connections are open");
+    assert_eq!((leader.term, &*process.label), (term, "part"));
+    let next = election
+        .try_campaign_for(LONG)
+        .unwrap()
+        .expect("the lease ends");
+    assert!(next.term() > term);
+    write(&next, &name).unwrap();
+    part.signal(Signal::SIGCONT);
+    part.order("write");
+    part.says("refused");
+    let written: u64 = server.ask(&["GET", &data(&name)]);
+    assert_eq!(written, next.term());
+    assert!(next.is_leader());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Terms
+// ---------------------------------------------------------------------------------------------------------------------
+
+timed!(two_leaders_never_have_the_same_term);
+fn two_leaders_never_have_the_same_term() {
+    const ROUNDS: usize = 10;
+    let server = Server::start();
+    let name = unique("terms");
+    let clients = [open(&server), open(&server)];
+    let (alone, terms) = (Mutex::new(0), Mutex::new(Vec::new()));
+    scoped(|scope| {
+        for thread in 0..4 {
+            let (name, client, alone, terms) = (&name, &clients[thread % 2], &alone, &terms);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let leadership = client.election(name).campaign().unwrap();
+                    let mut last = alone.try_lock().expect("nobody else leads");
+                    assert!(leadership.term() > *last);
+                    *last = leadership.term();
+                    // The term that others see is that of the leader, although threads of its process wait.
+                    let leader = client.election(name).leader().unwrap().unwrap();
+                    assert_eq!(leader.term, leadership.term());
+                    terms.lock().unwrap().push(leadership.term());
+                    drop(last);
+                    if round % 2 == 0 {
+                        leadership.resign().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let terms = terms.into_inner().unwrap();
+    assert_eq!(terms.iter().collect::<HashSet<_>>().len(), 4 * ROUNDS);
+    assert_eq!(clients[0].stats().lost + clients[1].stats().lost, 0);
+    assert_eq!(clients[0].election(&name).leader().unwrap(), None);
+}
+
+timed!(an_election_ends_with_its_term_its_token_and_its_client);
+fn an_election_ends_with_its_term_its_token_and_its_client() {
+    let server = Server::start();
+    let (client, other) = (open_with_lease(&server, ms(300)), open(&server));
+    let election = client.election(unique("ends"));
+    let leadership = election.clone().max_term(ms(100)).campaign().unwrap();
+    let loss = leadership.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::MaxHold);
+    assert!(leadership.resign().is_err());
+    // An election and a fenced lock of one name are one lock.
+    let held = other
+        .fenced_lock(election.name())
+        .try_lock_for(LONG)
+        .unwrap();
+    let held = held.expect("the lease ends");
+    assert!(election.try_campaign().unwrap().is_none());
+    let soon = Instant::now() + ms(10);
+    assert!(election.try_campaign_until(soon).unwrap().is_none());
+    let stop = CancelToken::new();
+    scoped(|scope| {
+        let waits = scope.spawn(|| election.clone().cancel_on(&stop).campaign());
+        eventually("it waits", || client.stats().waiting == 1);
+        stop.cancel();
+        assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled)));
+        let waits = scope.spawn(|| election.campaign());
+        eventually("it waits", || client.stats().waiting == 1);
+        client.close(LONG).unwrap();
+        assert!(matches!(waits.join().unwrap(), Err(Error::Closed)));
+    });
+    drop(held);
+}
+
+timed!(observers_see_who_leads_and_that_nobody_does);
+fn observers_see_who_leads_and_that_nobody_does() {
+    let server = Server::start();
+    let name = unique("observed");
+    let client = Client::open(settings(&server).label("first")).unwrap();
+    let watching = open(&server);
+    let mut changes = watching.election(&name).observe();
+    assert!(changes.next().unwrap().unwrap().is_none());
+    let first = client.election(&name).campaign().unwrap();
+    let seen = changes.next().unwrap().unwrap().expect("somebody leads");
+    assert_eq!(seen.term, first.term());
+    assert!(seen.owner.starts_with(client.id()));
+    assert_eq!(seen.process.as_ref().unwrap().label, "first");
+    assert!(seen.to_string().contains("first"), "{seen}");
+    scoped(|scope| {
+        let next = scope.spawn(|| changes.next().unwrap().unwrap());
+        thread::sleep(ms(20));
+        first.resign().unwrap();
+        assert!(next.join().unwrap().is_none());
+    });
+    let second = client.election(&name).campaign().unwrap();
+    assert_eq!(
+        changes.next().unwrap().unwrap().unwrap().term,
+        second.term()
+    );
+    // Errors do not end it, closing does.
+    server.cli(&["SET", &name, "x"]);
+    assert!(matches!(changes.next(), Some(Err(Error::WrongType { .. }))));
+    server.cli(&["DEL", &name]);
+    assert!(changes.next().unwrap().unwrap().is_none());
+    watching.close(LONG).unwrap();
+    assert!(matches!(changes.next(), Some(Err(Error::Closed))));
+    assert!(changes.next().is_none());
+    drop(second);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Deployments
+// ---------------------------------------------------------------------------------------------------------------------
+
+timed!(a_leader_goes_on_at_the_new_master_unless_that_has_another);
+fn a_leader_goes_on_at_the_new_master_unless_that_has_another() {
+    let mut deployment = Deployment::start();
+    let lease = loosely(ms(8_000));
+    let open = || Client::open(deployment.config().lease(lease)).unwrap();
+    let (client, other) = (open(), open());
+    let [kept, missing] = ["kept", "missing"].map(unique);
+    let old = deployment.named();
+    let leader = client.election(&kept).campaign().unwrap();
+    deployment.copied(&[&kept]);
+    deployment.stop_copying(old);
+    let deposed = client.election(&missing).campaign().unwrap();
+    deployment.servers[old].kill();
+    let new = deployment.wait_for_successor(old);
+    // The successor knows nothing of the second leader, and elects another, whose term is higher all the same.
+    let next = other.election(&missing).try_campaign_for(LONG).unwrap();
+    let next = next.expect("nobody leads there");
+    assert!(next.term() > deposed.term());
+    write(&next, &missing).unwrap();
+    eventually("the deposed one is refused", || {
+        match write(&deposed, &missing) {
+            Err(Error::Lost { .. }) => true,
+            Err(Error::Redis { .. }) => false,
+            wrote => panic!("{wrote:?}"),
+        }
+    });
+    assert!(!deposed.is_leader());
+    let written: u64 = ask(&deployment.servers[new], &["GET", &data(&missing)]);
+    assert_eq!(written, next.term());
+    write(&leader, &kept).unwrap();
+    assert!(leader.is_leader() && other.election(&kept).try_campaign().unwrap().is_none());
+}
+
+timed!(each_slot_of_a_cluster_has_its_elections);
+fn each_slot_of_a_cluster_has_its_elections() {
+    let cluster = Cluster::shared();
+    let clients = [cluster.open(), cluster.open()];
+    let next = GuardedScript::new("return redis.call('incr', KEYS[1])");
+    for master in 0..3 {
+        let name = cluster.name_at(master, "led");
+        let elections = clients.each_ref().map(|client| client.election(&name));
+        let mut last = 0;
+        for turn in 0..4 {
+            let leadership = elections[turn % 2].campaign().unwrap();
+            assert!(leadership.term() > last);
+            last = leadership.term();
+            assert!(elections[(turn + 1) % 2].try_campaign().unwrap().is_none());
+            let leader = elections[0].leader().unwrap().unwrap();
+            assert!(leader.owner.starts_with(clients[turn % 2].id()));
+            assert_eq!(leader.term, last);
+            assert_eq!(leader.process.unwrap().pid, std::process::id());
+            let count: usize = leadership
+                .invoke(&next, format!("{{{name}}}:count"), None::<&str>)
+                .unwrap();
+            assert_eq!(count, turn + 1);
+            leadership.resign().unwrap();
+        }
+        assert_eq!(elections[0].leader().unwrap(), None);
+    }
+}
