@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
@@ -199,13 +199,18 @@ impl Texts {
 }
 
 pub(crate) fn inspect(shared: &Arc<SharedSession>, name: &str) -> Result<LockInfo> {
-    let (mut info, processes) = look(shared, name)?;
+    let until = Instant::now() + shared.session.command_timeout;
+    let (mut info, processes) = look(shared, name, until)?;
     info.join(&processes);
     Ok(info)
 }
 
 /// What there is, and the processes that are connected to the server.
-fn look(shared: &Arc<SharedSession>, name: &str) -> Result<(LockInfo, Processes)> {
+pub(super) fn look(
+    shared: &Arc<SharedSession>,
+    name: &str,
+    until: Instant,
+) -> Result<(LockInfo, Processes)> {
     let spec = LockSpec::new(shared, name.into(), &reentrant::KIND);
     let entry = spec.unregistered_entry()?;
     let (session, key) = (&shared.session, entry.protocol.key());
@@ -222,7 +227,7 @@ fn look(shared: &Arc<SharedSession>, name: &str) -> Result<(LockInfo, Processes)
         Request::command(doing, &["CLIENT", "LIST"]),
         Request::command(doing, &listening),
     ];
-    let answers = ask_master_of(session, name, key, &questions)?;
+    let answers = ask_master_of(session, name, key, &questions, until)?;
     let [everything, clients, listening] = <[Value; 3]>::try_from(answers)
         .map_err(|_| session.error(doing, name, "too few answers"))?;
     let everything = everything.extract_error();
@@ -488,7 +493,10 @@ impl RedLock {
     #[must_use]
     pub fn inspect(&self) -> Vec<(String, Result<LockInfo>)> {
         let name = self.name();
-        let mut looked = each_of(self.clients(), |shared| look(shared, name));
+        let mut looked = each_of(self.clients(), |shared| {
+            let until = Instant::now() + shared.session.command_timeout;
+            look(shared, name, until)
+        });
         // The owner is one for all masters, and its client is connected to one of them.
         let all = looked
             .iter_mut()

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::inspect::inspect;
+use super::inspect::{inspect, look};
 use super::processes::Process;
 #[cfg(feature = "serde")]
 use super::serialized;
@@ -73,6 +73,14 @@ impl Election {
             lease_left: holder.lease_left,
             process: holder.process,
         }))
+    }
+
+    /// Returns whether no connection to the server belongs to this `client`; `false` if that cannot be found out.
+    pub(crate) fn is_disconnected(&self, client: &str, until: Instant) -> bool {
+        let looked = look(&self.spec().shared, self.name(), until);
+        looked.is_ok_and(|(info, processes)| {
+            info.unknown.is_empty() && !processes.contains_key(client)
+        })
     }
 
     /// Iterates over the changes of leader: first who leads now, then each change, `None` when nobody leads.

@@ -23,16 +23,16 @@ use crate::net::request::Request;
 use crate::session::Session;
 use crate::verdict::{Asked, Verdict, verdict};
 
-/// Asks the master of a key, wherever that is by now, within the command timeout. Whatever a question is refused with is
+/// Asks the master of a key, wherever that is by now, until `until`. Whatever a question is refused with is
 /// its answer.
 fn ask_master_of(
     session: &Session,
     name: &str,
     key: &str,
     questions: &[Request],
+    until: Instant,
 ) -> Result<Vec<Value>> {
     session.check_open()?;
-    let until = Instant::now() + session.command_timeout;
     let (nodes, doing) = (&session.connection, questions[0].doing);
     let failed = |err: RedisError| session.error(doing, name, err);
     let is_clustered = !nodes.are_one();

@@ -260,10 +260,12 @@ impl QuorumHold {
             // Not granted yet, or over already: nothing can be lost.
             return true;
         };
-        let until = state.parts.certain_until(Instant::now());
-        if let Some(until) = until {
-            hold.change(|lease| lease.set_certain_until(until));
-        }
+        let now = Instant::now();
+        let until = state.parts.certain_until(now);
+        // Without a majority nothing is certain from now on. A later moment that was certain before would have the loss rejected
+        // as premature.
+        let certain_until = until.unwrap_or_else(|| now.min(hold.valid_until()));
+        hold.change(|lease| lease.set_certain_until(certain_until));
         until.is_some()
     }
 
@@ -495,7 +497,9 @@ impl Several for QuorumHold {
     fn held(&self) -> usize {
         let mut state = self.state.lock();
         self.read(&mut state);
-        state.parts.certain(Instant::now())
+        let certain = state.parts.certain(Instant::now());
+        self.update_or_lose(state, LossReason::Unreachable);
+        certain
     }
 
     fn part_is_kept(&self, node: usize) {
@@ -513,10 +517,10 @@ impl Several for QuorumHold {
     fn part_is_lost(&self, node: usize, why: LossReason) {
         let mut state = self.state.lock();
         self.read(&mut state);
-        if !self.lose_part(&mut state, node, why) {
-            return;
-        }
-        if self.update_or_lose(state, why) && why != LossReason::Closed {
+        let is_lost = self.lose_part(&mut state, node, why);
+        // Even if this part was out before: an answer that was just read may have taken the majority away.
+        let is_held = self.update_or_lose(state, why);
+        if is_lost && is_held && why != LossReason::Closed {
             let (n, name) = (self.parts.len(), self.name());
             report!(Warn, "node {node} of {n} no longer keeps `{name}`: {why}");
         }

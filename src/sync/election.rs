@@ -37,8 +37,9 @@ use crate::time::{self, Deadline};
 ///
 /// **A leader that dies** is followed when its lease is over (30 s unless [`Config::lease`](crate::Config::lease) is set).
 /// There is one exception: a campaign on the same machine takes the leadership over at once, under a new term, if the process
-/// of the former leader has certainly ended. So a service that is restarted leads again without a wait. On Linux this works
-/// among processes of one user in one container, since the last boot. In a new container, or elsewhere, the lease has to end.
+/// of the former leader has ended and Redis has no connection of it. So a service that is restarted leads again without a wait.
+/// On Linux this works among processes of one user in one container, since the last boot, if the Redis user may run `CLIENT LIST`
+/// and `PUBSUB`. In a new container, or elsewhere, the lease has to end.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
@@ -202,7 +203,11 @@ impl Election {
         let until = wait.budget(now, spec.session().command_timeout).until;
         let (leader, _) = self.holder(until).ok()??;
         let (client, _) = leader.rsplit_once(':')?;
-        if !process::is_gone(client, spec.session().owners.client()) {
+        // Machines that were started from one image of a running machine look like the same one, and each has processes that
+        // the other does not see. A process that still leads is connected.
+        if !process::is_gone(client, spec.session().owners.client())
+            || !self.is_disconnected(client, until)
+        {
             return None;
         }
         let mut spec = spec.clone();

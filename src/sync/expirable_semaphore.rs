@@ -803,8 +803,7 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The channel receives at most one [`Loss`], and nothing when the permit is released.
-    /// `crossbeam_channel::select!` accepts the channel.
+    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the permit is released.
     #[must_use]
     pub fn lost(&self) -> &LossReceiver {
         self.lost.of(|listener| {

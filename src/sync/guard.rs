@@ -149,8 +149,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The channel receives at most one [`Loss`], and nothing when the hold is released. `crossbeam_channel::select!`
-    /// accepts the channel.
+    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the hold is released.
     #[must_use]
     pub fn lost(&self) -> &LossReceiver {
         self.held.lost()

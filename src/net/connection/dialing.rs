@@ -362,15 +362,11 @@ impl Connection {
         // below. Each sending counts its own followers, so that connection appoints none of these threads.
         drop(state);
         drop(finished);
-        report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         // A thread that writes may have written half a command, behind which nothing makes sense to the server.
-        if sound
-            && !up.writing
-            && !lost.torn
-            && let Err(err) = up.writer.write_last(&lost.undoing)
-        {
-            report!(Trace, "undoing over a dropped connection: {err}");
-        }
+        let undone = match sound && !up.writing && !lost.torn {
+            true => up.writer.write_last(&lost.undoing),
+            false => Ok(()),
+        };
         match sound {
             true => up.writer.finish(),
             false => up.writer.shut_down(),
@@ -383,6 +379,11 @@ impl Connection {
         }
         if owes {
             self.housekeeper.housekeep_soon();
+        }
+        // The logger may block, so no thread waits for these records.
+        report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
+        if let Err(err) = undone {
+            report!(Trace, "undoing over a dropped connection: {err}");
         }
     }
 }
