@@ -36,12 +36,6 @@ pub(crate) trait Model {
     /// rely on it.
     fn is_due(&self, goal: usize, step: Self::Step) -> bool;
 
-    /// Whether a search for a fault goes into depth first. The fault that it finds first need not be the nearest, so
-    /// variants of the model must not break several rules.
-    fn goes_deep(&self) -> bool {
-        false
-    }
-
     /// The step in words.
     fn words(&self, before: &Self::State, step: Self::Step, after: &Self::State) -> String;
 }
@@ -120,7 +114,7 @@ pub(crate) fn digest(state: &impl Hash) -> u64 {
     digest.finish()
 }
 
-/// The states that were found. `from` has, for each state, the number
+/// The states that were found, in the order of their distance from the start. `from` has, for each state, the number
 /// of the previous state and which of its steps led here.
 #[derive(Default)]
 struct Found {
@@ -164,19 +158,8 @@ impl Found {
     }
 }
 
-/// Visits every state, in the order of their distance from the start, so that a counterexample is as short as possible.
+/// Visits every state, in the order of their distance from the start. A search in depth first found no fault sooner.
 pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
-    search_from(model, VecDeque::pop_front)
-}
-
-/// A state that is known and not visited yet, with its number.
-type Known<S> = (u32, S);
-
-/// `next_of` takes the state that is visited next from the queue.
-fn search_from<M: Model>(
-    model: &M,
-    next_of: impl Fn(&mut VecDeque<Known<M::State>>) -> Option<Known<M::State>>,
-) -> Result<Size, Box<Counterexample>> {
     let goals = model.goals();
     let mut found = Found::default();
     let mut steps = 0;
@@ -198,7 +181,7 @@ fn search_from<M: Model>(
     found.from.push((0, 0));
     note(0, &start);
     let (mut known, mut next) = (VecDeque::from([(0_u32, start)]), Vec::new());
-    while let Some((number, state)) = next_of(&mut known) {
+    while let Some((number, state)) = known.pop_front() {
         next.clear();
         model.next(&state, &mut next);
         for (choice, (step, after)) in next.drain(..).enumerate() {
@@ -402,11 +385,7 @@ pub(crate) fn keeps<M: Model>(name: &str, model: &M) -> Size {
 /// Checks that the model breaks this rule. Prints how if `words` are asked for.
 #[track_caller]
 pub(crate) fn breaks<M: Model>(name: &str, model: &M, rule: &str) {
-    let found = match model.goes_deep() && !asked_for("words") {
-        true => search_from(model, VecDeque::pop_back),
-        false => search(model),
-    };
-    match found {
+    match search(model) {
         Ok(size) => panic!("{name} keeps all rules, in {size:?}"),
         Err(counterexample) => {
             let last = counterexample.last();

@@ -628,10 +628,6 @@ impl Model for Masters {
         }
     }
 
-    fn goes_deep(&self) -> bool {
-        true
-    }
-
     fn words(&self, before: &State, step: Step, after: &State) -> String {
         let of = |node: usize| node + 1;
         let sent = |node: usize, slot: usize| match before.nodes[node].sent[slot] {
