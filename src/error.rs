@@ -241,8 +241,10 @@ impl Error {
                 source: (*kind).into(),
             };
         }
-        if let Some(WrongUrl(what)) = source.downcast_ref().and_then(inner) {
-            return Self::config(format!("url: {what}"));
+        if let Some(lasting) = source.downcast_ref().and_then(inner::<Lasting>)
+            && lasting.is_wrong_url
+        {
+            return Self::config(format!("url: {lasting}"));
         }
         Self::Redis {
             doing,
@@ -564,47 +566,43 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
 
 /// What keeps a connection from being made until somebody changes a setting, here or at the server.
 #[derive(Debug)]
-struct Lasting(String);
+struct Lasting {
+    what: String,
+    /// The server is of another sort than the URL says, so that only another URL helps.
+    is_wrong_url: bool,
+}
+
+impl Lasting {
+    fn error(what: String, is_wrong_url: bool) -> RedisError {
+        std::io::Error::other(Self { what, is_wrong_url }).into()
+    }
+}
 
 impl fmt::Display for Lasting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.what)
     }
 }
 
 impl std::error::Error for Lasting {}
 
-/// The server is of another sort than the URL says, so that only another URL helps.
-#[derive(Debug)]
-struct WrongUrl(String);
-
-impl fmt::Display for WrongUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WrongUrl {}
-
 /// An error of a connection to a server of another sort than the URL says.
 pub(crate) fn wrong_url(what: String) -> RedisError {
-    std::io::Error::other(WrongUrl(what)).into()
-}
-
-/// An error of a connection that says more, and is a reason to try again if the first is.
-pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
-    if inner::<WrongUrl>(err).is_some() {
-        wrong_url(text)
-    } else if is_transient(err) {
-        std::io::Error::other(text).into()
-    } else {
-        lasting(text)
-    }
+    Lasting::error(what, true)
 }
 
 /// An error of a connection that is no reason to try again.
 pub(crate) fn lasting(what: String) -> RedisError {
-    std::io::Error::other(Lasting(what)).into()
+    Lasting::error(what, false)
+}
+
+/// An error of a connection that says more, and is a reason to try again if the first is.
+pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
+    match inner::<Lasting>(err) {
+        Some(known) => Lasting::error(text, known.is_wrong_url),
+        None if is_transient(err) => std::io::Error::other(text).into(),
+        None => lasting(text),
+    }
 }
 
 /// The same error, if it is about a connection, with the name of the server: one of several.
@@ -614,10 +612,7 @@ pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
         ErrorKind::Io | ErrorKind::Parse if err.is_timeout() => {
             std::io::Error::new(std::io::ErrorKind::TimedOut, what()).into()
         }
-        ErrorKind::Io | ErrorKind::Parse if is_transient(&err) => {
-            std::io::Error::other(what()).into()
-        }
-        ErrorKind::Io => lasting(what()),
+        ErrorKind::Io | ErrorKind::Parse => retold(&err, what()),
         _ => err,
     }
 }
@@ -640,7 +635,7 @@ pub(crate) fn not_started(thread: &'static str, err: &std::io::Error) -> RedisEr
 }
 
 fn is_lasting(err: &RedisError) -> bool {
-    inner::<Lasting>(err).is_some() || inner::<WrongUrl>(err).is_some()
+    inner::<Lasting>(err).is_some()
 }
 
 /// The error of this library that an error of a connection was made of.
