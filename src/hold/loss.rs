@@ -140,12 +140,6 @@ impl fmt::Debug for LossReceiver {
 /// The sending side of a guard's channel: `None` once the guard has been notified of a loss.
 type LossSender = Mutex<Option<channel::Sender<Loss>>>;
 
-/// A channel, both ends of which belong to the guard. The holds have a [`LossListener`] each.
-pub(crate) fn loss_channel() -> (Arc<LossSender>, LossReceiver) {
-    let (sender, receiver) = channel::bounded(1);
-    (Arc::new(Mutex::new(Some(sender))), LossReceiver(receiver))
-}
-
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
 ///
 /// The guard alone owns the sending side, so its clones are disconnected when it is dropped, although its hold may go on
@@ -157,9 +151,10 @@ impl LossChannel {
     /// The channel. `listen` has each of the holds notify a listener, the first time.
     pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &LossReceiver {
         let (receiver, _) = self.0.get_or_init(|| {
-            let (sender, receiver) = loss_channel();
+            let (sender, receiver) = channel::bounded(1);
+            let sender = Arc::new(Mutex::new(Some(sender)));
             listen(&|| LossListener(Arc::downgrade(&sender)));
-            (receiver, sender)
+            (LossReceiver(receiver), sender)
         });
         receiver
     }
