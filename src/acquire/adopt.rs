@@ -9,6 +9,9 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
+use crate::net::call::{Answer, Fault};
+use crate::net::request::Request;
+use crate::protocol::adopt::ADOPTING;
 
 impl LockSpec {
     /// Makes the hold of the owner `from` one of this client: [`Error::Lost`] if that owner has it no longer.
@@ -16,6 +19,29 @@ impl LockSpec {
         let adopt = || Ok(Outcome::Granted(self.adopt_now(from, until)?));
         let adopted = self.observed(adopt, |held, began| self.observe(held, began))?;
         adopted.ok_or(Error::Closed)
+    }
+
+    /// Sends the `request` that makes a hold this client's, until it is answered.
+    ///
+    /// Every sending names the same new owner: a second one finds what the first has done. If none is answered, `give_back`
+    /// undoes whatever they have done.
+    pub(super) fn ask_to_adopt(
+        &self,
+        mut request: Request,
+        until: Instant,
+        give_back: impl FnOnce(),
+    ) -> Result<Answer> {
+        let session = self.session();
+        session.replicate(&mut request);
+        let answer = session
+            .connection
+            .ask(&request, until, &|| session.is_closed());
+        answer.map_err(|fault| {
+            if !matches!(fault, Fault::Refused(_)) {
+                give_back();
+            }
+            self.error(ADOPTING, fault)
+        })
     }
 
     fn adopt_now(&self, from: &str, until: Instant) -> Result<GuardInner> {

@@ -21,7 +21,7 @@ use crate::hold::entry::wake;
 use crate::hold::places::Places;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{Mode, Order};
-use crate::net::call::{Attempt, Call, Fault, Undo};
+use crate::net::call::{Attempt, Call, Undo};
 use crate::net::nodes::calls;
 use crate::protocol::adopt::{self, ADOPTING};
 use crate::protocol::kind::{AcquireArgs, Note, Place};
@@ -201,8 +201,7 @@ impl<'a> Contender<'a> {
 
     /// Makes the hold of the owner `from` that of this thread.
     ///
-    /// Every sending has the same number: a second one finds what the first has done. If none is answered, whatever they have
-    /// done is undone.
+    /// If the hold is lost, the error says so, even if the replicas have not confirmed the adoption either.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());
@@ -213,7 +212,7 @@ impl<'a> Contender<'a> {
             params.lease,
             params.ttl,
         ));
-        let mut request = adopt::adopt(
+        let request = adopt::adopt(
             &self.entry.protocol,
             from,
             &AcquireArgs {
@@ -221,19 +220,7 @@ impl<'a> Contender<'a> {
                 ..AcquireArgs::plain(&session.owners.id(number), params.ttl)
             },
         );
-        session.replicate(&mut request);
-        let mut attempt = || Attempt {
-            request: request.clone(),
-            undo: None,
-        };
-        let stop = || session.is_closed();
-        let answer = session.connection.call(until, &stop, None, &mut attempt);
-        let answer = answer.map_err(|fault| {
-            if !matches!(fault, Fault::Refused(_)) {
-                session.give_back(&hold);
-            }
-            lock.error(ADOPTING, fault)
-        })?;
+        let answer = lock.ask_to_adopt(request, until, || session.give_back(&hold))?;
         let (replicated, sent_at) = (session.is_replicated(&answer), answer.sent_at);
         let has_tokens = self.entry.protocol.kind().has_tokens;
         let adopted = script::adopted(answer.value, has_tokens).map_err(|unexpected| {

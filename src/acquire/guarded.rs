@@ -7,7 +7,7 @@ use redis::{Cmd, FromRedisValue, Value};
 
 use crate::error::{Error, Result, lasting};
 use crate::hold::Hold;
-use crate::net::call::{Attempt, Fault};
+use crate::net::call::Fault;
 use crate::net::request::{Request, Script};
 use crate::net::socket::TOO_LARGE;
 use crate::protocol::guarded::{Guarded, RUNNING, not_held};
@@ -45,11 +45,7 @@ impl Session {
         let until = Instant::now() + self.command_timeout;
         let stop = || self.is_closed();
         // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
-        let mut attempt = || Attempt {
-            request: request.clone(),
-            undo: None,
-        };
-        let refusal = match self.guarded.call(until, &stop, None, &mut attempt) {
+        let refusal = match self.guarded.ask(&request, until, &stop) {
             Ok(answer) => return Ok(answer.value),
             Err(Fault::Refused(refusal)) if refusal.code() == Some(TOO_LARGE) => {
                 return Err(self.unread(hold, refusal.detail().unwrap_or_default().to_owned()));

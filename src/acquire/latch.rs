@@ -9,7 +9,6 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply, Strategy};
 use crate::error::Result;
 use crate::hold::Entry;
-use crate::net::call::Attempt;
 use crate::protocol::latch;
 use crate::protocol::script::{self, LatchState};
 
@@ -50,13 +49,9 @@ impl<'a> LatchWait<'a> {
 
     fn state(&self, until: Instant) -> std::result::Result<LatchState, NoReply> {
         let request = latch::state(&self.entry.protocol);
-        let mut attempt = || Attempt {
-            request: request.clone(),
-            undo: None,
-        };
         let stop = || self.spec.must_stop(self.wait);
         let connection = &self.spec.session().connection;
-        let answer = connection.call(until, &stop, None, &mut attempt)?;
+        let answer = connection.ask(&request, until, &stop)?;
         let state = script::latch_state(answer.value).map_err(|unexpected| {
             self.spec
                 .session()

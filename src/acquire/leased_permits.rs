@@ -13,7 +13,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Attempt, Call, Deferred, DeferredInfo, Fault, Undo};
+use crate::net::call::{Call, Deferred, DeferredInfo, Undo};
 use crate::net::request::Request;
 use crate::net::text::Text;
 use crate::protocol::adopt::ADOPTING;
@@ -29,19 +29,10 @@ pub(crate) fn take(
     count: u32,
     wait: WaitMode,
 ) -> Result<Outcome<Vec<Arc<Hold>>>> {
-    let (lease, ttl) = spec.lease_policy()?;
-    let leased = Leased {
-        entry: Arc::clone(entry),
-        count,
-        lease,
-        ttl,
-    };
-    permits::take(spec, count, wait, leased)
+    permits::take(spec, count, wait, Leased::of(spec, entry, count)?)
 }
 
 /// Makes the permit `from` one of this client, with an id of its own; `Lost` if nobody has it.
-///
-/// Every sending has the same id: a second one finds what the first has done.
 pub(crate) fn adopt(
     spec: &LockSpec,
     entry: &Arc<Entry>,
@@ -52,29 +43,11 @@ pub(crate) fn adopt(
     let _contending = session.contending();
     spec.check_going(WaitMode::Once)?;
     session.start_watchdog()?;
-    let (lease, ttl) = spec.lease_policy()?;
-    let leased = Leased {
-        entry: Arc::clone(entry),
-        count: 1,
-        lease,
-        ttl,
-    };
+    let leased = Leased::of(spec, entry, 1)?;
     let batch = leased.draw(session);
-    let mut request = protocol::adopt(&entry.protocol, from, batch.ids[0], ttl);
-    session.replicate(&mut request);
-    let mut attempt = || Attempt {
-        request: request.clone(),
-        undo: None,
-    };
-    let stop = || session.is_closed();
-    let answer = session.connection.call(until, &stop, None, &mut attempt);
+    let request = protocol::adopt(&entry.protocol, from, batch.ids[0], leased.ttl);
     let give_back = || session.connection.send_deferred(batch.release());
-    let answer = answer.map_err(|fault| {
-        if !matches!(fault, Fault::Refused(_)) {
-            give_back();
-        }
-        spec.error(ADOPTING, fault)
-    })?;
+    let answer = spec.ask_to_adopt(request, until, give_back)?;
     session
         .is_replicated(&answer)
         .inspect_err(|_| give_back())?;
@@ -120,6 +93,18 @@ struct Leased {
     count: u32,
     lease: LeasePolicy,
     ttl: Duration,
+}
+
+impl Leased {
+    fn of(spec: &LockSpec, entry: &Arc<Entry>, count: u32) -> Result<Self> {
+        let (lease, ttl) = spec.lease_policy()?;
+        Ok(Self {
+            entry: Arc::clone(entry),
+            count,
+            lease,
+            ttl,
+        })
+    }
 }
 
 impl Grants for Leased {

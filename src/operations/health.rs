@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::net::call::{Attempt, Fault};
+use crate::net::call::Fault;
 use crate::net::request::Request;
 #[cfg(feature = "serde")]
 use crate::operations::serialized;
@@ -118,12 +118,8 @@ pub(crate) fn health(session: &Session) -> Health {
 fn ask(session: &Session) -> Result<()> {
     session.check_open()?;
     let until = Instant::now() + session.command_timeout;
-    let mut attempt = || Attempt {
-        request: Request::command(DOING, &["PING"]),
-        undo: None,
-    };
-    let stop = || session.is_closed();
-    match session.connection.call(until, &stop, None, &mut attempt) {
+    let (ping, stop) = (Request::command(DOING, &["PING"]), || session.is_closed());
+    match session.connection.ask(&ping, until, &stop) {
         Ok(_) => Ok(()),
         Err(
             Fault::Refused(err) | Fault::Unreachable(err) | Fault::Late(err) | Fault::Unknown(err),

@@ -25,7 +25,7 @@ use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Answer, Attempt, Call, Fault, OnReply};
+use crate::net::call::{Answer, Call, Fault, OnReply};
 use crate::net::connection::Left;
 use crate::net::masters::Masters;
 use crate::net::nodes::{self, Nodes};
@@ -588,13 +588,8 @@ impl Session {
         let Reentry { ttl, count, .. } = *again;
         let doing = "renewing the lock";
         hold.change(|its| its.record_request(ttl));
-        let mut attempt = || Attempt {
-            request: hold.renew_for(ttl, count),
-            undo: None,
-        };
-        let answer = self
-            .connection
-            .call(again.until, again.stop, None, &mut attempt);
+        let request = hold.renew_for(ttl, count);
+        let answer = self.connection.ask(&request, again.until, again.stop);
         let failed = |fault: Fault| {
             fault
                 .into_error(doing, hold.entry().name())

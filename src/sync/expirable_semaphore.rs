@@ -18,7 +18,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::hold::loss::{LossChannel, LossReceiver};
 use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Attempt, Call, Fault};
+use crate::net::call::{Call, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
@@ -924,13 +924,9 @@ impl ExpirablePermit {
             return Err(Error::config("a permit without an id".into()));
         };
         let protocol = &hold.entry().protocol;
-        let mut attempt = || Attempt {
-            request: permits::update(protocol, id, lease),
-            undo: None,
-        };
-        let stop = || session.is_closed();
-        let until = now + session.command_timeout;
-        let answer = session.connection.call(until, &stop, None, &mut attempt);
+        let request = permits::update(protocol, id, lease);
+        let (until, stop) = (now + session.command_timeout, || session.is_closed());
+        let answer = session.connection.ask(&request, until, &stop);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
             // Redis may still execute it, even after later updates with longer leases.
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));

@@ -79,6 +79,19 @@ impl Nodes {
         })
     }
 
+    /// Calls with the same `request` each time, which needs no undo.
+    pub(crate) fn ask(
+        &self,
+        request: &Request,
+        until: Instant,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Answer, Fault> {
+        self.call(until, stop, None, &mut || Attempt {
+            request: request.clone(),
+            undo: None,
+        })
+    }
+
     fn answer(
         &self,
         until: Instant,
