@@ -117,13 +117,12 @@ struct Player<'a> {
 
 impl<'a> Player<'a> {
     fn new(state: &'a State, number: usize) -> Self {
-        let process = state.job.number * 1000 + i64::try_from(number).expect("a few") + 1;
-        let seed = state.job.seed.wrapping_mul(1_000_003);
+        let (process, dice) = state.job.process(number);
         Self {
             state,
             number,
             process,
-            dice: Dice::new(seed ^ process.cast_unsigned().wrapping_mul(0x9E37)),
+            dice,
             writes: 0,
         }
     }
@@ -151,6 +150,17 @@ impl<'a> Player<'a> {
             };
         }
         self.state.journal.note_at(time, event);
+    }
+
+    /// Notes the outcome of a release or a guarded write.
+    fn note_outcome(&self, f: &str, value: &Value, answer: &Value, at: u64) {
+        if answer["ok"] == true {
+            self.note("ok", f, value, at, None);
+        } else if let Some(reason) = answer.get("lost") {
+            self.note("fail", f, value, at, Some(reason));
+        } else {
+            self.note("info", f, value, at, Some(&answer["error"]));
+        }
     }
 
     /// The answer to a command of this thread, and when it was given.
@@ -266,13 +276,7 @@ impl<'a> Player<'a> {
         releasing["valid_until"] = valid_until;
         self.note("invoke", "release", &releasing, now(), None);
         let (answer, at) = self.ask(json!({ "op": "unlock" }))?;
-        if answer["ok"] == true {
-            self.note("ok", "release", &value, at, None);
-        } else if let Some(reason) = answer.get("lost") {
-            self.note("fail", "release", &value, at, Some(reason));
-        } else {
-            self.note("info", "release", &value, at, Some(&answer["error"]));
-        }
+        self.note_outcome("release", &value, &answer, at);
         Some(())
     }
 
@@ -285,13 +289,7 @@ impl<'a> Player<'a> {
         self.note("invoke", "write", &value, now(), None);
         let command = json!({ "op": "write", "key": log_of(name), "entry": entry });
         let (answer, at) = self.ask(command)?;
-        if answer["ok"] == true {
-            self.note("ok", "write", &value, at, None);
-        } else if let Some(reason) = answer.get("lost") {
-            self.note("fail", "write", &value, at, Some(reason));
-        } else {
-            self.note("info", "write", &value, at, Some(&answer["error"]));
-        }
+        self.note_outcome("write", &value, &answer, at);
         Some(())
     }
 }

@@ -50,6 +50,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// What the thread at this index is called in the history, and its dice.
+    pub(crate) fn process(&self, thread: usize) -> (i64, Dice) {
+        let process = self.number * 1000 + i64::try_from(thread).expect("a few") + 1;
+        let seed = self.seed.wrapping_mul(1_000_003);
+        let dice = Dice::new(seed ^ process.cast_unsigned().wrapping_mul(0x9E37));
+        (process, dice)
+    }
+
     pub(crate) fn journal(&self) -> PathBuf {
         self.folder.join(format!("worker-{}.jsonl", self.number))
     }
@@ -247,12 +255,11 @@ struct Thread<'a> {
 
 impl<'a> Thread<'a> {
     fn new(worker: &'a Worker, number: usize) -> Self {
-        let process = worker.job.number * 1000 + i64::try_from(number).expect("a few") + 1;
-        let seed = worker.job.seed.wrapping_mul(1_000_003);
+        let (process, dice) = worker.job.process(number);
         Self {
             worker,
             process,
-            dice: Dice::new(seed ^ process.cast_unsigned().wrapping_mul(0x9E37)),
+            dice,
             latch: None,
             writes: 0,
         }
