@@ -345,16 +345,18 @@ fn an_error_of_a_downgrade_names_it_and_is_no_reason_to_repeat_the_work() {
     let (one, other) = (prices.write().unwrap(), prices.clone());
     proxy.set(Target::Link, Mode::SwallowReplies);
     let said = ["downgrading the lock failed for `prices`"];
-    let err = explained("a downgrade", one.downgrade(), &said);
-    assert!(
-        matches!(
+    let follows_work = |err: Error| {
+        let is_marked = matches!(
             err,
             Error::Redis {
                 after_work: true,
                 ..
             }
-        ) && !err.is_retryable()
-    );
+        );
+        assert!(is_marked && !err.is_retryable(), "{err:?}");
+    };
+    let err = explained("a downgrade", one.downgrade(), &said);
+    follows_work(err);
     proxy.pass();
     proxy.cut(Target::All);
     let mut guard = None;
@@ -368,15 +370,7 @@ fn an_error_of_a_downgrade_names_it_and_is_no_reason_to_repeat_the_work() {
         guard.unwrap().unlock(),
         &["releasing the lock failed"],
     );
-    assert!(
-        matches!(
-            err,
-            Error::Redis {
-                after_work: true,
-                ..
-            }
-        ) && !err.is_retryable()
-    );
+    follows_work(err);
 }
 
 timed!(a_server_that_does_not_say_what_a_key_holds_is_not_waited_for);

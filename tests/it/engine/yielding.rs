@@ -14,6 +14,20 @@ use crate::support::{
     timed, unique,
 };
 
+/// Has another client listen for releases of a lock, as a client that waits for the lock does.
+fn listens<'a>(other: &'a mut redis::Connection, name: &str) -> redis::PubSub<'a> {
+    let mut pubsub = other.as_pubsub();
+    pubsub.subscribe(channel(name)).unwrap();
+    pubsub
+}
+
+/// Holds the lock for a whole tenure, so that its process owes turns to the clients that listen.
+fn uses_its_tenure_up(lock: &redlatch::Mutex, tenure: Duration) {
+    let guard = lock.lock().unwrap();
+    thread::sleep(tenure);
+    guard.unlock().unwrap();
+}
+
 // Without the pause the process would win again and again, because its next request arrives before the others have
 // woken up.
 timed!(whoever_has_notified_others_of_its_release_pauses_before_it_asks_again);
@@ -32,9 +46,7 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
     };
     assert_eq!(takes_it().0, 0, "no other client waits");
     for other in &mut others {
-        let mut pubsub = other.as_pubsub();
-        pubsub.subscribe(channel(&name)).unwrap();
-        listening.push(pubsub);
+        listening.push(listens(other, &name));
         let (times, took) = takes_it();
         assert_eq!(times, 1, "one pause, however many clients wait");
         assert!(took >= ms(1), "{took:?}");
@@ -51,14 +63,8 @@ fn calls_with_short_limits_let_others_go_first_as_long_as_their_process_owes_it(
     let ours = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
     let (lock, theirs) = (ours.mutex(&name), Client::open(server.url()).unwrap());
     let mut others = [(); 40].map(|()| server.connection());
-    let listening = others.each_mut().map(|other| {
-        let mut pubsub = other.as_pubsub();
-        pubsub.subscribe(channel(&name)).unwrap();
-        pubsub
-    });
-    let guard = lock.lock().unwrap();
-    thread::sleep(TENURE);
-    guard.unlock().unwrap();
+    let listening = others.each_mut().map(|other| listens(other, &name));
+    uses_its_tenure_up(&lock, TENURE);
     let held = theirs.mutex(&name).lock().unwrap();
     for calls in 1..=4 {
         assert!(lock.try_lock_for(ms(20)).unwrap().is_none());
@@ -78,14 +84,8 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     let client = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
     let lock = client.mutex(&name);
     let mut others = [(); 100].map(|()| server.connection());
-    let listening = others.each_mut().map(|other| {
-        let mut pubsub = other.as_pubsub();
-        pubsub.subscribe(channel(&name)).unwrap();
-        pubsub
-    });
-    let guard = lock.lock().unwrap();
-    thread::sleep(TENURE);
-    guard.unlock().unwrap();
+    let listening = others.each_mut().map(|other| listens(other, &name));
+    uses_its_tenure_up(&lock, TENURE);
     // The process owes each of 100 subscribers a turn of 500 ms, and most of these 50 s are still open at the end.
     hold_by_stranger(&server, &name, 60_000);
     let (granted, mut crew) = (Arc::new(Mutex::new(None)), Crew::new());
@@ -124,14 +124,8 @@ fn all_pauses_of_a_question_take_half_of_its_time() {
     let name = unique("half");
     let lock = client.mutex(&name);
     let mut others = [(); 50].map(|()| server.connection());
-    let listening = others.each_mut().map(|other| {
-        let mut pubsub = other.as_pubsub();
-        pubsub.subscribe(channel(&name)).unwrap();
-        pubsub
-    });
-    let guard = lock.lock().unwrap();
-    thread::sleep(TENURE);
-    guard.unlock().unwrap();
+    let listening = others.each_mut().map(|other| listens(other, &name));
+    uses_its_tenure_up(&lock, TENURE);
     hold_by_stranger(&server, &name, 60_000);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -414,7 +414,7 @@ fn without_a_reply_nothing_stays_adopted_or_detached() {
     net.proxy.pass();
     let guard: OwnedMutexGuard = net.other.adopt(&ticket).unwrap();
     guard.unlock().unwrap();
-    // It was detached or not, and nobody has a ticket.
+    // The client does not learn whether Redis detached the hold, and no process has a ticket.
     for mode in [Mode::SwallowReplies, Mode::BlackHole] {
         let guard = net.client.mutex(&net.name).try_lock_for(LONG).unwrap();
         let guard = guard.expect("it is free");
@@ -479,7 +479,7 @@ fn a_permit_changes_hands_once() {
         LossReason::Expired
     );
     assert!(!others.release_id(&id).unwrap(), "it has that id no longer");
-    // It is renewed.
+    // The adopted permit is renewed.
     let ends = Instant::now() + LEASE * 3 / 2;
     eventually("its first lease is over", || Instant::now() > ends);
     assert!(adopted.is_valid() && others.acquired_permits().unwrap() == 1);

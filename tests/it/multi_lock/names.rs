@@ -179,7 +179,7 @@ fn a_prefix_is_before_each_name() {
 timed!(names_of_several_slots_of_a_cluster_are_all_held_or_none);
 fn names_of_several_slots_of_a_cluster_are_all_held_or_none() {
     let server = Server::start_cluster();
-    // It has all slots, so that a client which takes it for a single server can use it.
+    // The node has all slots, so a client that takes the node for a single server can use it.
     let lazy = || Client::open(Config::new(server.url()).lease(LEASE).lazy()).unwrap();
     let (client, other) = (lazy(), lazy());
     let [a, b, c] = &three();
@@ -709,7 +709,7 @@ fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
         would_deadlock(lock.try_lock_for(LONG).map(drop));
         would_deadlock(lock.lock().map(drop));
         assert!(!server.exists(&names[1]));
-        // For another thread the name is busy.
+        // The name is busy for another thread.
         assert!(elsewhere(|| lock.try_lock().unwrap().is_none()));
         drop(held);
         assert!(lock.try_lock_for(LONG).unwrap().is_some());

@@ -890,8 +890,8 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     }
 }
 
-// Redisson's writers wait until the lock expires. Its time may be that of a reader that left while another also had a
-// long lease.
+// Redisson's writers wait until the lock expires. The lock may have the time of a reader that left while another reader also
+// had a long lease.
 #[test]
 fn of_many_readers_some_that_leave_shorten_the_lock_if_it_has_far_too_much() {
     let server = Server::start();

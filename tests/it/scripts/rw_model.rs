@@ -835,7 +835,7 @@ fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn F
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What holders may believe
+// The beliefs of holders
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// How long each of our owners may believe that it reads or writes, judging only by its own grants and renewals.

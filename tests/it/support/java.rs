@@ -28,7 +28,7 @@ pub(crate) fn now_ns() -> u64 {
     whole * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("a moment")
 }
 
-/// A Java process with Redisson clients. It ends with this process, or when dropped.
+/// A Java process with Redisson clients, which ends with this process, or when dropped.
 pub(crate) struct Java {
     child: Mutex<Child>,
     orders: Mutex<ChildStdin>,
@@ -123,7 +123,7 @@ impl Java {
         self.order(thread, order).ok()
     }
 
-    /// Opens a client. Its name is also the name of a thread.
+    /// Opens a client, whose name is also the name of a thread.
     #[track_caller]
     pub(crate) fn open(&self, url: &str) -> Theirs<'_> {
         self.open_with(url, 30_000, "-")

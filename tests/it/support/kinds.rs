@@ -540,7 +540,7 @@ pub(crate) fn short_lived<G: Debug>(lock: impl Fn(Duration) -> Result<G>) -> G {
     }
 }
 
-/// Deletes a lock while it is held. One of several names is enough to lose it; one of several servers is not.
+/// Deletes a lock while it is held. A hold of several names is lost with one of them; a hold on several servers is not.
 pub(crate) fn lose(kind: Kind, server: &Server, name: &str) {
     let (names, others) = (kind.names(name), kind.others());
     let others = others.iter().flat_map(|servers| servers.iter());

@@ -2,9 +2,9 @@
 //!
 //! On a busy machine a thread runs later than it is due, and a test that compares two moments, or holds a lock for a
 //! few milliseconds, measures the machine instead of the crate. A background thread therefore measures how late a short
-//! sleep ends. It also counts the threads that wait for a processor, because the kernel prefers threads that have slept
-//! and a sleep alone looks too good. [`loosely`] lengthens limits and leases accordingly; [`unless_late`] repeats a
-//! test that failed while the machine was late.
+//! sleep ends. The thread also counts the threads that wait for a processor: the kernel prefers threads that have
+//! slept, so a sleep alone looks too good. [`loosely`] lengthens limits and leases accordingly; [`unless_late`] repeats
+//! a test that failed while the machine was late.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! What a library has to do.
+//! The requirements on a library.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::Error(error.to_string())
 }
 
-/// What a thread asks for.
+/// The request of a thread.
 pub struct Request {
     pub kind: String,
     pub names: Vec<String>,
@@ -25,7 +25,7 @@ pub struct Request {
     pub lease: Option<Duration>,
 }
 
-/// What the driver opens.
+/// The servers that the driver opens.
 pub struct Servers {
     pub urls: Vec<String>,
     pub lease: Duration,
@@ -37,7 +37,7 @@ pub trait Library: Send + Sync {
     fn lock(&self, request: &Request) -> Result<Box<dyn Hold>, Failure>;
 }
 
-/// One acquired lock.
+/// An acquired lock.
 pub trait Hold {
     /// Waits for a loss, up to `limit`; why the library believes that the hold is over.
     fn keep(&self, limit: Duration) -> Option<String>;
