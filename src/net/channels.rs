@@ -379,14 +379,17 @@ impl Channels {
         Some(&mut self.exchange.as_mut()?.unwritten)
     }
 
-    /// Asks for a sign of life, if anybody needs the connection.
-    pub(super) fn ping(&mut self) -> bool {
-        let is_used = !self.wanted.is_empty();
-        let mut exchange = self.exchange.as_mut();
-        let exchange = exchange.take_if(|its| is_used || !its.awaiting.is_empty());
-        exchange
-            .map(|exchange| exchange.send(Command::Ping))
-            .is_some()
+    /// Whether a command was not answered.
+    pub(super) fn is_owed(&self) -> bool {
+        let exchange = self.exchange.as_ref();
+        exchange.is_some_and(|exchange| !exchange.awaiting.is_empty())
+    }
+
+    /// Asks for a sign of life.
+    pub(super) fn ping(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.send(Command::Ping);
+        }
     }
 
     /// A message has come on a channel; returns whom it is for: one contender for a lock, all waiting threads for a latch.

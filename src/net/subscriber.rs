@@ -52,6 +52,8 @@ struct State {
     live: Option<Live>,
     /// When the last byte came on the current connection.
     heard_at: Option<Instant>,
+    /// When the first command was written after that byte.
+    asked_at: Option<Instant>,
     /// When the last message or confirmation came.
     news_at: Option<Instant>,
     stopped: bool,
@@ -183,6 +185,9 @@ impl Subscriber {
         if unwritten.is_none_or(|unwritten| unwritten.is_empty()) {
             return;
         }
+        if state.asked_at <= state.heard_at {
+            state.asked_at = Some(Instant::now());
+        }
         let Some(live) = state.live.as_mut().filter(|live| !live.writing) else {
             return;
         };
@@ -202,6 +207,35 @@ impl Subscriber {
                 writer.shut_down();
             }),
         }
+    }
+
+    /// When the server has owed an answer for the command timeout, if it owes one. Once that is over, the connection is closed,
+    /// and the subscriber's thread makes another.
+    ///
+    /// Waiting threads ask: that thread blocks in a read, and without a waiter it does not matter whether the connection works.
+    /// If `pings`, and nothing has come for a while, the server is asked for a sign of life.
+    fn answer_due(&self, pings: bool) -> Option<Instant> {
+        let (mut state, now) = (self.state.lock(), Instant::now());
+        let (writer, heard_at) = (Arc::clone(&state.live.as_ref()?.writer), state.heard_at?);
+        if !state.channels.is_owed() {
+            if !pings || now.saturating_duration_since(heard_at) < BackOff::POLL.first {
+                return None;
+            }
+            state.channels.ping();
+            self.write(&mut state);
+        }
+        let silent_since = state.asked_at?.max(heard_at);
+        drop(state);
+        let due = silent_since + self.command_timeout;
+        if now < due {
+            return Some(due);
+        }
+        report!(
+            Debug,
+            "redis owes an answer on the connection for messages; connecting again"
+        );
+        writer.shut_down();
+        None
     }
 
     /// Ends the thread.
@@ -253,6 +287,11 @@ impl Subscription {
     /// that subscribes to the channel in the meantime need not write either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
+    }
+
+    /// Has the connection checked by a thread that waits for messages on it; see [`Subscriber::answer_due`].
+    pub(crate) fn answer_due(&self, pings: bool) -> Option<Instant> {
+        self.subscriber.answer_due(pings)
     }
 
     /// Whether this user may not subscribe, so that a waiting thread has to poll.
@@ -382,7 +421,6 @@ impl Subscriber {
                 return Err(socket::timed_out("the client is closed"));
             }
         }
-        let mut asked_at = None;
         let mut version = 0;
         loop {
             let now = self.map.version();
@@ -399,9 +437,8 @@ impl Subscriber {
                 let soon = lingers || state.has_news(now);
                 (self.write_rest(&mut state) || soon, asks_again)
             };
-            // Nothing ends the read when another node has the channels, a pong is overdue or the login is old.
-            let looks =
-                asks_again || !self.map.is_one() || asked_at.is_some() || succession.at.is_some();
+            // Nothing ends the read when another node has the channels or the login is old.
+            let looks = asks_again || !self.map.is_one() || succession.at.is_some();
             let timeout = self.connect_timeout;
             match succession.look(&self.map, self.node, ROLE, timeout) {
                 Some(Ok(successor)) => return Ok(successor),
@@ -414,38 +451,14 @@ impl Subscriber {
                 // With nothing else to do the thread wakes as rarely as those that wait.
                 false => BackOff::POLL.longest,
             };
-            match self.read(&mut reader, slice) {
-                Ok(true) => asked_at = None,
-                Ok(false) => self.ask_for_life(&mut asked_at)?,
-                Err(err) => return Err(err),
-            }
+            self.read(&mut reader, slice)?;
         }
     }
 
-    /// Nothing has come for a while: asks the server for a sign of life, and gives it up if it has owed one for too long.
-    fn ask_for_life(&self, asked_at: &mut Option<Instant>) -> Result<(), RedisError> {
-        let mut state = self.state.lock();
-        let quiet = state.heard_at.is_none_or(|at| at.elapsed() >= PING_AFTER);
-        let why = match asked_at {
-            _ if state.stopped => "the client is closed",
-            _ if state.live.is_none() => "the connection is gone",
-            Some(at) if Instant::now() >= *at + self.command_timeout => {
-                "redis was silent when asked for a sign of life"
-            }
-            // If nobody waits, it does not matter whether the connection works.
-            None if quiet && state.channels.ping() => {
-                *asked_at = Some(Instant::now());
-                return Ok(());
-            }
-            _ => return Ok(()),
-        };
-        Err(socket::timed_out(why))
-    }
-
-    /// Reads one reply; `false` if there was none within `slice`.
-    fn read(&self, reader: &mut Reader, slice: Duration) -> Result<bool, RedisError> {
+    /// Reads one reply, if there is one within `slice`.
+    fn read(&self, reader: &mut Reader, slice: Duration) -> Result<(), RedisError> {
         let Some(reply) = reader.read(slice)? else {
-            return Ok(false);
+            return Ok(());
         };
         self.state.lock().heard_at = Some(Instant::now());
         let parts = match verdict(reply, || Asked::question(!self.map.is_one())) {
@@ -453,23 +466,23 @@ impl Subscriber {
             // The pong is a plain reply while no channel is subscribed.
             Verdict::Answer(Value::SimpleString(pong)) if pong == "PONG" => {
                 self.answered(None);
-                return Ok(true);
+                return Ok(());
             }
             Verdict::Answer(_) | Verdict::SendText => return Err(socket::unasked()),
             Verdict::Never(err) if is_refusal(&err) => {
                 self.answered(Some(&err));
-                return Ok(true);
+                return Ok(());
             }
             Verdict::Never(err) => return Err(err),
             Verdict::Elsewhere(to) => {
                 self.follow(&to);
-                return Ok(true);
+                return Ok(());
             }
             // The server is busy. A new connection would not help.
             Verdict::Later(err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());
-                return Ok(true);
+                return Ok(());
             }
         };
         match parts.as_slice() {
@@ -496,7 +509,7 @@ impl Subscriber {
             }
             _ => return Err(socket::unasked()),
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Forgets the connection; nobody is listening until there is another. Whether a subscription was confirmed over it.

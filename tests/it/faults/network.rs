@@ -675,6 +675,24 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
     assert!(net.client.stats().resubscriptions >= 1);
 }
 
+timed!(a_waiter_whose_subscription_is_not_answered_has_the_connection_replaced);
+fn a_waiter_whose_subscription_is_not_answered_has_the_connection_replaced() {
+    let net = Net::with(ms(300));
+    let name = unique("unanswered");
+    // Shorter than the longest pause between two polls.
+    let held = net.other.mutex(&name).lease(ms(4_000)).lock().unwrap();
+    let trap = net.proxy.black_hole_on(Target::Subscriber, "SUBSCRIBE");
+    scoped(|scope| {
+        let waiting = scope.spawn(|| drop(net.client.mutex(&name).lock().unwrap()));
+        eventually("it listens again", || {
+            net.client.stats().resubscriptions > 0
+        });
+        assert!(trap.fired() && held.is_valid());
+        held.unlock().unwrap();
+        waiting.join().unwrap();
+    });
+}
+
 timed!(a_short_wait_is_not_spent_writing_for_others);
 fn a_short_wait_is_not_spent_writing_for_others() {
     let net = Net::start();
