@@ -906,7 +906,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
 
 timed!(nobody_is_left_behind_or_released_early_in_many_rounds);
 fn nobody_is_left_behind_or_released_early_in_many_rounds() {
-    rounds(3, 100, 600);
+    rounds(3, 100, 200);
 }
 
 #[test]
