@@ -170,9 +170,9 @@ impl Subscribers {
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.running = None;
-        for subscriber in state.known.values() {
-            subscriber.stop();
-        }
+        let known: Vec<_> = state.known.values().cloned().collect();
+        drop(state);
+        known.iter().for_each(|subscriber| subscriber.stop());
     }
 
     /// Waits for the threads to end, and says whether they did.
