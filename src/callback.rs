@@ -15,10 +15,10 @@ pub(crate) struct Callback<T> {
     thread: &'static str,
     call: Box<dyn Fn(&T) + Send + Sync>,
     panicked: fn(&T),
-    state: Mutex<State<T>>,
+    state: Mutex<CallbackState<T>>,
 }
 
-struct State<T> {
+struct CallbackState<T> {
     queue: VecDeque<T>,
     running: bool,
 }
@@ -34,7 +34,7 @@ impl<T: Send + 'static> Callback<T> {
             thread,
             call: Box::new(call),
             panicked,
-            state: Mutex::new(State {
+            state: Mutex::new(CallbackState {
                 queue: VecDeque::new(),
                 running: false,
             }),

@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 use redis::{ErrorKind, RedisError, Value};
 
 use crate::shown::Shown;
-use crate::verdict::{self, Kind, passes};
+use crate::verdict::{self, RequestKind, passes};
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -183,7 +183,8 @@ impl Error {
         match self {
             Self::Redis { after_work, .. } => {
                 // An operator may make room for writes.
-                let may_pass = |err: &RedisError| is_transient(err) || passes(err, Kind::Kept);
+                let may_pass =
+                    |err: &RedisError| is_transient(err) || passes(err, RequestKind::Kept);
                 !after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
             }
             Self::Spawn { .. } | Self::NotReplicated { .. } | Self::Late { .. } => true,
@@ -560,7 +561,7 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
     match err.kind() {
         ErrorKind::Io => !is_lasting(err),
         ErrorKind::Parse => true,
-        _ => passes(err, Kind::Waited),
+        _ => passes(err, RequestKind::Waited),
     }
 }
 

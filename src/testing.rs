@@ -60,13 +60,13 @@ struct Fake {
 /// The orders of the test, and the guards that are not dropped.
 #[derive(Default)]
 struct Told {
-    attempts: VecDeque<Order>,
+    attempts: VecDeque<FakeOutcome>,
     unlocks: VecDeque<Error>,
     held: Vec<Weak<Held>>,
 }
 
 /// What becomes of an attempt.
-enum Order {
+enum FakeOutcome {
     Grant,
     Refuse,
     Fail(Error),
@@ -89,7 +89,7 @@ impl FakeLock {
         }))
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: FakeOutcome) {
         self.0.told.lock().attempts.push_back(order);
     }
 
@@ -106,7 +106,7 @@ impl FakeLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     pub fn grant_next(&self) {
-        self.order(Order::Grant);
+        self.order(FakeOutcome::Grant);
     }
 
     /// Refuses the attempt behind those that were ordered before, as if somebody else had the lock: a call with a time
@@ -123,7 +123,7 @@ impl FakeLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     pub fn refuse_next(&self) {
-        self.order(Order::Refuse);
+        self.order(FakeOutcome::Refuse);
     }
 
     /// Fails the attempt behind those that were ordered before. [`errors`] makes errors.
@@ -137,7 +137,7 @@ impl FakeLock {
     /// assert!(lock.lock().is_err_and(|err| err.is_retryable()));
     /// ```
     pub fn fail_next(&self, err: Error) {
-        self.order(Order::Fail(err));
+        self.order(FakeOutcome::Fail(err));
     }
 
     /// Fails the `unlock` behind those that were ordered before. The guard's hold is over all the same.
@@ -203,10 +203,10 @@ impl FakeLock {
         let mut told = self.0.told.lock();
         loop {
             match told.attempts.pop_front() {
-                Some(Order::Refuse) if is_endless => {}
-                Some(Order::Refuse) => return Ok(None),
-                Some(Order::Fail(err)) => return Err(err),
-                Some(Order::Grant) | None => break,
+                Some(FakeOutcome::Refuse) if is_endless => {}
+                Some(FakeOutcome::Refuse) => return Ok(None),
+                Some(FakeOutcome::Fail(err)) => return Err(err),
+                Some(FakeOutcome::Grant) | None => break,
             }
         }
         let held = Arc::<Held>::default();

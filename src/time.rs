@@ -80,7 +80,7 @@ impl Deadline {
         let ends = began + command_timeout;
         Budget {
             until: self.or(ends),
-            callers: self.0.is_some_and(|at| at < ends),
+            ends_with_caller: self.0.is_some_and(|at| at < ends),
         }
     }
 }
@@ -104,7 +104,7 @@ impl Deadline {
 pub(crate) struct Budget {
     pub(crate) until: Instant,
     /// Whether the caller's time ends the request, not the command timeout.
-    pub(crate) callers: bool,
+    pub(crate) ends_with_caller: bool,
 }
 
 impl Budget {
@@ -120,13 +120,13 @@ impl Budget {
 
     /// Whether nothing is known but that the caller's time was up.
     pub(crate) fn was_too_short(&self, fault: &impl Unanswered) -> bool {
-        self.callers && fault.is_late()
+        self.ends_with_caller && fault.is_late()
     }
 
     /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
     /// timeout of its own.
     pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
-        !self.callers && fault.is_unanswered()
+        !self.ends_with_caller && fault.is_unanswered()
     }
 }
 

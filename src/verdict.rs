@@ -48,7 +48,7 @@ pub(crate) struct Redirection {
 /// The facts about a request on which the meaning of an error depends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RequestKind,
     /// The server has the script's text, or needs none.
     pub(crate) by_text: bool,
     /// How often in a row nodes have sent the request to another.
@@ -59,7 +59,7 @@ pub(crate) struct Asked {
 
 /// Kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     /// A thread waits for the answer, and does not wait for an operator to make room.
     Waited,
     /// A thread waits for the answer of a user's script, whose first key, if there is any, is in this slot.
@@ -72,7 +72,7 @@ impl Asked {
     /// The facts about a question that needs no script, or carries the script's text.
     pub(crate) fn question(is_clustered: bool) -> Self {
         Self {
-            kind: Kind::Waited,
+            kind: RequestKind::Waited,
             by_text: true,
             redirected: 0,
             is_clustered,
@@ -96,7 +96,7 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
         Class::Redirection { is_asking } => match Redirection::of(&err, is_asking) {
             Some(to) if asked.redirected < REDIRECTIONS => Verdict::Elsewhere(to),
             Some(_) => Verdict::Later(in_a_circle(&err)),
-            None if asked.kind == Kind::Kept => Verdict::Later(err),
+            None if asked.kind == RequestKind::Kept => Verdict::Later(err),
             None => Verdict::Never(err),
         },
         class if class.passes(asked.kind) => Verdict::Later(err),
@@ -106,8 +106,8 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
 
 /// Whether the error comes from the server, and so proves that the request has not run. A user's script can return any code,
 /// but is unlikely to return the server's text, or a redirection that names the slot of its own keys.
-fn is_servers(err: &RedisError, kind: Kind) -> bool {
-    let Kind::Users(slot) = kind else {
+fn is_servers(err: &RedisError, kind: RequestKind) -> bool {
+    let RequestKind::Users(slot) = kind else {
         return true;
     };
     let detail = err.detail().unwrap_or_default();
@@ -185,17 +185,17 @@ impl Class {
         }
     }
 
-    fn passes(self, kind: Kind) -> bool {
+    fn passes(self, kind: RequestKind) -> bool {
         match self {
-            Self::Passes(_) => matches!(kind, Kind::Waited | Kind::Kept),
-            Self::NoWrites => kind == Kind::Kept,
+            Self::Passes(_) => matches!(kind, RequestKind::Waited | RequestKind::Kept),
+            Self::NoWrites => kind == RequestKind::Kept,
             _ => false,
         }
     }
 }
 
 /// Whether the server may serve a request of this kind later.
-pub(crate) fn passes(err: &RedisError, kind: Kind) -> bool {
+pub(crate) fn passes(err: &RedisError, kind: RequestKind) -> bool {
     Class::of(err).passes(kind)
 }
 

@@ -14,7 +14,7 @@ use crate::acquire::quorum::{Known, PAUSE};
 /// again.
 pub(super) struct Contest {
     /// How many messages had arrived before the last request, or by its reply if that was contested.
-    heard: u64,
+    messages_seen: u64,
     was_refused: bool,
     /// The last round may have granted the lock to nobody.
     is_contested: bool,
@@ -24,7 +24,7 @@ pub(super) struct Contest {
 impl Default for Contest {
     fn default() -> Self {
         Self {
-            heard: 0,
+            messages_seen: 0,
             was_refused: false,
             is_contested: false,
             // The pauses become longer, up to 0.8 s, for as long as several contenders ask at the same time.
@@ -36,7 +36,7 @@ impl Default for Contest {
 impl Contest {
     /// The contender's knowledge before a request, if `messages` have arrived so far.
     pub(super) fn take_knowledge(&mut self, messages: u64) -> Known {
-        if std::mem::replace(&mut self.heard, messages) != messages {
+        if std::mem::replace(&mut self.messages_seen, messages) != messages {
             self.pacer.reset();
             Known::Released
         } else if self.was_refused {
@@ -52,7 +52,7 @@ impl Contest {
         match is_contested {
             // Several masters announce the same release. The messages that arrived during the round are about the
             // release that led to it, so they are no news.
-            true => self.heard = messages,
+            true => self.messages_seen = messages,
             false => self.pacer.reset(),
         }
     }

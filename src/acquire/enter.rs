@@ -166,13 +166,16 @@ impl LockSpec {
                 Entered::Mine { .. } if !self.is_reentrant => {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
-                // `lease` is that with which the thread holds the lock. The lease that this call asks for counts only if the
-                // present one is fixed.
-                Entered::Mine { hold, count, lease } => match lease {
+                // The lease that this call asks for counts only if `held_lease` is fixed.
+                Entered::Mine {
+                    hold,
+                    count,
+                    lease: held_lease,
+                } => match held_lease {
                     // The watchdog renews the hold, so one more count needs no request. The mutex has been held since
                     // `enter` found the hold, so the hold cannot have ended in between.
                     LeasePolicy::Renewed { .. } => {
-                        state.lock.reenter(thread, &hold, lease);
+                        state.lock.reenter(thread, &hold, held_lease);
                         drop(state);
                         Some(self.reentered(hold, thread, count + 1))
                     }
@@ -278,8 +281,12 @@ impl LockSpec {
         let (renewed, sent_at) = match session.renew(&hold, &again) {
             Ok(answer) => answer,
             Err(NotRenewed::Stopped) => return Err(self.stopped()),
-            Err(NotRenewed::Late(_)) if budget.callers && stop() => return Err(self.stopped()),
-            Err(NotRenewed::Late(_)) if budget.callers => return Ok(Some(Pending::TooLate)),
+            Err(NotRenewed::Late(_)) if budget.ends_with_caller && stop() => {
+                return Err(self.stopped());
+            }
+            Err(NotRenewed::Late(_)) if budget.ends_with_caller => {
+                return Ok(Some(Pending::TooLate));
+            }
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());

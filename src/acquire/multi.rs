@@ -404,7 +404,7 @@ impl Members {
         let budget = deadline.budget(Instant::now(), self.command_timeout());
         WaitMode::Together {
             until: budget.until,
-            callers: budget.callers,
+            ends_with_caller: budget.ends_with_caller,
             waits,
         }
     }

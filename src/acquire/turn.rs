@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(lives(WaitMode::Once, second(0)), (second(0), true));
         let together = WaitMode::Together {
             until: now + second(9),
-            callers: true,
+            ends_with_caller: true,
             waits: true,
         };
         assert_eq!(lives(together, second(0)), (second(0), true));

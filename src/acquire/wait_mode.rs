@@ -13,7 +13,7 @@ pub enum WaitMode {
     Together {
         until: Instant,
         /// `until` is the end of the caller's time, not of the command timeout.
-        callers: bool,
+        ends_with_caller: bool,
         waits: bool,
     },
     Until(Deadline),
@@ -60,9 +60,15 @@ impl WaitMode {
     /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         match self {
-            Self::Together { until, callers, .. } => {
-                Budget { until, callers }.within(began, command_timeout)
+            Self::Together {
+                until,
+                ends_with_caller,
+                ..
+            } => Budget {
+                until,
+                ends_with_caller,
             }
+            .within(began, command_timeout),
             _ => self.deadline().budget(began, command_timeout),
         }
     }

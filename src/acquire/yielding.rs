@@ -27,7 +27,7 @@ use crate::session::Session;
 use crate::time;
 
 /// Lets other processes ask first if the tenure is over or a debt is left; `true` if the thread has paused or has to
-/// stop. `heard`: how many messages had arrived when the thread last began to pause.
+/// stop. `messages_at_pause`: how many messages had arrived when the thread last began to pause.
 ///
 /// All pauses before a question end at `asks_by`, after half of the question's time, so that a call with a short time
 /// limit yields as others do and still asks (bench: cross4x4 and cross8x4, fairness). A single attempt pauses for
@@ -37,12 +37,13 @@ pub(crate) fn yield_to_others<S: Strategy>(
     spec: &LockSpec,
     wait: WaitMode,
     asks_by: Instant,
-    heard: &mut Option<u64>,
+    messages_at_pause: &mut Option<u64>,
 ) -> Result<bool> {
     let release = strategy.yields_after();
     let messages = strategy.listening().signals().messages;
     // Without a new message nobody has released the lock since the last pause, so another pause would gain nothing.
-    let is_debt_due = release.is_none() && strategy.alternates() && *heard != Some(messages);
+    let is_debt_due =
+        release.is_none() && strategy.alternates() && *messages_at_pause != Some(messages);
     let debt = match is_debt_due {
         true => strategy.entry().lock().lock.owes(Instant::now()),
         false => None,
@@ -77,7 +78,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     // A message that arrives during the pause means that others take turns. Only the messages before the pause count as
     // heard, so the thread pauses again. If the pause was cut short, there is no time for another: all messages until now
     // count as heard, and the thread asks.
-    *heard = Some(match pause <= most {
+    *messages_at_pause = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,
     });

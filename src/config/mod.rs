@@ -30,7 +30,7 @@ pub const MIN_LEASE: Duration = Duration::from_millis(10);
 /// The longest lease of a client or of a handle: 100 years of 365 days.
 pub const MAX_LEASE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-pub(crate) type Listener = Arc<dyn Fn(&Loss) + Send + Sync>;
+pub(crate) type OnLost = Arc<dyn Fn(&Loss) + Send + Sync>;
 
 /// How to reach Redis, and how the client behaves.
 ///
@@ -62,7 +62,7 @@ pub struct Config {
     credentials: Option<Arc<Ask>>,
     reauth_after: Option<Duration>,
     pub(crate) lazy: bool,
-    pub(crate) on_lost: Option<Listener>,
+    pub(crate) on_lost: Option<OnLost>,
     pub(crate) observer: Observers,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,

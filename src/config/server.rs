@@ -195,13 +195,13 @@ impl Server {
         };
         let lower = scheme.to_ascii_lowercase();
         let (tls, kind) = match lower.replace("valkey", "redis").as_str() {
-            "redis" => (false, Kind::Single),
-            "rediss" => (true, Kind::Single),
-            "unix" | "redis+unix" => (false, Kind::Unix),
-            "redis+sentinel" => (false, Kind::Sentinel),
-            "rediss+sentinel" => (true, Kind::Sentinel),
-            "redis+cluster" => (false, Kind::Cluster),
-            "rediss+cluster" => (true, Kind::Cluster),
+            "redis" => (false, UrlKind::Single),
+            "rediss" => (true, UrlKind::Single),
+            "unix" | "redis+unix" => (false, UrlKind::Unix),
+            "redis+sentinel" => (false, UrlKind::Sentinel),
+            "rediss+sentinel" => (true, UrlKind::Sentinel),
+            "redis+cluster" => (false, UrlKind::Cluster),
+            "rediss+cluster" => (true, UrlKind::Cluster),
             _ if is_plausible(scheme) => {
                 return Err(bad(format!(
                     "the scheme `{scheme}` is unknown; known are {SCHEMES}"
@@ -217,15 +217,15 @@ impl Server {
             return Err(bad(format!("a `#` cannot stand there; {PERCENT_ENCODE}")));
         }
         let understood = match kind {
-            Kind::Single => single(&format!("redis://{rest}")),
-            Kind::Unix => single(&format!("redis+unix://{rest}")),
-            Kind::Sentinel => sentinel(rest),
-            Kind::Cluster => cluster(rest),
+            UrlKind::Single => single(&format!("redis://{rest}")),
+            UrlKind::Unix => single(&format!("redis+unix://{rest}")),
+            UrlKind::Sentinel => sentinel(rest),
+            UrlKind::Cluster => cluster(rest),
         };
         let (deployment, login, db) = understood.map_err(|err| {
             // After such a mistake, the rest of the URL is wrong in many ways; name the mistake itself.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
-            match kind != Kind::Unix && rest[authority_ends..].contains('@') {
+            match kind != UrlKind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(
                     "a `/` or `?` comes before the `@` of the address; {PERCENT_ENCODE}"
                 )),
@@ -258,7 +258,7 @@ impl Server {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UrlKind {
     Single,
     Unix,
     Sentinel,
@@ -411,7 +411,7 @@ fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
 
 /// `[[user]:password@]host[:port],…/service[/db][?sentinel_user=…&sentinel_password=…]`
 fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
-    let url = Several::of(rest, SENTINEL_PORT)?;
+    let url = UrlParts::of(rest, SENTINEL_PORT)?;
     let (service, db) = url.path.split_once('/').unwrap_or((url.path, ""));
     if service.is_empty() {
         return Err(bad(
@@ -445,7 +445,7 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
 
 /// `[[user]:password@]host[:port],…[/db]`
 fn cluster(rest: &str) -> Result<(Deployment, Login, i64)> {
-    let url = Several::of(rest, REDIS_PORT)?;
+    let url = UrlParts::of(rest, REDIS_PORT)?;
     check_parameters(url.query, &[])?;
     let (info, login) = parse(&format!("redis://{}redis/{}", url.userinfo, url.path))?;
     let deployment = Deployment::Cluster {
@@ -455,7 +455,7 @@ fn cluster(rest: &str) -> Result<(Deployment, Login, i64)> {
 }
 
 /// The parts of a URL with several addresses.
-struct Several<'a> {
+struct UrlParts<'a> {
     /// User and password with the `@` after them, or empty.
     userinfo: &'a str,
     addresses: Vec<Address>,
@@ -463,7 +463,7 @@ struct Several<'a> {
     query: &'a str,
 }
 
-impl<'a> Several<'a> {
+impl<'a> UrlParts<'a> {
     fn of(rest: &'a str, port: u16) -> Result<Self> {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::local::lock::{Holding, LocalLock, Mode, Wakeups};
-use crate::local::registry::{self, State};
+use crate::local::registry::{self, EntryContent};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
@@ -25,7 +25,7 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 /// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
 /// 4. The release of a guard is queued on the connection with the mutex held, before any other thread can become the
 ///    contender. So on the connection it precedes the next request of this process.
-pub(crate) type Entry<H> = registry::Entry<EntryKey, Named, EntryState<H>>;
+pub(crate) type Entry<H> = registry::Entry<EntryKey, FixedPart, EntryState<H>>;
 
 /// A thread in the queue of the local lock.
 pub(crate) type Waiter<H> = waiter::Waiter<Wakeup<H>>;
@@ -55,17 +55,17 @@ pub(crate) struct EntryKey {
 }
 
 /// The part of an entry that never changes.
-pub(crate) struct Named {
+pub(crate) struct FixedPart {
     pub(crate) protocol: Protocol,
 }
 
 pub(crate) struct EntryState<H> {
     pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
-    extras: Option<Box<Extras<H>>>,
+    extras: Option<Box<EntryExtras<H>>>,
 }
 
 /// The state without which an uncontended lock does; made when it is first needed.
-pub(crate) struct Extras<H> {
+pub(crate) struct EntryExtras<H> {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
     places: Vec<(Arc<Waiter<H>>, OwnerNumber)>,
     /// The watchdog has an entry on its schedule that shows signs of life for these places.
@@ -74,7 +74,7 @@ pub(crate) struct Extras<H> {
     semaphore: Option<Box<EntrySemaphore<H>>>,
 }
 
-impl<H> Default for Extras<H> {
+impl<H> Default for EntryExtras<H> {
     fn default() -> Self {
         Self {
             places: Vec::new(),
@@ -154,7 +154,7 @@ impl<H: Holding> EntryState<H> {
         }
     }
 
-    fn extras(&mut self) -> &mut Extras<H> {
+    fn extras(&mut self) -> &mut EntryExtras<H> {
         self.extras.get_or_insert_default()
     }
 
@@ -226,7 +226,7 @@ impl<H: Holding> EntryState<H> {
     }
 }
 
-impl<H: Holding> State for EntryState<H> {
+impl<H: Holding> EntryContent for EntryState<H> {
     /// Makes the id of an owner from the number of a hold.
     type Common = Arc<Owners>;
 
@@ -260,7 +260,7 @@ pub(crate) struct Registry<H: Holding> {
     is_cluster: bool,
     tenure: Duration,
     waiter_lease: Duration,
-    entries: registry::Registry<EntryKey, Named, EntryState<H>>,
+    entries: registry::Registry<EntryKey, FixedPart, EntryState<H>>,
 }
 
 impl<H: Holding> Registry<H> {
@@ -318,13 +318,13 @@ impl<H: Holding> Registry<H> {
         self.entries.known(key)
     }
 
-    fn make(&self, EntryKey { kind, id }: &EntryKey) -> Result<(Named, EntryState<H>)> {
+    fn make(&self, EntryKey { kind, id }: &EntryKey) -> Result<(FixedPart, EntryState<H>)> {
         let keyspace = Keyspace {
             prefix: &self.prefix,
             is_cluster: self.is_cluster,
             waiter_lease: self.waiter_lease,
         };
-        let named = Named {
+        let named = FixedPart {
             protocol: Protocol::new(kind, keyspace, id)?,
         };
         Ok((named, EntryState::new(kind, self.tenure)))

@@ -9,7 +9,7 @@ use crossbeam_channel as channel;
 use parking_lot::Mutex;
 
 use crate::callback::Callback;
-use crate::config::Listener;
+use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
 
@@ -192,7 +192,7 @@ pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) 
 pub(crate) struct Notices(Option<Arc<Callback<Loss>>>);
 
 impl Notices {
-    pub(crate) fn new(listener: Option<Listener>) -> Self {
+    pub(crate) fn new(listener: Option<OnLost>) -> Self {
         let panicked = |loss: &Loss| {
             report!(
                 Error,

@@ -102,12 +102,12 @@ pub(crate) struct Hold {
     /// How often the holder has the hold, which renewals write to Redis for others to see. Always 1 for a shared hold.
     pub(crate) count: AtomicU32,
     times: Times,
-    extras: OnceLock<Box<Extras>>,
+    extras: OnceLock<Box<HoldExtras>>,
 }
 
 /// Fields that few holds need; made when the first of them is.
 #[derive(Default)]
-struct Extras {
+struct HoldExtras {
     /// The owner id, if it is not made of the number, or once it was asked for.
     owner: OnceLock<OwnerId>,
     /// The parts that several servers keep; `None` if the client's own server keeps the hold.
@@ -244,7 +244,7 @@ impl Hold {
         self
     }
 
-    fn extras_mut(&mut self) -> &mut Extras {
+    fn extras_mut(&mut self) -> &mut HoldExtras {
         self.extras();
         self.extras.get_mut().expect("just made")
     }
@@ -286,7 +286,7 @@ impl Hold {
         self.extras.get()?.several.as_deref()
     }
 
-    fn extras(&self) -> &Extras {
+    fn extras(&self) -> &HoldExtras {
         self.extras.get_or_init(Box::default)
     }
 
@@ -428,7 +428,7 @@ impl Hold {
 
     /// The request that renews the hold for `lease`, and writes how often the holder has it.
     pub(crate) fn renew_for(&self, lease: Duration, count: u32) -> Request {
-        self.entry().protocol.renew(&protocol::kind::Renewal {
+        self.entry().protocol.renew(&protocol::kind::RenewalArgs {
             mode: self.mode,
             owner: self.owner().as_bytes(),
             lease,

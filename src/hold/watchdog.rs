@@ -32,7 +32,7 @@ use crate::hold::Hold;
 use crate::hold::renewal::Renewal;
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
-use crate::net::connection::{Housekeeper, Left};
+use crate::net::connection::{Housekeeper, WorkLeft};
 use crate::net::nodes::Nodes;
 use crate::report::report;
 use crate::stats::Counters;
@@ -66,7 +66,7 @@ pub(crate) trait Housekeeping: Send + Sync {
     fn look_after_connection(&self);
 
     /// Does one step of the housekeeping, a few milliseconds long.
-    fn housekeep(&self) -> Left;
+    fn housekeep(&self) -> WorkLeft;
 }
 
 /// The schedule of the watchdog's thread, shared with the threads that acquire and release.
@@ -357,15 +357,18 @@ impl WatchdogThread {
             let left = loop {
                 let left = task.client.housekeep().max(task.nodes.housekeep());
                 // A backlog of housekeeping must delay neither a renewal nor the report of a loss.
-                if left != Left::More || !self.dispatch(Duration::ZERO) || Instant::now() >= ends {
+                if left != WorkLeft::More
+                    || !self.dispatch(Duration::ZERO)
+                    || Instant::now() >= ends
+                {
                     break left;
                 }
             };
             match left {
-                Left::Nothing => {}
-                Left::Later => task.watchdog.housekeep_soon(),
-                Left::Soon => task.watchdog.housekeep_by(Instant::now() + 2 * SLICE),
-                Left::More => task.watchdog.housekeep_now(),
+                WorkLeft::Nothing => {}
+                WorkLeft::Later => task.watchdog.housekeep_soon(),
+                WorkLeft::Soon => task.watchdog.housekeep_by(Instant::now() + 2 * SLICE),
+                WorkLeft::More => task.watchdog.housekeep_now(),
             }
             self.renew();
         }

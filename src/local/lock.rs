@@ -104,7 +104,7 @@ pub(crate) trait Holding: Clone + PartialEq {
 
 /// The thread that holds the lock exclusively.
 #[derive(Debug, Clone)]
-struct Holder<H> {
+struct ExclusiveHolder<H> {
     hold: H,
     thread: u64,
     count: u32,
@@ -130,7 +130,7 @@ impl<H> SharedHolders<H> {
 
 /// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
-struct Waiting<W> {
+struct QueuedThread<W> {
     thread: u64,
     mode: Mode,
     lease: LeasePolicy,
@@ -211,9 +211,9 @@ pub(crate) enum Left<W, H> {
 #[derive(Debug, Clone)]
 pub(crate) struct LocalLock<W, H, R> {
     order: Order,
-    exclusive: Option<Holder<H>>,
+    exclusive: Option<ExclusiveHolder<H>>,
     shared: Vec<SharedHolders<H>>,
-    queue: WaitQueue<Waiting<W>>,
+    queue: WaitQueue<QueuedThread<W>>,
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: u32,
     asking_shared: u32,
@@ -264,7 +264,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             };
         }
         let asks_beside = mode == Mode::Shared && (queue.is_none() || passes_writers);
-        let writes = |waiting: &Waiting<W>| waiting.mode == Mode::Exclusive;
+        let writes = |waiting: &QueuedThread<W>| waiting.mode == Mode::Exclusive;
         // The readers in the queue wait for the reader that asks; a reader that asks beside it passes them. Queued
         // writers keep every new reader out, or they could starve.
         let is_next = match asks_beside {
@@ -282,7 +282,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                 under: None,
             },
             (None, None) => Entered::Busy,
-            (None, Some(waiter)) => Entered::Queued(self.queue.push(Waiting {
+            (None, Some(waiter)) => Entered::Queued(self.queue.push(QueuedThread {
                 thread,
                 mode,
                 lease,
@@ -442,7 +442,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                 self.cohort.granted(now);
                 // By rule 1 there is no holder to overwrite. With `Order::Server` there may be one whose lease Redis
                 // has found over; the caller reports its loss.
-                self.exclusive = Some(Holder {
+                self.exclusive = Some(ExclusiveHolder {
                     hold,
                     thread,
                     count: 1,
@@ -511,7 +511,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         exclusive.chain(self.shared.iter().map(|group| &group.hold))
     }
 
-    fn holder(&mut self, thread: u64, hold: &H) -> Option<&mut Holder<H>> {
+    fn holder(&mut self, thread: u64, hold: &H) -> Option<&mut ExclusiveHolder<H>> {
         let holder = self.exclusive.as_mut();
         holder.filter(|holder| holder.thread == thread && holder.hold == *hold)
     }
@@ -527,7 +527,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             return None;
         }
         // Only the first in the queue: a later one that wants the same lease must not overtake it.
-        let same = |next: &Waiting<W>| next.mode == Mode::Exclusive && next.lease == lease;
+        let same = |next: &QueuedThread<W>| next.mode == Mode::Exclusive && next.lease == lease;
         let next = self.queue.pop_if(same)?;
         // From here on the hold belongs to the next thread, which still sleeps. If the hold is lost before that thread
         // runs, it finds the loss when it takes its wakeup.

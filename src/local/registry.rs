@@ -21,7 +21,7 @@ const SHARDS: usize = 32;
 const SWEEP: usize = 1024;
 
 /// The mutable part of an entry.
-pub(crate) trait State {
+pub(crate) trait EntryContent {
     /// Data that all entries of a registry share.
     type Common;
 
@@ -33,7 +33,7 @@ pub(crate) trait State {
 }
 
 /// The entry of one key: a part that never changes, and the state, under a mutex.
-pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: State> {
+pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: EntryContent> {
     key: K,
     fixed: T,
     state: Mutex<Listed<S>>,
@@ -54,13 +54,13 @@ struct Common<K, C> {
 }
 
 /// The state of an entry, while its mutex is held.
-pub(crate) struct EntryGuard<'a, K: Clone + Eq + Hash, S: State> {
+pub(crate) struct EntryGuard<'a, K: Clone + Eq + Hash, S: EntryContent> {
     key: &'a K,
     all: &'a Common<K, S::Common>,
     state: MutexGuard<'a, Listed<S>>,
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> Entry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Entry<K, T, S> {
     pub(crate) fn key(&self) -> &K {
         &self.key
     }
@@ -78,7 +78,7 @@ impl<K: Clone + Eq + Hash, T, S: State> Entry<K, T, S> {
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> Deref for Entry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Deref for Entry<K, T, S> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -86,7 +86,7 @@ impl<K: Clone + Eq + Hash, T, S: State> Deref for Entry<K, T, S> {
     }
 }
 
-impl<K: Clone + Eq + Hash, S: State> Deref for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: EntryContent> Deref for EntryGuard<'_, K, S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -94,13 +94,13 @@ impl<K: Clone + Eq + Hash, S: State> Deref for EntryGuard<'_, K, S> {
     }
 }
 
-impl<K: Clone + Eq + Hash, S: State> DerefMut for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: EntryContent> DerefMut for EntryGuard<'_, K, S> {
     fn deref_mut(&mut self) -> &mut S {
         &mut self.state.state
     }
 }
 
-impl<K: Clone + Eq + Hash, S: State> Drop for EntryGuard<'_, K, S> {
+impl<K: Clone + Eq + Hash, S: EntryContent> Drop for EntryGuard<'_, K, S> {
     fn drop(&mut self) {
         // The entry's mutex is still held, so no other thread lists the entry as well, and none makes it busy before it
         // is listed.
@@ -120,7 +120,7 @@ impl<K: Clone + Eq + Hash, S: State> Drop for EntryGuard<'_, K, S> {
 /// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it.
 ///    `is_listed` says so, and is cleared by a sweep that finds the entry in use: then the thread that leaves it free
 ///    lists it again.
-pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: State> {
+pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: EntryContent> {
     shards: Vec<Mutex<Shard<K, T, S>>>,
     hashes: RandomState,
     all: Arc<Common<K, S::Common>>,
@@ -129,35 +129,35 @@ pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: State> {
 type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
 
 /// An entry in a set, found by its key. A map would keep every key twice.
-struct ByKey<K: Clone + Eq + Hash, T, S: State>(Arc<Entry<K, T, S>>);
+struct ByKey<K: Clone + Eq + Hash, T, S: EntryContent>(Arc<Entry<K, T, S>>);
 
-impl<K: Clone + Eq + Hash, T, S: State> ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> ByKey<K, T, S> {
     fn entry(&self) -> Arc<Entry<K, T, S>> {
         Arc::clone(&self.0)
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> Borrow<K> for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Borrow<K> for ByKey<K, T, S> {
     fn borrow(&self) -> &K {
         &self.0.key
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> Hash for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Hash for ByKey<K, T, S> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.key.hash(state);
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> PartialEq for ByKey<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> PartialEq for ByKey<K, T, S> {
     fn eq(&self, other: &Self) -> bool {
         self.0.key == other.0.key
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: State> Eq for ByKey<K, T, S> {}
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Eq for ByKey<K, T, S> {}
 
-impl<K: Clone + Eq + Hash, T, S: State> Registry<K, T, S> {
+impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
     pub(crate) fn new(common: S::Common) -> Self {
         let all = Common {
             free: Mutex::default(),
@@ -299,7 +299,7 @@ mod tests {
     const LATER: Duration = Duration::from_millis(100);
 
     /// How many threads are here.
-    impl State for usize {
+    impl EntryContent for usize {
         type Common = ();
 
         fn is_free(&self) -> bool {

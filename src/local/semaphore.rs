@@ -23,7 +23,7 @@ use crate::local::queue::WaitQueue;
 
 /// A thread in the queue. `W` is how to reach it.
 #[derive(Debug, Clone)]
-struct Waiting<W> {
+struct QueuedThread<W> {
     need: u32,
     waiter: W,
     /// Redis had too few permits for the thread.
@@ -40,7 +40,7 @@ struct Waiting<W> {
 ///    Redis grants it, until it goes back to Redis, also while it changes threads.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
-    queue: WaitQueue<Waiting<W>>,
+    queue: WaitQueue<QueuedThread<W>>,
     /// Permits that threads of this process have: rule 3.
     out: u64,
     cohort: Cohort<R>,
@@ -95,7 +95,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
 
     /// A thread joins the queue; returns its ticket, and whether it is first.
     pub(crate) fn enter(&mut self, need: u32, waiter: W) -> (u64, bool) {
-        let ticket = self.queue.push(Waiting {
+        let ticket = self.queue.push(QueuedThread {
             need,
             waiter,
             refused: false,

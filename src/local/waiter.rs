@@ -29,11 +29,11 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a
 /// table and reads the clock when it notifies, which took a fifth of the time of a hand-over between two threads.
 pub(crate) struct Waiter<W> {
-    state: std::sync::Mutex<State<W>>,
+    state: std::sync::Mutex<WaiterState<W>>,
     changed: Condvar,
 }
 
-struct State<W> {
+struct WaiterState<W> {
     wakeup: Option<W>,
     signals: Signals,
 }
@@ -59,12 +59,12 @@ impl<W> Waiter<W> {
     pub(crate) fn new() -> Arc<Self> {
         let (wakeup, signals) = (None, Signals::default());
         Arc::new(Self {
-            state: std::sync::Mutex::new(State { wakeup, signals }),
+            state: std::sync::Mutex::new(WaiterState { wakeup, signals }),
             changed: Condvar::new(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<W>> {
+    fn lock(&self) -> MutexGuard<'_, WaiterState<W>> {
         // Every change under this mutex is one assignment, so a panic leaves no state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +96,7 @@ impl<W> Waiter<W> {
     /// Parks until the thread has a wakeup, there is news since `seen`, `stop` returns true, or the deadline has
     /// passed; may also return early for no reason. Returns whether the wait is over, other than by the deadline.
     pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) -> bool {
-        let is_over = |state: &State<W>| {
+        let is_over = |state: &WaiterState<W>| {
             state.wakeup.is_some() || state.signals.are_news_since(seen) || stop()
         };
         // Held until the condition variable has queued this thread: rule 1.

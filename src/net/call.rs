@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::net::request::Request;
 use crate::net::text::Text;
 use crate::time::{self, Unanswered};
-use crate::verdict::{Asked, Kind};
+use crate::verdict::{Asked, RequestKind};
 
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
@@ -124,15 +124,15 @@ pub(crate) struct Call {
     node: AtomicUsize,
     /// Of a release: this process listened to its channel, so it is among those notified.
     pub(crate) is_heard_by_us: bool,
-    pub(crate) state: Progress,
+    pub(crate) state: CallProgress,
     changed: Condvar,
 }
 
 /// The state of a call, with the standard library's mutex, for its condition variable: that of `parking_lot` keeps its threads
 /// in a table, and every reply wakes one (bench: many64).
-pub(crate) struct Progress(Mutex<CallState>);
+pub(crate) struct CallProgress(Mutex<CallState>);
 
-impl Progress {
+impl CallProgress {
     pub(crate) fn lock(&self) -> MutexGuard<'_, CallState> {
         // No code panics halfway through a change of the state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -153,16 +153,16 @@ pub(crate) struct CallState {
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     followers: Followers,
-    /// The attempt has waited for the backlog once: see `Pipeline::owed`.
+    /// The attempt has waited for the backlog once: see `Pipeline::backlog_end`.
     pub(crate) has_waited: bool,
     /// The position in the [ledger](crate::net::ledger); 0 until there is one.
     pub(crate) seq: u64,
     /// Sent behind `ASKING`: the slot is not that node's own yet.
     pub(crate) asking: bool,
     /// How many replies precede the one that counts: 1 behind `ASKING`.
-    pub(crate) before: u8,
+    pub(crate) replies_before: u8,
     /// The reply that counts, while the reply to `WAIT` is due.
-    pub(crate) own: Option<Value>,
+    pub(crate) own_reply: Option<Value>,
     /// The reply to `WAIT`: how many replicas have the write.
     pub(crate) acknowledged: Option<u32>,
     /// How often in a row a node has sent it to another.
@@ -221,21 +221,21 @@ impl CallState {
 
     /// Takes one of the replies that are due; `Some` with the one that counts if that was the last.
     pub(crate) fn take_reply(&mut self, value: Value, awaits_replicas: bool) -> Option<Value> {
-        if self.before > 0 {
+        if self.replies_before > 0 {
             // If it is an error, the command itself is refused as well.
-            self.before -= 1;
+            self.replies_before -= 1;
             return None;
         }
         if !awaits_replicas {
             return Some(value);
         }
-        if self.own.is_none() {
-            self.own = Some(value);
+        if self.own_reply.is_none() {
+            self.own_reply = Some(value);
             return None;
         }
         // A server that refuses to wait has nothing acknowledged.
         self.acknowledged = Some(redis::from_redis_value(value).unwrap_or(0));
-        self.own.take()
+        self.own_reply.take()
     }
 }
 
@@ -255,7 +255,7 @@ impl Call {
             undo,
             node: AtomicUsize::new(0),
             is_heard_by_us,
-            state: Progress(Mutex::new(CallState {
+            state: CallProgress(Mutex::new(CallState {
                 phase: CallPhase::Idle(None),
                 sent_at: time::instant(0),
                 by_text: false,
@@ -264,8 +264,8 @@ impl Call {
                 has_waited: false,
                 seq: 0,
                 asking: false,
-                before: 0,
-                own: None,
+                replies_before: 0,
+                own_reply: None,
                 acknowledged: None,
                 redirected: 0,
             })),
@@ -376,7 +376,7 @@ impl Call {
     }
 
     /// The attempt has waited for the backlog. From now on it is sent, however long the backlog is.
-    pub(crate) fn may_go(&self) {
+    pub(crate) fn record_waited(&self) {
         self.state.lock().has_waited = true;
     }
 
@@ -391,7 +391,7 @@ impl Call {
     }
 
     /// The facts on which the meaning of an error reply depends.
-    pub(crate) fn asked(&self, kind: Kind, is_clustered: bool) -> Asked {
+    pub(crate) fn asked(&self, kind: RequestKind, is_clustered: bool) -> Asked {
         let its = self.state.lock();
         Asked {
             kind,
@@ -424,7 +424,7 @@ impl Call {
     }
 
     /// The call rests before it is sent again, to the master of its slot.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn reset_redirections(&self) {
         let mut its = self.state.lock();
         (its.redirected, its.asking) = (0, false);
     }

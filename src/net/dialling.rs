@@ -18,7 +18,7 @@ use redis::{RedisError, RedisResult};
 
 use crate::error::{lasting, not_started};
 use crate::net::masters::Masters;
-use crate::net::socket::dial::{Dial, Progress};
+use crate::net::socket::dial::{Dial, DialProgress};
 use crate::net::socket::{Duplex, Endpoint};
 
 /// The name of the threads.
@@ -33,9 +33,9 @@ pub(crate) fn start(
     node: usize,
     role: &'static str,
     timeout: Duration,
-    done: impl FnOnce(RedisResult<Duplex>, &Arc<Progress>) + Send + 'static,
-) -> RedisResult<Arc<Progress>> {
-    let progress = Progress::new();
+    done: impl FnOnce(RedisResult<Duplex>, &Arc<DialProgress>) + Send + 'static,
+) -> RedisResult<Arc<DialProgress>> {
+    let progress = DialProgress::new();
     let (masters, its) = (Arc::clone(masters), Arc::clone(&progress));
     std::thread::Builder::new()
         .name(THREAD.into())
@@ -59,7 +59,7 @@ pub(crate) fn start(
 /// and a connection that it has made is dropped.
 pub(crate) struct Dialling {
     made: Receiver<RedisResult<Duplex>>,
-    progress: Arc<Progress>,
+    progress: Arc<DialProgress>,
 }
 
 impl Dialling {

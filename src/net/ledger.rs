@@ -59,7 +59,7 @@ use crate::verdict::Redirection;
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
 /// How many entries about the same name are sent before a command. Also the number of commands in flight from which the server
-/// counts as busy: then each new attempt waits for the undos of earlier ones (`Pipeline::owed`).
+/// counts as busy: then each new attempt waits for the undos of earlier ones (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
@@ -71,7 +71,7 @@ pub(crate) struct Ledger {
 }
 
 /// The slot of an entry, and its sequence number, which it keeps until it is settled.
-type Place = (u16, u64);
+type LedgerPlace = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
@@ -81,10 +81,10 @@ struct Entries {
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
     /// The end of each entry's usefulness.
-    ends: BTreeSet<(Instant, Place)>,
+    ends: BTreeSet<(Instant, LedgerPlace)>,
     /// Each entry under the hash of each of its keys. With equal hashes, a command is preceded by an entry about another key,
     /// which does no harm.
-    keys: BTreeSet<(u64, Place)>,
+    keys: BTreeSet<(u64, LedgerPlace)>,
     last_seq: u64,
 }
 
@@ -219,8 +219,8 @@ impl Ledger {
     }
 }
 
-const FIRST: Place = (0, 0);
-const LAST: Place = (u16::MAX, u64::MAX);
+const FIRST: LedgerPlace = (0, 0);
+const LAST: LedgerPlace = (u16::MAX, u64::MAX);
 
 impl Entries {
     fn insert(&mut self, slot: u16, call: &Arc<Call>) {
@@ -244,12 +244,12 @@ impl Entries {
         debug_assert!(known.is_none(), "two entries at {place:?}");
     }
 
-    fn remove_all(&mut self, places: impl IntoIterator<Item = Place>) -> Vec<Arc<Call>> {
+    fn remove_all(&mut self, places: impl IntoIterator<Item = LedgerPlace>) -> Vec<Arc<Call>> {
         let places = places.into_iter();
         places.filter_map(|place| self.remove(place)).collect()
     }
 
-    fn remove(&mut self, place: Place) -> Option<Arc<Call>> {
+    fn remove(&mut self, place: LedgerPlace) -> Option<Arc<Call>> {
         let calls = self.slots.get_mut(&place.0)?;
         let call = calls.remove(&place.1)?;
         if calls.is_empty() {

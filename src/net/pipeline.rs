@@ -33,7 +33,7 @@ use crate::net::ledger::{AT_ONCE, Ledger};
 use crate::net::request::{Request, Script, Wording};
 use crate::net::socket::unasked;
 use crate::net::write_queue::WriteQueue;
-use crate::verdict::{self, Kind, Reach, Verdict, verdict};
+use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 
 /// Has a node carry out the next command although the slot of its key is still on its way there.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
@@ -57,8 +57,8 @@ pub(super) struct Pipeline {
     ledger: Arc<Ledger>,
     /// Until when nothing is taken from the ledger: the server has replied that it cannot serve now.
     rests_until: Option<Instant>,
-    /// The last undo that was submitted, until its outcome is known: see [`owed`](Self::owed).
-    owed: Option<Arc<Call>>,
+    /// The last undo that was submitted, until its outcome is known: see [`backlog_end`](Self::backlog_end).
+    last_undo: Option<Arc<Call>>,
 }
 
 /// The server that a pipeline leads to.
@@ -85,7 +85,7 @@ pub(super) struct InFlight {
     pub(super) quiet_at: Instant,
     /// The connection was idle for so long before the queued command that the server may have closed it. The thread that
     /// writes next checks that first.
-    pub(super) doubtful: bool,
+    pub(super) check_before_write: bool,
     /// The server has sent nothing since a command followed a long idle time, in which a firewall may have forgotten the
     /// connection, or since a caller timed out. Until the server sends something, a shorter silence ends the connection.
     pub(super) is_in_doubt: bool,
@@ -111,7 +111,7 @@ pub(super) struct Replied {
     pub(super) is_elsewhere: bool,
     /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. Read before the call
     /// could be sent again, over a connection whose leader does not wake that thread.
-    pub(super) following: bool,
+    pub(super) was_followed: bool,
     /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
 }
@@ -134,7 +134,7 @@ impl Pipeline {
             in_flight: None,
             ledger,
             rests_until: None,
-            owed: None,
+            last_undo: None,
         }
     }
 
@@ -148,7 +148,7 @@ impl Pipeline {
             batch_ends: 0,
             last_heard: now,
             quiet_at: now,
-            doubtful: false,
+            check_before_write: false,
             is_in_doubt: false,
             introduced: Vec::new(),
             leaving: None,
@@ -166,13 +166,16 @@ impl Pipeline {
     }
 
     /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
-    /// goes to the ledger. An attempt is refused until it has waited for what others [owe](Self::owed).
+    /// goes to the ledger. An attempt is not queued until it has waited for the [backlog](Self::backlog_end).
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
         match &call.deferred {
-            None if self.owed.is_some() && call.has_to_wait() && self.owed().is_some() => {
+            None if self.last_undo.is_some()
+                && call.has_to_wait()
+                && self.backlog_end().is_some() =>
+            {
                 return false;
             }
-            Some(info) if info.undo => self.owed = Some(Arc::clone(call)),
+            Some(info) if info.undo => self.last_undo = Some(Arc::clone(call)),
             _ => {}
         }
         match &mut self.in_flight {
@@ -208,12 +211,12 @@ impl Pipeline {
     /// Returns the command for which an attempt has to wait, once, before it is sent: the last one in flight, if there are
     /// [`AT_ONCE`] or more and the last undo has no reply. Without that wait, threads with short time limits would send attempts
     /// and undos faster than the server executes them. With it, each thread adds at most one attempt to the backlog.
-    pub(super) fn owed(&mut self) -> Option<Arc<Call>> {
-        self.owed.take_if(|undo| undo.outcome().is_some());
+    pub(super) fn backlog_end(&mut self) -> Option<Arc<Call>> {
+        self.last_undo.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;
         // With fewer in flight, the server is about to answer.
-        let owes = self.owed.is_some() && awaiting.len() >= AT_ONCE;
-        awaiting.back().filter(|_| owes).cloned()
+        let has_backlog = self.last_undo.is_some() && awaiting.len() >= AT_ONCE;
+        awaiting.back().filter(|_| has_backlog).cloned()
     }
 
     fn rests(&self, now: Instant) -> bool {
@@ -244,7 +247,7 @@ impl Pipeline {
             in_flight.awaiting.push_front(call);
             return Received::Part;
         };
-        let (replayed, following) = (its.sendings > 1, its.is_followed());
+        let (replayed, was_followed) = (its.sendings > 1, its.is_followed());
         // Scripts of the user, and guarded commands, may return anything. The scripts of this crate do not: an odd reply to one
         // of them shows that replies and commands no longer match.
         if let Some(script) = call
@@ -278,7 +281,7 @@ impl Pipeline {
         Received::Of(Replied {
             call,
             is_elsewhere,
-            following,
+            was_followed,
             leaving,
         })
     }
@@ -293,7 +296,9 @@ impl Pipeline {
         now: Instant,
         on_reply: &dyn OnReply,
     ) -> bool {
-        let verdict = verdict(value, || call.asked(Kind::Kept, self.ledger.is_clustered()));
+        let verdict = verdict(value, || {
+            call.asked(RequestKind::Kept, self.ledger.is_clustered())
+        });
         let verdict = match verdict {
             Verdict::Later(err) if now >= deferred.useful_until => Verdict::Never(err),
             verdict => verdict,
@@ -325,7 +330,7 @@ impl Pipeline {
             // Without the rest, the next batch would be rejected at once, and again and again.
             Verdict::Later(err) => {
                 call.discount_sending(Some(err.clone()));
-                call.rest();
+                call.reset_redirections();
                 self.ledger.keep([call]);
                 self.rests_until = Some(now + REST);
                 if let Some(in_flight) = &mut self.in_flight
@@ -400,7 +405,7 @@ impl Pipeline {
             }),
             ledger: Arc::clone(ledger),
             rests_until: self.rests_until,
-            owed: self.owed.as_ref().map(&of),
+            last_undo: self.last_undo.as_ref().map(&of),
         }
     }
 
@@ -430,11 +435,11 @@ impl InFlight {
         its.sent_at = now;
         call.sent_to(self.to.node);
         its.begin_sending();
-        its.before = u8::from(its.asking);
-        (its.own, its.acknowledged) = (None, None);
+        its.replies_before = u8::from(its.asking);
+        (its.own_reply, its.acknowledged) = (None, None);
         if self.awaiting.is_empty() {
             let idle = now.saturating_duration_since(self.last_heard);
-            self.doubtful = idle >= IDLE;
+            self.check_before_write = idle >= IDLE;
             self.is_in_doubt = idle >= PING_AFTER;
             // No reply was due until now, so silence counts from here.
             self.last_heard = now;
@@ -490,7 +495,7 @@ impl InFlight {
     }
 
     /// The calls whose threads wait to be woken, the first one first.
-    pub(super) fn following(&self) -> impl Iterator<Item = &Arc<Call>> {
+    pub(super) fn followed_calls(&self) -> impl Iterator<Item = &Arc<Call>> {
         let awaiting = self.awaiting.iter();
         awaiting.filter(|call| call.state.lock().is_followed())
     }
@@ -512,7 +517,7 @@ impl InFlight {
 
     /// The unwritten bytes go over another connection, perhaps to another server.
     pub(super) fn go_on(&mut self, now: Instant) {
-        (self.last_heard, self.doubtful, self.is_in_doubt) = (now, false, false);
+        (self.last_heard, self.check_before_write, self.is_in_doubt) = (now, false, false);
         self.introduced.clear();
     }
 
@@ -671,18 +676,18 @@ mod redirections {
             let waits = given_up + 1 >= AT_ONCE;
             assert_eq!(pipeline.submit(&patient, now), !waits, "{given_up}");
             if waits {
-                let owed = pipeline.owed().expect("what it waits for");
-                assert!(Arc::ptr_eq(&owed, &undo), "all that are on their way");
+                let end = pipeline.backlog_end().expect("what it waits for");
+                assert!(Arc::ptr_eq(&end, &undo), "all that are on their way");
                 let query = Call::question(Request::command("asking", &["PING"]));
                 assert!(pipeline.submit(&query, now), "it leaves nothing behind");
-                patient.may_go();
+                patient.record_waited();
                 assert!(pipeline.submit(&patient, now), "it has waited");
             }
             for _ in 0..=given_up {
                 pipeline.reply(says(":1"), now, &Silent);
             }
-            assert!(undo.outcome().is_some() && pipeline.owed().is_none());
-            assert!(pipeline.submit(&later, now), "nothing is owed any more");
+            assert!(undo.outcome().is_some() && pipeline.backlog_end().is_none());
+            assert!(pipeline.submit(&later, now), "there is no backlog any more");
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use crate::net::slot::slot_of;
-use crate::verdict::Kind;
+use crate::verdict::RequestKind;
 
 /// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
 pub(crate) struct Script {
@@ -237,10 +237,10 @@ impl Request {
     }
 
     /// The kind of request, while a thread waits for its answer.
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> RequestKind {
         match self.is_users_script() {
-            true => Kind::Users(self.first_key().map(slot_of)),
-            false => Kind::Waited,
+            true => RequestKind::Users(self.first_key().map(slot_of)),
+            false => RequestKind::Waited,
         }
     }
 

@@ -32,13 +32,13 @@ pub(crate) struct Subscribers {
     connect_timeout: Duration,
     command_timeout: Duration,
     counters: Arc<Counters>,
-    state: Mutex<State>,
+    state: Mutex<SubscribersState>,
     /// Hangs up when all threads have ended.
     ended: Receiver<()>,
     this: Weak<Self>,
 }
 
-struct State {
+struct SubscribersState {
     /// By the number of the node.
     known: HashMap<usize, Arc<Subscriber>>,
     /// Each thread holds a clone until it ends; `None` once no more threads are started.
@@ -58,7 +58,7 @@ impl Subscribers {
             connect_timeout,
             command_timeout,
             counters,
-            state: Mutex::new(State {
+            state: Mutex::new(SubscribersState {
                 known: HashMap::new(),
                 running: Some(running),
             }),

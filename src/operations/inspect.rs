@@ -265,10 +265,10 @@ fn sum(counts: &Value) -> u64 {
 fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
     let mut texts = Texts(texts.into_iter());
     let (kind, ends_in, value) = (texts.text()?, texts.span(), texts.text()?);
-    let mut seen = Seen {
+    let mut seen = KeyFacts {
         key_type: kind,
         number: value.parse().ok().filter(|n: &i64| n.to_string() == value),
-        ..Seen::default()
+        ..KeyFacts::default()
     };
     let (fields, mut holders) = texts.list(|texts| {
         let (field, value, left) = (texts.text()?, texts.text()?, texts.span());
@@ -338,7 +338,7 @@ fn permit(texts: &mut Texts) -> Option<Holder> {
 
 /// What there is under a name, from which its kind follows.
 #[derive(Default)]
-struct Seen {
+struct KeyFacts {
     /// Of a hash what the script says of it.
     key_type: String,
     number: Option<i64>,
@@ -348,7 +348,7 @@ struct Seen {
     has_round: bool,
 }
 
-impl Seen {
+impl KeyFacts {
     /// The kind; what the key holds if this crate would not make it.
     fn kind(&self) -> std::result::Result<LockKind, &str> {
         Ok(match &*self.key_type {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::local::lock::Mode;
 use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::keys;
-use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Note, Place, Protocol, Renewal};
+use crate::protocol::kind::{AcquireArgs, Id, Keyspace, Note, Place, Protocol, RenewalArgs};
 use crate::protocol::owner::{OwnerNumber, Owners, PermitId};
 use crate::protocol::script::Request;
 use crate::protocol::{
@@ -123,7 +123,7 @@ impl Golden {
                 &protocol.release(mode, b"u:7"),
             );
             self.request(&format!("undo {mode:?}"), &protocol.undo(mode, b"u:7"));
-            let renewal = protocol.renew(&Renewal {
+            let renewal = protocol.renew(&RenewalArgs {
                 mode,
                 owner: b"u:7",
                 lease: LEASE,
@@ -197,7 +197,7 @@ impl Golden {
         let release = protocol.release(Mode::Exclusive, PERMIT);
         self.request("release", &release);
         self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
-        let renewal = protocol.renew(&Renewal {
+        let renewal = protocol.renew(&RenewalArgs {
             mode: Mode::Exclusive,
             owner: PERMIT,
             lease: LEASE,

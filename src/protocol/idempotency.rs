@@ -27,11 +27,11 @@ pub(crate) const FORGET: usize = 4;
 /// A client's requests whose keys can be deleted before they expire, by the key of the object. While this mutex is
 /// held, no mutex is locked but that of a call.
 #[derive(Default)]
-pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, Known>>);
+pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, ObjectRequests>>);
 
 /// The remembered requests about one object.
 #[derive(Default)]
-struct Known {
+struct ObjectRequests {
     answered: Vec<OwnerNumber>,
     /// Releases without a thread that waits for the reply.
     pending: VecDeque<(OwnerNumber, Arc<Call>)>,
@@ -53,7 +53,7 @@ impl IdempotencyKeys {
         });
     }
 
-    fn of(&self, key: &str, change: impl FnOnce(&mut Known)) {
+    fn of(&self, key: &str, change: impl FnOnce(&mut ObjectRequests)) {
         let mut objects = self.0.lock();
         if let Some(known) = objects.get_mut(key) {
             return change(known);
@@ -72,7 +72,7 @@ impl IdempotencyKeys {
     }
 }
 
-impl Known {
+impl ObjectRequests {
     fn answered(&mut self, number: OwnerNumber) {
         if self.answered.len() < MOST {
             self.answered.push(number);

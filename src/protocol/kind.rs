@@ -41,7 +41,7 @@ pub(crate) struct Kind {
     /// How an acquire is undone; `None`: by a release.
     pub(super) undo: Option<MakeRelease>,
     pub(super) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
-    pub(super) renew: fn(&Protocol, &Renewal<'_>) -> Request,
+    pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
     pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
     pub(super) force: fn(&Protocol, &str, &str) -> Request,
@@ -258,7 +258,7 @@ impl Protocol {
         (self.kind.keep)(self, mode, owner, span)
     }
 
-    pub(crate) fn renew(&self, renewal: &Renewal<'_>) -> Request {
+    pub(crate) fn renew(&self, renewal: &RenewalArgs<'_>) -> Request {
         (self.kind.renew)(self, renewal)
     }
 
@@ -346,14 +346,14 @@ pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &[u8], span: Dura
 }
 
 /// Renews a hold that is a field of the lock's hash.
-pub(super) fn renew_field(key: &str, field: &[u8], renewal: &Renewal<'_>) -> Request {
+pub(super) fn renew_field(key: &str, field: &[u8], renewal: &RenewalArgs<'_>) -> Request {
     let [lease, count] = [lease_ms(renewal.lease), renewal.count.into()].map(Digits::from);
     let args = [field, lease.as_bytes(), count.as_bytes()];
     Request::script(RENEWING, &script::LOCK_RENEW, &[key], &args)
 }
 
 /// The arguments of a renewal.
-pub(crate) struct Renewal<'a> {
+pub(crate) struct RenewalArgs<'a> {
     pub(crate) mode: Mode,
     pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
@@ -458,7 +458,7 @@ mod tests {
             requests.extend(protocol.refresh(&[]));
             for mode in [Mode::Exclusive, Mode::Shared] {
                 requests.push(protocol.release(mode, permit));
-                requests.push(protocol.renew(&Renewal {
+                requests.push(protocol.renew(&RenewalArgs {
                     mode,
                     owner: permit,
                     lease: Duration::from_secs(1),

@@ -7,7 +7,7 @@ use crate::net::text::Digits;
 use crate::protocol::adopt::ADOPTING;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
-use crate::protocol::kind::{Evidence, Kind, Protocol, Renewal};
+use crate::protocol::kind::{Evidence, Kind, Protocol, RenewalArgs};
 use crate::protocol::owner::PermitId;
 use crate::protocol::script::{self, Renewed, Request, Script, lease_ms};
 
@@ -35,7 +35,7 @@ pub(crate) static KIND: Kind = Kind {
     ..Kind::plain("permits")
 };
 
-fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
+fn renew(of: &Protocol, renewal: &RenewalArgs<'_>) -> Request {
     let (lease, ends_at) = (
         Digits::from(lease_ms(renewal.lease)),
         Digits::of(renewal.ends_at),

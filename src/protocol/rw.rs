@@ -4,7 +4,7 @@ use crate::local::lock::Mode;
 use crate::net::text::Digits;
 use crate::protocol::keys;
 use crate::protocol::kind::{
-    ACQUIRING, AcquireArgs, Evidence, FORCING, Kind, Protocol, RELEASING, RENEWING, Renewal,
+    ACQUIRING, AcquireArgs, Evidence, FORCING, Kind, Protocol, RELEASING, RENEWING, RenewalArgs,
     keep_field, renew_field,
 };
 use crate::protocol::script::{self, Request, lease_ms};
@@ -113,7 +113,7 @@ fn release(of: &Protocol, mode: Mode, owner: &[u8], note: Option<&str>) -> Reque
     }
 }
 
-fn renew(of: &Protocol, renewal: &Renewal<'_>) -> Request {
+fn renew(of: &Protocol, renewal: &RenewalArgs<'_>) -> Request {
     let (key, owner) = (of.key(), renewal.owner);
     match renewal.mode {
         Mode::Exclusive => renew_field(key, &write_field(owner), renewal),

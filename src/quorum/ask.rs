@@ -33,8 +33,8 @@ use crate::protocol::kind::Protocol;
 use crate::protocol::{keys, red};
 use crate::quorum::failure::Short;
 use crate::quorum::hold::QuorumHold;
-use crate::quorum::identity::Masters;
-use crate::quorum::nodes::{Node, Nodes, PAUSE};
+use crate::quorum::identity::MastersCheck;
+use crate::quorum::nodes::{Node, PAUSE, QuorumNodes};
 use crate::quorum::round::{NodeReply, Round, RoundRequest};
 use crate::quorum::tally::{Goal, Majority};
 use crate::session::Session;
@@ -42,9 +42,9 @@ use crate::session::shared::SharedSession;
 
 /// The servers of one lock, and their clients.
 pub(crate) struct Quorum {
-    nodes: Arc<Nodes>,
+    nodes: Arc<QuorumNodes>,
     clients: Vec<Arc<SharedSession>>,
-    masters: Masters,
+    masters: MastersCheck,
     /// How long the last granted round took, in nanoseconds.
     granted_in: AtomicU64,
 }
@@ -130,9 +130,9 @@ impl Quorum {
         for session in &sessions {
             session.check_open()?;
         }
-        let nodes = Arc::new(Nodes::new(list));
+        let nodes = Arc::new(QuorumNodes::new(list));
         let until = Instant::now() + nodes.home().command_timeout;
-        let masters = Masters::of(&nodes, until)?;
+        let masters = MastersCheck::of(&nodes, until)?;
         let quorum = Self {
             nodes,
             clients,
@@ -152,7 +152,7 @@ impl Quorum {
         &self.clients[0]
     }
 
-    /// See [`Masters::check`].
+    /// See [`MastersCheck::check`].
     pub(crate) fn check_masters(&self, until: Instant, stop: &dyn Fn() -> bool) -> Result<()> {
         self.masters.check(&self.nodes, until, stop)
     }

@@ -18,7 +18,7 @@ use crate::protocol::kind::AcquireArgs;
 use crate::protocol::red;
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::quorum::failure::{Failure, Short};
-use crate::quorum::nodes::{Node, Nodes};
+use crate::quorum::nodes::{Node, QuorumNodes};
 use crate::quorum::parts::{Part, Parts};
 use crate::quorum::round::{NodeReply, Round, RoundRequest};
 use crate::quorum::tally::Goal;
@@ -41,19 +41,19 @@ use crate::time::Unanswered as _;
 /// 5. The mutex of `state` may be taken with that of an entry held, and the mutexes of holds, schedules and connections
 ///    with that of `state` held. No I/O is done while it is held, and no loss of the whole is reported.
 pub(crate) struct QuorumHold {
-    nodes: Arc<Nodes>,
+    nodes: Arc<QuorumNodes>,
     /// For how long a node must have been up to take part; zero for any time.
     up_for: Duration,
     /// The hold as the local lock and the guard have it.
     whole: Weak<Hold>,
     /// The parts, by node.
     parts: Vec<Arc<Hold>>,
-    state: Mutex<State>,
+    state: Mutex<QuorumState>,
 }
 
-struct State {
+struct QuorumState {
     parts: Parts,
-    asked: Vec<Asked>,
+    asked: Vec<NodeRequests>,
     /// The hold is over, or was never granted.
     let_go: bool,
     /// The release for each node, if there is one.
@@ -62,7 +62,7 @@ struct State {
 
 /// The requests to a node.
 #[derive(Clone, Default)]
-struct Asked {
+struct NodeRequests {
     /// The request whose answer is due: the acquire, or a renewal of a part that is kept.
     call: Option<Arc<Call>>,
     /// The lease that the request asks for.
@@ -83,7 +83,7 @@ impl QuorumHold {
     /// A hold that is about to be requested, as the local lock and the guard will have it, with the parts that the
     /// nodes keep.
     pub(crate) fn new(
-        nodes: &Arc<Nodes>,
+        nodes: &Arc<QuorumNodes>,
         entry: &Arc<Entry>,
         lease: LeasePolicy,
         ttl: Duration,
@@ -108,9 +108,9 @@ impl QuorumHold {
                 up_for,
                 whole: Weak::clone(whole),
                 parts: nodes.list.iter().enumerate().map(part).collect(),
-                state: Mutex::new(State {
+                state: Mutex::new(QuorumState {
                     parts: Parts::new(nodes.majority),
-                    asked: vec![Asked::default(); n],
+                    asked: vec![NodeRequests::default(); n],
                     let_go: false,
                     releases: vec![None; n],
                 }),
@@ -153,7 +153,7 @@ impl QuorumHold {
                 // The node was not asked in this round, and is not asked later: rule 1.
                 state.parts.lose(node);
             }
-            state.asked[node] = Asked {
+            state.asked[node] = NodeRequests {
                 may_be_kept: call.is_some(),
                 ttl: hold.lease(),
                 call,
@@ -176,7 +176,7 @@ impl QuorumHold {
     }
 
     /// Puts a part on the schedule of its node's watchdog, if the hold is held and the part kept.
-    fn arm(&self, state: &State, node: usize) {
+    fn arm(&self, state: &QuorumState, node: usize) {
         if state.parts.is_granted() && !state.let_go && state.parts.is_kept(node) {
             let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
             session.watchdog.arm(part, part.due_after(part.asked_at()));
@@ -189,7 +189,7 @@ impl QuorumHold {
 
     /// Handles the answers that have arrived. Every use of the state begins with this, so that late grants and renewals
     /// count: rule 3.
-    fn read(&self, state: &mut State) {
+    fn read(&self, state: &mut QuorumState) {
         let now = Instant::now();
         for node in 0..self.parts.len() {
             let call = state.asked[node].call.as_ref();
@@ -220,7 +220,7 @@ impl QuorumHold {
         }
     }
 
-    fn read_acquire(&self, state: &mut State, node: usize, answer: Answer, now: Instant) {
+    fn read_acquire(&self, state: &mut QuorumState, node: usize, answer: Answer, now: Instant) {
         let part = &self.parts[node];
         if matches!(answer.value, Value::Nil) {
             part.grant(answer.sent_at);
@@ -240,7 +240,7 @@ impl QuorumHold {
     }
 
     /// Marks a part as lost; `false` if it was over before, or has just been renewed.
-    fn lose_part(&self, state: &mut State, node: usize, why: LossReason) -> bool {
+    fn lose_part(&self, state: &mut QuorumState, node: usize, why: LossReason) -> bool {
         let is_lost = self.parts[node].lose(why).is_some();
         if is_lost {
             self.nodes.list[node]
@@ -254,7 +254,7 @@ impl QuorumHold {
 
     /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left, so that
     /// the hold is lost.
-    fn update_validity(&self, state: &mut State) -> bool {
+    fn update_validity(&self, state: &mut QuorumState) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
             // Not granted yet, or over already: nothing can be lost.
@@ -270,7 +270,7 @@ impl QuorumHold {
     }
 
     /// Updates the validity, and reports the loss for this reason if the hold is lost.
-    fn update_or_lose(&self, mut state: MutexGuard<'_, State>, why: LossReason) -> bool {
+    fn update_or_lose(&self, mut state: MutexGuard<'_, QuorumState>, why: LossReason) -> bool {
         let is_held = self.update_validity(&mut state);
         // Rule 5: a loss takes the mutex of the entry and tells the observer. If a guard releases the hold in between,
         // `lose` does nothing.
@@ -363,7 +363,7 @@ impl QuorumHold {
     }
 
     /// Gives the whole and its parts the lease that was requested.
-    fn set_policy(&self, state: &State, again: &Reentry<'_>) {
+    fn set_policy(&self, state: &QuorumState, again: &Reentry<'_>) {
         let (lease, ttl, now) = (again.lease, again.ttl, Instant::now());
         let Some(hold) = self.whole.upgrade() else {
             return;
@@ -411,7 +411,7 @@ impl QuorumHold {
     }
 
     /// Ends a part and queues its release, behind all requests that were sent before.
-    fn release_part(&self, state: &State, node: usize, announces: bool) -> Option<Arc<Call>> {
+    fn release_part(&self, state: &QuorumState, node: usize, announces: bool) -> Option<Arc<Call>> {
         let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
         part.end();
         session.watchdog.disarm(part);

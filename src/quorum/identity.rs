@@ -11,7 +11,7 @@ use redis::Value;
 use crate::error::{Error, Result};
 use crate::net::call::Call;
 use crate::protocol::script::Request;
-use crate::quorum::nodes::{Nodes, node_timeout};
+use crate::quorum::nodes::{QuorumNodes, node_timeout};
 use crate::session::Session;
 use crate::time;
 
@@ -91,19 +91,19 @@ pub(crate) fn of<'a>(
 
 /// The check that the clients of a quorum are connected to different masters.
 #[derive(Default)]
-pub(crate) struct Masters {
+pub(crate) struct MastersCheck {
     are_known: AtomicBool,
     /// When to ask the masters that are not known yet again, as `time::nanos`.
     look_at: AtomicU64,
 }
 
-impl Masters {
+impl MastersCheck {
     /// Asks all `nodes`, over new connections where there is none. Nodes that do not answer are asked later.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] if two clients are connected to one server, or one to a server that is no master.
-    pub(crate) fn of(nodes: &Nodes, until: Instant) -> Result<Self> {
+    pub(crate) fn of(nodes: &QuorumNodes, until: Instant) -> Result<Self> {
         let by = until.min(Instant::now() + node_timeout(nodes.home().lease));
         nodes
             .sessions()
@@ -135,7 +135,7 @@ impl Masters {
     /// [`Error::Config`] once two clients are known to be connected to one server.
     pub(crate) fn check(
         &self,
-        nodes: &Nodes,
+        nodes: &QuorumNodes,
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<()> {
@@ -159,7 +159,7 @@ impl Masters {
     }
 
     /// An error if two clients are known to be connected to one server.
-    fn compare(&self, nodes: &Nodes) -> Result<()> {
+    fn compare(&self, nodes: &QuorumNodes) -> Result<()> {
         let known = nodes.sessions().map(|session| session.server.last_run_id());
         let known: Vec<_> = known.collect();
         for (node, run_id) in known.iter().enumerate() {

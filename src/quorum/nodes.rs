@@ -43,14 +43,14 @@ pub(crate) struct Node {
     pub(crate) entry: Arc<Entry>,
 }
 
-pub(crate) struct Nodes {
+pub(crate) struct QuorumNodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
     /// The latest releases, of which the replies say whether anybody was notified.
     released: Mutex<[Vec<Arc<Call>>; 2]>,
 }
 
-impl Nodes {
+impl QuorumNodes {
     pub(crate) fn new(list: Vec<Node>) -> Self {
         Self {
             majority: Majority::of(list.len()),

@@ -22,9 +22,9 @@ use redis::Value;
 use crate::net::call::{Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::quorum::failure::Short;
-use crate::quorum::nodes::{Nodes, PAUSE, node_timeout};
-use crate::quorum::tally::{Goal, Progress, Step};
-use crate::verdict::{Kind, Verdict, verdict};
+use crate::quorum::nodes::{PAUSE, QuorumNodes, node_timeout};
+use crate::quorum::tally::{Goal, RoundProgress, Step};
+use crate::verdict::{RequestKind, Verdict, verdict};
 
 /// The state of the request to one node.
 pub(crate) enum NodeReply {
@@ -80,9 +80,9 @@ impl Round {
             .count()
     }
 
-    fn progress(&self, counts: &dyn Fn(usize, &Value) -> bool) -> Progress {
+    fn progress(&self, counts: &dyn Fn(usize, &Value) -> bool) -> RoundProgress {
         let are = |is: fn(&NodeReply) -> bool| self.replies.iter().filter(|its| is(its)).count();
-        Progress {
+        RoundProgress {
             yes: self.count(counts),
             answered: self.values().count(),
             pending: are(|its| matches!(its, NodeReply::Pending)),
@@ -91,7 +91,7 @@ impl Round {
     }
 }
 
-impl Nodes {
+impl QuorumNodes {
     /// Asks all nodes that respond at the same time, and others only if they are needed for the goal. Ends when the
     /// goal is reached, when a majority has answered and the goal cannot be reached any more, or when the time is up.
     ///
@@ -117,7 +117,7 @@ impl Nodes {
             // as far as they have arrived; a node that still owes them is not asked now.
             let is_asked = connection.responds(timeout)
                 && connection
-                    .wait_for_owed(Instant::now(), request.stop)
+                    .wait_for_backlog(Instant::now(), request.stop)
                     .is_ok()
                 && self.send(&mut round, request, node);
             if !is_asked {
@@ -165,8 +165,8 @@ impl Nodes {
         request.goal.next(self.majority, progress)
     }
 
-    /// Sends the request to a node, if there is a connection. The caller has waited for the replies that earlier
-    /// attempts [owe](crate::net::pipeline::Pipeline::owed) there.
+    /// Sends the request to a node, if there is a connection. The caller has waited for the
+    /// [backlog](crate::net::pipeline::Pipeline::backlog_end) there.
     fn send(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize) -> bool {
         let Some(make) = request.make else {
             return false;
@@ -174,7 +174,7 @@ impl Nodes {
         let connection = &self.list[node].session.connection;
         // The reply may never be read, since the round ends with a majority. The connection must not count on a reader.
         let call = Call::unattended(make(node));
-        call.may_go();
+        call.record_waited();
         if connection.submit(&call).is_none() {
             return false;
         }
@@ -191,7 +191,7 @@ impl Nodes {
         let connected = connection
             .first()
             .up(by, request.stop)
-            .and_then(|()| connection.first().wait_for_owed(by, request.stop));
+            .and_then(|()| connection.first().wait_for_backlog(by, request.stop));
         round.replies[node] = match connected {
             Ok(()) if self.send(round, request, node) => return,
             Ok(()) => NodeReply::Failed(self.unanswered(node)),
@@ -214,7 +214,7 @@ impl Nodes {
             return;
         }
         round.replies[node] = match connection.wait(call, by, request.stop) {
-            Ok((reply, _)) => match verdict(reply, || call.asked(Kind::Waited, false)) {
+            Ok((reply, _)) => match verdict(reply, || call.asked(RequestKind::Waited, false)) {
                 Verdict::Answer(value) => NodeReply::Came(value),
                 Verdict::SendText => {
                     call.send_text();

@@ -52,7 +52,7 @@ pub(crate) enum Goal {
 
 /// How far a round has come.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Progress {
+pub(crate) struct RoundProgress {
     /// Nodes that gave the answer that counts.
     pub(crate) yes: usize,
     /// Nodes that gave any answer.
@@ -83,7 +83,7 @@ impl Goal {
 
     /// A round ends when it has reached its goal. A round that cannot reach it any more ends once a majority has
     /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
-    pub(crate) fn next(self, majority: Majority, seen: Progress) -> Step {
+    pub(crate) fn next(self, majority: Majority, seen: RoundProgress) -> Step {
         let wanted = self.wanted(majority);
         let unsent = match self {
             Self::MajoritySoon if seen.answered > seen.yes => 0,
@@ -182,7 +182,7 @@ mod tests {
                 .flat_map(|yes| (yes..=n).map(move |to| (yes, to)));
             let all = all.flat_map(|(yes, to)| (0..=n - to).map(move |pending| (yes, to, pending)));
             let all = all.flat_map(|(yes, answered, pending)| {
-                (0..=n - answered - pending).map(move |unsent| Progress {
+                (0..=n - answered - pending).map(move |unsent| RoundProgress {
                     yes,
                     answered,
                     pending,

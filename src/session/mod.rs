@@ -1,8 +1,8 @@
 //! The parts of one client: connections, subscribers, watchdog and registry. Starts and joins the threads.
 
+pub(crate) mod known_master;
 mod reminders;
 mod replicas;
-pub(crate) mod server;
 pub(crate) mod shared;
 mod unset;
 
@@ -26,7 +26,7 @@ use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Call, Fault, OnReply};
-use crate::net::connection::Left;
+use crate::net::connection::WorkLeft;
 use crate::net::masters::Masters;
 use crate::net::nodes::{self, Nodes};
 use crate::net::request::Acknowledgements;
@@ -39,9 +39,9 @@ use crate::protocol::idempotency::IdempotencyKeys;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
 use crate::report::report;
+use crate::session::known_master::KnownMaster;
 use crate::session::reminders::Reminders;
 use crate::session::replicas::Replicas;
-use crate::session::server::Server;
 use crate::session::unset::UnsetSemaphores;
 use crate::stats::Counters;
 
@@ -60,7 +60,7 @@ pub(crate) struct Session {
     pub(crate) waiter_lease: Duration,
     pub(crate) log_long_waits: Duration,
     pub(crate) owners: Arc<Owners>,
-    pub(crate) server: Server,
+    pub(crate) server: KnownMaster,
     replicas: Replicas,
     pub(crate) requests: IdempotencyKeys,
     pub(crate) registry: Registry,
@@ -154,7 +154,7 @@ impl Session {
             command_timeout: config.command_timeout,
             waiter_lease: config.waiter_lease,
             log_long_waits: config.log_long_waits,
-            server: Server::default(),
+            server: KnownMaster::default(),
             replicas: Replicas::default(),
             requests: IdempotencyKeys::default(),
             registry: Registry::new(
@@ -508,9 +508,9 @@ impl Housekeeping for Session {
         self.guarded.look_after();
     }
 
-    fn housekeep(&self) -> Left {
+    fn housekeep(&self) -> WorkLeft {
         let now = Instant::now();
-        let idle = Left::later(self.registry.sweep(now));
+        let idle = WorkLeft::later(self.registry.sweep(now));
         if let Some(at) = self.reminders.remind(&self.closing, now) {
             self.watchdog.housekeep_by(at);
         }

@@ -20,10 +20,10 @@ const AWAY: Duration = Duration::from_millis(20);
 
 /// State of the replicas of one client's server, as far as known.
 #[derive(Default)]
-pub(crate) struct Replicas(Mutex<State>);
+pub(crate) struct Replicas(Mutex<ReplicaState>);
 
 #[derive(Default)]
-struct State {
+struct ReplicaState {
     /// When a `WAIT` last got the full time.
     full_time_at: Option<Instant>,
     are_away: bool,

@@ -33,14 +33,14 @@ impl Is {
 }
 
 /// A request that a thread waits for, a request that is sent once, a user's script, and what is kept.
-fn kinds() -> [Kind; 4] {
+fn kinds() -> [RequestKind; 4] {
     let users = ScriptRef::Users(Arc::new(Script::new("return 2")));
     let keys: &[&[u8]] = &[b"k"];
     [
         Request::script("testing", &OURS, &["k"], &["o:1"]).kind(),
         Request::once("testing", ScriptRef::Ours(&OURS), keys, &[]).kind(),
         Request::once("testing", users, keys, &[]).kind(),
-        Kind::Kept,
+        RequestKind::Kept,
     ]
 }
 

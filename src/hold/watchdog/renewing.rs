@@ -30,7 +30,7 @@ use crate::net::slot::slot_of;
 use crate::protocol::script;
 use crate::report::report;
 use crate::time;
-use crate::verdict::{Kind, Reach, Verdict, reach};
+use crate::verdict::{Reach, RequestKind, Verdict, reach};
 
 /// The most renewals, and about the most bytes, that are sent before their replies are read.
 const BATCH: (usize, usize) = (256, 48 * 1024);
@@ -230,7 +230,7 @@ impl WatchdogThread {
         let from = its.over.at(&its.call);
         let generation = from.generation().unwrap_or_default();
         let over = &its.over;
-        let err = match over.verdict(reply, &its.call, Kind::Kept, from, generation) {
+        let err = match over.verdict(reply, &its.call, RequestKind::Kept, from, generation) {
             Verdict::Answer(value) => return self.answered(its, value, sent_at),
             Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(its),
             // A node from which a slot is moving away rejects a request for several keys if it no longer has all of

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Connection, GLANCE, Left, Phase};
+use super::{Connection, GLANCE, Phase, WorkLeft};
 use crate::net::call::Call;
 use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
@@ -44,7 +44,7 @@ impl Connection {
 
     /// Reads replies that nobody waits for, sends what the ledger has, and has a connection replaced whose login is old: one
     /// step of it, a few milliseconds long.
-    pub(crate) fn housekeep(self: &Arc<Self>) -> Left {
+    pub(crate) fn housekeep(self: &Arc<Self>) -> WorkLeft {
         let left = self.housekeep_unread_for(UNREAD);
         self.renew_login();
         left
@@ -52,32 +52,32 @@ impl Connection {
 
     /// One step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
     /// due just now are read as well.
-    pub(crate) fn drain_some(self: &Arc<Self>) -> Left {
+    pub(crate) fn drain_some(self: &Arc<Self>) -> WorkLeft {
         self.housekeep_unread_for(Duration::ZERO)
     }
 
-    fn housekeep_unread_for(self: &Arc<Self>, unread_for: Duration) -> Left {
+    fn housekeep_unread_for(self: &Arc<Self>, unread_for: Duration) -> WorkLeft {
         let mut state = self.state.lock();
         let generation = state.generation;
         match &state.phase {
-            Phase::Closed => return Left::Nothing,
+            Phase::Closed => return WorkLeft::Nothing,
             Phase::Down(_) => {
                 let owes = state.pipeline.owes();
                 drop(state);
                 if owes {
                     self.want();
                 }
-                return Left::later(owes);
+                return WorkLeft::later(owes);
             }
             Phase::Up(_) => {}
         }
         state.pipeline.feed(Instant::now());
         let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {
-            return Left::Later;
+            return WorkLeft::Later;
         };
         let Some(sent_at) = in_flight.due_since() else {
-            return Left::later(more);
+            return WorkLeft::later(more);
         };
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
@@ -99,21 +99,21 @@ impl Connection {
                 .up(generation)
                 .is_some_and(|(_, in_flight)| in_flight.unwritten.is_full());
             return match state.pipeline.owes() || is_full {
-                true => Left::Soon,
-                false => Left::Later,
+                true => WorkLeft::Soon,
+                false => WorkLeft::Later,
             };
         };
         self.lead(reader, generation, None, now, now + GLANCE);
         // Checked after the read, which has shown that no reply lay unread in the socket.
         if self.is_silent(generation) {
             self.fail_silent(generation);
-            return Left::Later;
+            return WorkLeft::Later;
         }
         // A reply may have let `feed` queue the next batch, which can be written at once.
         match self.state.lock().up(generation) {
-            Some((_, in_flight)) if in_flight.last_heard > heard_at => Left::More,
-            Some((_, in_flight)) if is_urgent || in_flight.unwritten.is_full() => Left::Soon,
-            _ => Left::Later,
+            Some((_, in_flight)) if in_flight.last_heard > heard_at => WorkLeft::More,
+            Some((_, in_flight)) if is_urgent || in_flight.unwritten.is_full() => WorkLeft::Soon,
+            _ => WorkLeft::Later,
         }
     }
 
@@ -207,7 +207,7 @@ pub(super) mod tests {
         }
         // The node redirects the undo, so another connection sends it.
         last.expect("one").sent_to(1);
-        let waited = connection.wait_for_owed(now + Duration::from_secs(60), &|| false);
+        let waited = connection.wait_for_backlog(now + Duration::from_secs(60), &|| false);
         assert!(waited.is_ok(), "{waited:?}");
     }
 }

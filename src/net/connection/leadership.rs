@@ -86,7 +86,7 @@ impl<R> Leadership<R> {
     /// Appoints the first call with a follower, unless a thread has the reader: that thread appoints when it puts it back.
     fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
         self.reader.as_ref()?;
-        self.appointed = in_flight.following().next().cloned();
+        self.appointed = in_flight.followed_calls().next().cloned();
         self.appointed.clone()
     }
 }

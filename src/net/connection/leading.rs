@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use super::{Connection, GLANCE, Phase, SLICE, State, WaitFault, Wrote, wake};
+use super::{Connection, ConnectionState, GLANCE, Phase, SLICE, WaitFault, Wrote, wake};
 use crate::net::call::{Call, CallPhase, CallState, Fault};
 use crate::net::pipeline::Received;
 use crate::net::socket::{self, Reader};
@@ -48,7 +48,7 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
-        let mut has_looked = false;
+        let mut has_read_once_more = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
@@ -66,8 +66,9 @@ impl Connection {
             };
             // The time is up, but the reply may lie unread in the socket: the thread appointed to read it may not have been
             // scheduled yet. Unless a read since `until` has found nothing, look once more before reporting a timeout.
-            let looks = now >= until && in_flight.quiet_at < until && !has_looked && !stop();
-            if !looks && (now >= until || stop()) {
+            let reads_once_more =
+                now >= until && in_flight.quiet_at < until && !has_read_once_more && !stop();
+            if !reads_once_more && (now >= until || stop()) {
                 drop(mine);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
                 // would strand all followers, so it is passed on: rule 4 at `Leadership`.
@@ -81,10 +82,13 @@ impl Connection {
                     false => WaitFault::Stopped,
                 });
             }
-            let own = is_own.then_some(mine.sent_at);
-            let patience = self.patience(up, in_flight, own, until);
+            let own_sent_at = is_own.then_some(mine.sent_at);
+            let patience = self.patience(up, in_flight, own_sent_at, until);
             // A reply to this call may lie unread if the last read ended before the call was sent. Then read first.
-            if !looks && in_flight.is_silent(patience) && in_flight.quiet_at >= mine.sent_at {
+            if !reads_once_more
+                && in_flight.is_silent(patience)
+                && in_flight.quiet_at >= mine.sent_at
+            {
                 drop(mine);
                 drop(state);
                 // Another thread may fail it first, or read a reply in between. `fail_silent` looks again under the mutex.
@@ -94,12 +98,12 @@ impl Connection {
             let silent_at = in_flight.last_heard + patience;
             // Once the connection counts as silent, one short read checks that nothing has arrived before it is given up.
             let slice_ends = match now < silent_at {
-                _ if looks => now + GLANCE,
+                _ if reads_once_more => now + GLANCE,
                 true => until.min(silent_at.min(now + SLICE)),
                 false => until.min(now + GLANCE),
             };
-            has_looked |= looks;
-            let reader = match looks {
+            has_read_once_more |= reads_once_more;
+            let reader = match reads_once_more {
                 // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
                 // and `step_down` appoints again, so the other thread, which was woken, follows until then.
                 true => up.leadership.take(),
@@ -116,7 +120,7 @@ impl Connection {
             drop(state);
             // A leader wakes all followers about every `SLICE`, so most need no timer of their own. That is too late for a
             // deadline this close; wait with a time limit.
-            let is_soon = looks || until.min(silent_at) < now + 2 * SLICE;
+            let is_soon = reads_once_more || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
             // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
@@ -128,17 +132,17 @@ impl Connection {
     }
 
     /// Waits until the backlog of attempts that were given up is answered, if it is long enough to hold others up: see
-    /// [`owed`](crate::net::pipeline::Pipeline::owed).
-    pub(crate) fn wait_for_owed(
+    /// [`backlog_end`](crate::net::pipeline::Pipeline::backlog_end).
+    pub(crate) fn wait_for_backlog(
         &self,
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
-        let owed = self.state.lock().pipeline.owed();
-        let Some(owed) = owed else {
+        let end = self.state.lock().pipeline.backlog_end();
+        let Some(end) = end else {
             return Ok(());
         };
-        match self.wait_for(&owed, false, until, stop) {
+        match self.wait_for(&end, false, until, stop) {
             Ok(_) | Err(WaitFault::Broken(_)) => Ok(()),
             Err(WaitFault::TimedOut) => Err(self.no_answer()),
             Err(WaitFault::Stopped) => Err(Fault::Stopped),
@@ -155,7 +159,7 @@ impl Connection {
         now: Instant,
         until: Instant,
     ) {
-        let mut leader = Leader {
+        let mut leader = FailOnPanic {
             connection: self,
             generation,
             is_done: false,
@@ -264,7 +268,7 @@ impl Connection {
                     if replied.is_elsewhere {
                         self.housekeeper.housekeep_now();
                     }
-                    if replied.following {
+                    if replied.was_followed {
                         served.0.push(replied.call);
                     }
                     if let Some(err) = replied.leaving {
@@ -287,8 +291,9 @@ impl Connection {
         }
         // The successor takes over only with the reader in its place. If this was the last reply over the old connection,
         // the next read would block for the whole slice, with the commands for the successor unwritten.
-        let is_over = (state.up(generation)).is_some_and(|(up, in_flight)| up.is_over(in_flight));
-        if is_over && matches!(then, Then::ReadOn) {
+        let hands_over =
+            (state.up(generation)).is_some_and(|(up, in_flight)| up.can_hand_over(in_flight));
+        if hands_over && matches!(then, Then::ReadOn) {
             then = Then::StepDown;
         }
         then
@@ -308,7 +313,7 @@ impl Connection {
         let next = up.leadership.put_back(reader, in_flight);
         if now >= up.all_looked_at + SLICE / 2 {
             up.all_looked_at = now;
-            served.0.extend(in_flight.following().cloned());
+            served.0.extend(in_flight.followed_calls().cloned());
         }
         self.write_queued(state, true);
         served.wake();
@@ -341,7 +346,10 @@ impl Connection {
 
 /// The outcome of a call; `None` while its reply is due. A deferred call without a connection counts as broken for the
 /// thread that waits: the ledger sends it again, over a connection that may lead to another node.
-fn outcome(state: &State, call: &CallState) -> Option<Result<(Value, Instant), WaitFault>> {
+fn outcome(
+    state: &ConnectionState,
+    call: &CallState,
+) -> Option<Result<(Value, Instant), WaitFault>> {
     let no_connection = || socket::timed_out("there was no connection to send it over");
     Some(match &call.phase {
         CallPhase::Awaiting => return None,
@@ -374,13 +382,13 @@ fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
 }
 
 /// Drops the connection if the leading thread panics: the reader would be lost with it, and followers wait without a limit.
-struct Leader<'a> {
+struct FailOnPanic<'a> {
     connection: &'a Connection,
     generation: u64,
     is_done: bool,
 }
 
-impl Drop for Leader<'_> {
+impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             let why = std::io::Error::other("the thread that read the replies has panicked");
@@ -468,7 +476,7 @@ pub(super) mod appointments {
         ours.set_write_timeout(Some(GLANCE)).expect("a limit");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         let mut state = connection.state.lock();
-        connection.start(&mut state, Duplex::over(Socket::Unix(ours)));
+        connection.install(&mut state, Duplex::over(Socket::Unix(ours)));
         let (up, _) = state.up(1).expect("it is up");
         let reader = up.leadership.take().expect("nobody leads");
         drop(state);

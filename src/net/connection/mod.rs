@@ -36,10 +36,10 @@
 //! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. Only `submit` is called with the mutex
 //! of a lock's entry held.
 
-mod dialing;
 mod housekeeping;
 mod leadership;
 mod leading;
+mod lifecycle;
 mod writing;
 
 use std::sync::Arc;
@@ -57,7 +57,7 @@ use crate::net::ledger::Ledger;
 use crate::net::masters::Masters;
 use crate::net::pipeline::{Destination, InFlight, Pipeline};
 use crate::net::request::Request;
-use crate::net::socket::{self, Duplex, Endpoint, GLANCE, Progress, Reader, SLICE, Socket};
+use crate::net::socket::{self, DialProgress, Duplex, Endpoint, GLANCE, Reader, SLICE, Socket};
 use crate::stats::Counters;
 
 /// How long is worked on one connection, or waited for it, while there is something else to do.
@@ -68,7 +68,7 @@ struct Down {
     next: NextTry,
     why: Option<RedisError>,
     /// The threads that make one, at most two. The second begins if the first takes long, and has less time.
-    attempts: Vec<Arc<Progress>>,
+    attempts: Vec<Arc<DialProgress>>,
 }
 
 enum Phase {
@@ -93,7 +93,7 @@ struct Up {
     successor: Option<Duplex>,
 }
 
-struct State {
+struct ConnectionState {
     phase: Phase,
     /// The number of the current connection. A thread that has released the mutex compares it before it acts on a connection
     /// again: see [`up`](Self::up).
@@ -119,7 +119,7 @@ enum Wrote {
     Down,
 }
 
-impl State {
+impl ConnectionState {
     /// The connection with this number, unless it was dropped or replaced.
     fn up(&mut self, generation: u64) -> Option<(&mut Up, &mut InFlight)> {
         match &mut self.phase {
@@ -133,7 +133,7 @@ impl State {
 
 /// The work that a step of housekeeping has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Left {
+pub(crate) enum WorkLeft {
     Nothing,
     /// Something, which has to wait for a while.
     Later,
@@ -143,7 +143,7 @@ pub(crate) enum Left {
     More,
 }
 
-impl Left {
+impl WorkLeft {
     /// Whether anything is left for later.
     pub(crate) fn later(is_left: bool) -> Self {
         match is_left {
@@ -183,7 +183,7 @@ pub(crate) struct Connection {
     connect_timeout: Duration,
     /// How long a connection may be silent with a reply due.
     max_silence: Duration,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: Condvar,
     counters: Arc<Counters>,
     housekeeper: Arc<dyn Housekeeper>,
@@ -206,7 +206,7 @@ impl Connection {
             node: to.node,
             connect_timeout: settings.connect_timeout,
             max_silence: settings.command_timeout / 2,
-            state: Mutex::new(State {
+            state: Mutex::new(ConnectionState {
                 phase: Phase::Down(Down::new(None)),
                 generation: 0,
                 pipeline: Pipeline::new(to, ledger),
@@ -241,7 +241,7 @@ impl Connection {
     pub(crate) fn retire(&self) {
         if let Some(generation) = self.generation() {
             let why = socket::timed_out("the node is no master any more");
-            self.leave(generation, &why);
+            self.leave_when_answered(generation, &why);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::{Connection, Phase, State, Wrote, wake};
+use super::{Connection, ConnectionState, Phase, Wrote, wake};
 use crate::net::call::Call;
 use crate::net::write_queue::write_turn;
 
@@ -14,7 +14,7 @@ impl Connection {
     ///
     /// Returns the connection's number, or `None` if the call was not queued. Then a deferred call is in the ledger, unless the
     /// client is closed; any other call has to be submitted again, once there is a connection and an attempt has
-    /// [waited](Self::wait_for_owed) for the backlog.
+    /// [waited](Self::wait_for_backlog) for the backlog.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         Some(self.queue(call)?.generation)
     }
@@ -27,7 +27,7 @@ impl Connection {
         Some(generation)
     }
 
-    fn queue(&self, call: &Arc<Call>) -> Option<MutexGuard<'_, State>> {
+    fn queue(&self, call: &Arc<Call>) -> Option<MutexGuard<'_, ConnectionState>> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Closed) {
             return None;
@@ -58,7 +58,11 @@ impl Connection {
         self.write_queued(self.state.lock(), all)
     }
 
-    pub(super) fn write_queued<'a>(&'a self, mut state: MutexGuard<'a, State>, all: bool) -> Wrote {
+    pub(super) fn write_queued<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ConnectionState>,
+        all: bool,
+    ) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
@@ -76,7 +80,7 @@ impl Connection {
         }
         // After an idle time the server may have closed the connection, and a command that is written then has an unknown
         // outcome. The check releases the mutex.
-        if in_flight.doubtful {
+        if in_flight.check_before_write {
             let Some(still) = self.has_ended(state, generation) else {
                 return Wrote::Down;
             };
@@ -139,11 +143,11 @@ impl Connection {
     /// put back, other threads follow, and leave their bytes to this one. So the caller has to write afterwards.
     pub(super) fn has_ended<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, ConnectionState>,
         generation: u64,
-    ) -> Option<MutexGuard<'a, State>> {
+    ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
-        in_flight.doubtful = false;
+        in_flight.check_before_write = false;
         if up.writing {
             return Some(state);
         }
@@ -181,7 +185,7 @@ pub(super) mod tests {
 
     use super::super::housekeeping::tests::undo;
     use super::super::leading::appointments::{GENEROUS, led};
-    use crate::net::connection::{Housekeeper, Left};
+    use crate::net::connection::{Housekeeper, WorkLeft};
     use crate::net::request::Request;
 
     /// More than a socket takes.
@@ -264,7 +268,7 @@ pub(super) mod tests {
         let (connection, mut server, woken) = unled();
         assert!(connection.send(&large()).is_some());
         assert_eq!(woken.take(), 1, "no other thread writes the rest");
-        assert_eq!(connection.housekeep(), Left::Soon);
+        assert_eq!(connection.housekeep(), WorkLeft::Soon);
         let useful_until = Instant::now() + GENEROUS;
         let kept = undo(&"name".into(), useful_until);
         assert!(connection.send(&kept).is_none() && woken.take() == 0);
@@ -272,7 +276,7 @@ pub(super) mod tests {
         thread::scope(|scope| {
             scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
             while unwritten(connection) > 0 && Instant::now() < useful_until {
-                assert!(connection.housekeep() >= Left::Soon);
+                assert!(connection.housekeep() >= WorkLeft::Soon);
             }
             // The thread that writes the rest does not send the release.
             let was_woken = woken.take() > 0;

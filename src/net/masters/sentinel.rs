@@ -45,7 +45,7 @@ const LONGEST_HOST: usize = 255;
 
 /// A server that a Sentinel has named as the master.
 #[derive(Clone)]
-struct Named {
+struct NamedMaster {
     address: Address,
     /// The number of the failover that made it one.
     epoch: u64,
@@ -55,9 +55,9 @@ struct Named {
 #[derive(Default)]
 pub(super) struct Service {
     /// The latest answer of a Sentinel that does not lag behind.
-    master: Option<Named>,
+    master: Option<NamedMaster>,
     /// The latest answer of those that do, since they were last asked.
-    behind: Option<Named>,
+    behind: Option<NamedMaster>,
     /// The latest epoch of a master to which a connection was made.
     epoch: u64,
     /// The connections to masters, and by which failover each was one.
@@ -79,9 +79,9 @@ impl Service {
     }
 
     /// Whether a Sentinel that has named this master has not heard of a failover that this client knows of.
-    fn lags(&mut self, named: &Named) -> bool {
+    fn lags(&mut self, named: &NamedMaster) -> bool {
         let lags = named.epoch < self.epoch;
-        let is_later = |its: &Named| its.epoch < named.epoch;
+        let is_later = |its: &NamedMaster| its.epoch < named.epoch;
         if lags && self.behind.as_ref().is_none_or(is_later) {
             self.behind = Some(named.clone());
         }
@@ -119,7 +119,7 @@ impl Masters {
         let until = Instant::now() + dial.left()? / 4 * 3;
         let asked = self.refresh(until, &|| dial.left().is_err());
         asked.map_err(|why| if why.is_timeout() { nobody() } else { why })?;
-        let Named { address, epoch } =
+        let NamedMaster { address, epoch } =
             (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
         let master = self.endpoint.master(address);
         // The master may be gone, and have a successor before the time is up.
@@ -164,7 +164,7 @@ impl Masters {
         let unknown = || {
             lasting("it knows no such service; `SENTINEL MASTERS` lists those that it knows".into())
         };
-        let named = Named {
+        let named = NamedMaster {
             address: address.ok_or_else(unknown)?,
             epoch: said_epoch(state)?,
         };
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_sentinel_that_lags_behind_is_believed_only_if_none_knows_better() {
-        let named = |port, epoch| Named {
+        let named = |port, epoch| NamedMaster {
             address: Address::Tcp("m".into(), port),
             epoch,
         };

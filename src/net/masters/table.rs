@@ -27,14 +27,14 @@ type Names = Vec<Address>;
 
 /// A range of slots, and who has them: the master first.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Shard {
+pub(super) struct SlotRange {
     slots: RangeInclusive<u16>,
     nodes: Vec<Names>,
 }
 
 /// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, which stands for a node without a name. `by_name` prefers
 /// an announced host name to an address: it is what a certificate is made out to.
-pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<Shard>> {
+pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<SlotRange>> {
     let Value::Array(ranges) = reply else {
         return None;
     };
@@ -51,7 +51,7 @@ pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Ve
         }
         let mut nodes = vec![names(master, asked, by_name)?];
         nodes.extend(replicas.iter().filter_map(|its| names(its, asked, by_name)));
-        Some(Shard { slots, nodes })
+        Some(SlotRange { slots, nodes })
     };
     ranges.iter().map(read).collect()
 }
@@ -179,10 +179,10 @@ impl Table {
 
     /// Takes over what a node has said of all slots, and returns whether any has another master now. A slot that nobody has
     /// at the moment stays where it was: its keys are nowhere else.
-    pub(super) fn learn(&mut self, shards: &[Shard]) -> bool {
+    pub(super) fn learn(&mut self, shards: &[SlotRange]) -> bool {
         let mut changed = false;
         self.names.clear();
-        for Shard { slots, nodes } in shards {
+        for SlotRange { slots, nodes } in shards {
             for names in nodes {
                 for name in names.iter().rev() {
                     self.names.insert(name.clone(), names[0].clone());

@@ -198,8 +198,8 @@ impl Nodes {
                 return Ok((to, generation));
             }
             to = self.up(call, until, stop)?;
-            to.wait_for_owed(until, stop)?;
-            call.may_go();
+            to.wait_for_backlog(until, stop)?;
+            call.record_waited();
         }
     }
 

@@ -39,13 +39,13 @@ use crate::error::named;
 use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, Fault, OnReply};
 pub(crate) use crate::net::connection::Settings;
-use crate::net::connection::{Connection, Left, TURN};
+use crate::net::connection::{Connection, TURN, WorkLeft};
 use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
 use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::report::report;
-use crate::verdict::{self, Kind, Reach, Redirection, Verdict, verdict};
+use crate::verdict::{self, Reach, Redirection, RequestKind, Verdict, verdict};
 
 /// How many useless entries of the ledger are settled in one step.
 const USELESS: usize = 256;
@@ -211,7 +211,7 @@ impl Nodes {
     }
 
     /// Does the background work at each connection, and in the ledger.
-    fn work(&self, work: impl Fn(&Arc<Connection>) -> Left) -> Left {
+    fn work(&self, work: impl Fn(&Arc<Connection>) -> WorkLeft) -> WorkLeft {
         self.map.want();
         let mut left = self.give_up_useless();
         for call in self.ledger.take_asked() {
@@ -222,7 +222,7 @@ impl Nodes {
         }
         // The connections take the rest.
         for node in self.ledger.nodes() {
-            left = left.max(Left::Later);
+            left = left.max(WorkLeft::Later);
             match node {
                 Some(node) => _ = self.connection(node),
                 None => self.map.doubt(),
@@ -244,7 +244,7 @@ impl Nodes {
     }
 
     /// Settles entries of the ledger that are useless. Not all at once, since an outage may leave very many.
-    fn give_up_useless(&self) -> Left {
+    fn give_up_useless(&self) -> WorkLeft {
         let why = socket::timed_out("redis has not accepted it while it was of use");
         let useless = self.ledger.take_useless(Instant::now(), USELESS);
         for call in &useless {
@@ -254,8 +254,8 @@ impl Nodes {
             }
         }
         match useless.len() {
-            USELESS => Left::More,
-            _ => Left::Nothing,
+            USELESS => WorkLeft::More,
+            _ => WorkLeft::Nothing,
         }
     }
 
@@ -302,7 +302,7 @@ impl Nodes {
     }
 
     /// See [`Connection::housekeep`].
-    pub(crate) fn housekeep(&self) -> Left {
+    pub(crate) fn housekeep(&self) -> WorkLeft {
         self.work(Connection::housekeep)
     }
 
@@ -310,10 +310,10 @@ impl Nodes {
     pub(crate) fn drain(&self, until: Instant) -> bool {
         loop {
             match self.work(Connection::drain_some) {
-                Left::Nothing => return true,
+                WorkLeft::Nothing => return true,
                 _ if Instant::now() >= until => return false,
-                Left::Later | Left::Soon => std::thread::sleep(socket::GLANCE),
-                Left::More => {}
+                WorkLeft::Later | WorkLeft::Soon => std::thread::sleep(socket::GLANCE),
+                WorkLeft::More => {}
             }
         }
     }
@@ -387,7 +387,7 @@ impl Nodes {
         &self,
         reply: Value,
         call: &Call,
-        kind: Kind,
+        kind: RequestKind,
         to: &Connection,
         generation: u64,
     ) -> Verdict {
@@ -400,12 +400,12 @@ impl Nodes {
                 call.redirect(to.is_asking.then_some(node));
             }
             Verdict::Later(err) | Verdict::Never(err) => {
-                call.rest();
+                call.reset_redirections();
                 match verdict::reach(err) {
                     Reach::Slots => self.map.doubt(),
                     Reach::Master => {
                         self.map.doubt();
-                        to.leave(generation, err);
+                        to.leave_when_answered(generation, err);
                     }
                     Reach::Request | Reach::Keys | Reach::Data | Reach::Everything => {}
                 }

@@ -156,7 +156,7 @@ fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() 
         assert_eq!(nodes.submit(&release), None, "it is kept");
     }
     for step in 1..=5 {
-        let is_last = nodes.housekeep() == Left::Nothing;
+        let is_last = nodes.housekeep() == WorkLeft::Nothing;
         assert_eq!(is_last, step == 5, "step {step}");
         let given_up = releases.given_up.load(Ordering::SeqCst);
         assert_eq!(given_up, USELESS * step.min(4));
@@ -172,7 +172,7 @@ fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
         let said = nodes.verdict(
             says("MOVED somewhere"),
             &call,
-            Kind::Waited,
+            RequestKind::Waited,
             nodes.at(&call),
             1,
         );

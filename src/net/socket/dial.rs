@@ -14,7 +14,7 @@ use super::{GLANCE, timed_out};
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.
-pub(crate) struct Progress {
+pub(crate) struct DialProgress {
     pub(crate) began: Instant,
     /// The thread is in something that nothing bounds in time, or the server has answered: another attempt would not help.
     is_patient: AtomicBool,
@@ -22,7 +22,7 @@ pub(crate) struct Progress {
     is_given_up: AtomicBool,
 }
 
-impl Progress {
+impl DialProgress {
     pub(in crate::net) fn new() -> Arc<Self> {
         Arc::new(Self {
             began: Instant::now(),
@@ -57,14 +57,14 @@ pub(in crate::net) struct Dial {
     pub(in crate::net) role: &'static str,
     /// When it has taken so long that it has failed.
     ends: Instant,
-    progress: Arc<Progress>,
+    progress: Arc<DialProgress>,
 }
 
 impl Dial {
     pub(in crate::net) fn new(
         role: &'static str,
         timeout: Duration,
-        progress: Arc<Progress>,
+        progress: Arc<DialProgress>,
     ) -> Self {
         Self {
             role,
@@ -75,7 +75,7 @@ impl Dial {
 
     /// An attempt of a thread that connects for itself.
     pub(in crate::net) fn by_itself(role: &'static str, timeout: Duration) -> Self {
-        Self::new(role, timeout, Progress::new())
+        Self::new(role, timeout, DialProgress::new())
     }
 
     /// Part of it, which has failed after `share` if it is not done before.

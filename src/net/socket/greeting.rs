@@ -16,12 +16,12 @@ use crate::report::report;
 use crate::verdict::{self, Reach, is_crowded};
 
 /// A command of the greeting.
-struct Step {
+struct GreetingStep {
     what: &'static str,
     request: Request,
 }
 
-impl Step {
+impl GreetingStep {
     fn new(what: &'static str, args: &[&str]) -> Self {
         Self {
             what,
@@ -85,7 +85,7 @@ pub(super) fn greet(
     }
 }
 
-fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
+fn send(connection: &mut Duplex, steps: &[GreetingStep]) -> RedisResult<()> {
     let mut bytes = Vec::new();
     for step in steps {
         step.request.write(&mut bytes, false);
@@ -100,32 +100,32 @@ fn send(connection: &mut Duplex, steps: &[Step]) -> RedisResult<()> {
     })
 }
 
-fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<Step> {
+fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<GreetingStep> {
     let server = &endpoint.server;
     let name = format!("{}:{role}", server.names);
-    let auth = login.auth().map(|request| Step {
+    let auth = login.auth().map(|request| GreetingStep {
         what: "AUTH",
         request,
     });
     let mut steps = Vec::from_iter(auth);
     let asks_what_it_is = endpoint.asks_what_it_is(role);
     if asks_what_it_is || needs_role(endpoint) {
-        steps.push(Step::new("ROLE", &[]));
+        steps.push(GreetingStep::new("ROLE", &[]));
     }
     if asks_what_it_is {
-        steps.push(Step::new("HELLO", &[]));
+        steps.push(GreetingStep::new("HELLO", &[]));
     }
     if server.db != 0 {
-        steps.push(Step::new("SELECT", &[&server.db.to_string()]));
+        steps.push(GreetingStep::new("SELECT", &[&server.db.to_string()]));
     }
-    steps.push(Step::new("CLIENT", &["SETNAME", &name]));
-    steps.push(Step::new("PING", &[]));
+    steps.push(GreetingStep::new("CLIENT", &["SETNAME", &name]));
+    steps.push(GreetingStep::new("PING", &[]));
     if server.replica_ack != ReplicaAck::None {
         // With 0 replicas `WAIT` returns at once.
-        steps.push(Step::new("WAIT", &["0", "1"]));
+        steps.push(GreetingStep::new("WAIT", &["0", "1"]));
     }
     if endpoint.asks_for_eviction(role) {
-        steps.push(Step::new("INFO", &["memory"]));
+        steps.push(GreetingStep::new("INFO", &["memory"]));
     }
     steps
 }
@@ -135,7 +135,7 @@ fn needs_role(endpoint: &Endpoint) -> bool {
     endpoint.proves_master || endpoint.server.replica_ack == ReplicaAck::Majority
 }
 
-impl Step {
+impl GreetingStep {
     fn answered(&self, endpoint: &Endpoint, reply: &Value) -> RedisResult<()> {
         match self.what {
             "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => {

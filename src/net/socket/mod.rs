@@ -27,7 +27,7 @@ use redis::io::tcp::socket2::SockRef;
 use redis::{RedisError, RedisResult, Value};
 
 pub(in crate::net) use self::connecting::connect_to;
-pub(crate) use self::dial::Progress;
+pub(crate) use self::dial::DialProgress;
 use self::dial::SHARE;
 pub(crate) use self::reply::{LARGEST_MAP, TOO_LARGE};
 #[cfg(feature = "tls")]

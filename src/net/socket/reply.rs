@@ -86,13 +86,13 @@ struct Skipping {
 }
 
 /// Why a token is not taken.
-enum Refused {
+enum TokenError {
     /// The reply exceeds a limit.
     TooLarge(String),
     Broken(RedisError),
 }
 
-impl From<RedisError> for Refused {
+impl From<RedisError> for TokenError {
     fn from(err: RedisError) -> Self {
         Self::Broken(err)
     }
@@ -179,9 +179,9 @@ impl Parser {
         if self.skipping.is_none() {
             match self.take_whole() {
                 Ok(value) => return Ok(value),
-                Err(Refused::Broken(err)) => return Err(err),
-                Err(Refused::TooLarge(why)) if !self.skips => return Err(too_large(why)),
-                Err(Refused::TooLarge(why)) => {
+                Err(TokenError::Broken(err)) => return Err(err),
+                Err(TokenError::TooLarge(why)) if !self.skips => return Err(too_large(why)),
+                Err(TokenError::TooLarge(why)) => {
                     let others = self.open.drain(..).map(|open| open.left - 1);
                     self.skipping = Some(Skipping {
                         why,
@@ -197,12 +197,12 @@ impl Parser {
         self.skip()
     }
 
-    fn take_whole(&mut self) -> Result<Option<Value>, Refused> {
+    fn take_whole(&mut self) -> Result<Option<Value>, TokenError> {
         while let Some((token, len)) = self.token()? {
             if let Token::Array(1..) = token
                 && self.open.len() == DEEPEST
             {
-                return Err(Refused::TooLarge(format!(
+                return Err(TokenError::TooLarge(format!(
                     "a reply is nested deeper than {DEEPEST} levels, the most that is read"
                 )));
             }
@@ -302,7 +302,7 @@ impl Parser {
     }
 
     /// The next token and its length, if all of it has been read.
-    fn token(&mut self) -> Result<Option<(Token, usize)>, Refused> {
+    fn token(&mut self) -> Result<Option<(Token, usize)>, TokenError> {
         let bytes = &self.buffer[self.start..self.end];
         let Some(&kind) = bytes.first() else {
             return Ok(None);
@@ -367,11 +367,11 @@ impl Parser {
     }
 
     /// Whether the reply may have so many bytes more.
-    fn check(&self, bytes: usize) -> Result<(), Refused> {
+    fn check(&self, bytes: usize) -> Result<(), TokenError> {
         if bytes <= self.limit.saturating_sub(self.taken) {
             return Ok(());
         }
-        Err(Refused::TooLarge(format!(
+        Err(TokenError::TooLarge(format!(
             "a reply has more than {} KiB, the most that is read",
             self.limit / 1024
         )))

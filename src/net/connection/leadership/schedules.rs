@@ -304,7 +304,7 @@ impl World {
                 panic!("it was asked for");
             };
             has_own |= self.threads[t].waits_for == Some(self.id(&replied.call));
-            if replied.following {
+            if replied.was_followed {
                 served.push(replied.call);
             }
         }

@@ -25,7 +25,7 @@ fn range(first: i64, last: i64, nodes: &[Value]) -> Value {
     Value::Array(parts)
 }
 
-fn read(ranges: Vec<Value>) -> Option<Vec<Shard>> {
+fn read(ranges: Vec<Value>) -> Option<Vec<SlotRange>> {
     shards(&Value::Array(ranges), &tcp("seed", 1), false)
 }
 

@@ -36,13 +36,13 @@ const READ: usize = 8 * 1024;
 
 pub(crate) struct TlsStream<S = TcpStream> {
     socket: S,
-    session: Mutex<Session>,
+    session: Mutex<TlsSession>,
     /// No thread is writing any more.
     written: Condvar,
 }
 
 /// This end of a TLS connection, without its socket.
-struct Session {
+struct TlsSession {
     tls: ClientConnection,
     /// Encrypted, and not written.
     outgoing: Vec<u8>,
@@ -60,7 +60,7 @@ struct Session {
     context: Context,
 }
 
-impl Session {
+impl TlsSession {
     fn new(tls: ClientConnection, context: Context) -> Self {
         Self {
             tls,
@@ -156,7 +156,7 @@ where
     fn new(socket: S, tls: ClientConnection, context: Context) -> Self {
         Self {
             socket,
-            session: Mutex::new(Session::new(tls, context)),
+            session: Mutex::new(TlsSession::new(tls, context)),
             written: Condvar::new(),
         }
     }
@@ -220,7 +220,7 @@ where
     }
 
     /// Writes once what there is, without the mutex; whether the socket has taken all of it.
-    fn push(&self, session: &mut MutexGuard<'_, Session>) -> io::Result<bool> {
+    fn push(&self, session: &mut MutexGuard<'_, TlsSession>) -> io::Result<bool> {
         let bytes = std::mem::take(&mut session.outgoing);
         session.is_writing = true;
         let wrote = MutexGuard::unlocked(session, || written(&self.socket, &bytes));

@@ -7,14 +7,14 @@ use parking_lot::MutexGuard;
 use redis::{RedisError, RedisResult};
 
 use super::leadership::Leadership;
-use super::{Connection, Down, Phase, SLICE, State, Up, Wrote};
+use super::{Connection, ConnectionState, Down, Phase, SLICE, Up, Wrote};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::Fault;
 use crate::net::dialling::{self, Succession};
 use crate::net::pipeline::InFlight;
 use crate::net::socket::dial::SHARE;
-use crate::net::socket::{self, Duplex, Progress};
+use crate::net::socket::{self, DialProgress, Duplex};
 use crate::report::report;
 use crate::verdict::{self, Reach};
 
@@ -72,7 +72,7 @@ fn no_connection() -> RedisError {
 
 impl Up {
     /// Whether a successor may take over: all that was written is answered, and no thread writes.
-    pub(super) fn is_over(&self, in_flight: &InFlight) -> bool {
+    pub(super) fn can_hand_over(&self, in_flight: &InFlight) -> bool {
         self.successor.is_some() && !self.writing && in_flight.is_answered()
     }
 }
@@ -154,12 +154,12 @@ impl Connection {
     /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck at a server that
     /// was unreachable when it began, or may need that long. So it goes on, while short attempts are made beside it, one after
     /// the other. The first that succeeds wins.
-    fn dial(self: &Arc<Self>, state: &mut State) {
+    fn dial(self: &Arc<Self>, state: &mut ConnectionState) {
         let Phase::Down(down) = &mut state.phase else {
             return;
         };
         let this = Arc::downgrade(self);
-        let done = move |made, attempt: &Arc<Progress>| {
+        let done = move |made, attempt: &Arc<DialProgress>| {
             if let Some(this) = this.upgrade() {
                 this.dialled(made, attempt);
             }
@@ -175,7 +175,7 @@ impl Connection {
     }
 
     /// Handles the end of an attempt, on its thread. A failure ends only that one: another under way may still succeed.
-    fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<Progress>) {
+    fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<DialProgress>) {
         let mut state = self.state.lock();
         // The other attempt was faster, or the client is closed. The connection is dropped.
         let Phase::Down(down) = &mut state.phase else {
@@ -189,7 +189,7 @@ impl Connection {
         match made {
             Ok(connection) => {
                 down.give_up();
-                self.start(&mut state, connection);
+                self.install(&mut state, connection);
                 drop(state);
                 // The releases of the ledger are written before the waiting threads are woken: a process may wait for nothing
                 // but this connection, and end right after it.
@@ -212,7 +212,7 @@ impl Connection {
     }
 
     /// Puts a connection into use, where there was none.
-    pub(super) fn start(&self, state: &mut State, connection: Duplex) {
+    pub(super) fn install(&self, state: &mut ConnectionState, connection: Duplex) {
         state.generation += 1;
         self.counters
             .reconnects
@@ -274,18 +274,18 @@ impl Connection {
         }
     }
 
-    /// Has the successor take over if the old connection is [over](Up::is_over), and writes what is queued.
+    /// Has the successor take over if the old connection [can hand over](Up::can_hand_over), and writes what is queued.
     ///
     /// While a successor waits, no thread begins to write over the old connection, which therefore is over after the replies
     /// that are due. Every thread that would write comes here instead, and so does a leader that steps down. The
     /// generation stays the same: no command is lost, so threads that wait for replies need not know.
-    pub(super) fn hand_over(&self, mut state: MutexGuard<'_, State>, all: bool) -> Wrote {
+    pub(super) fn hand_over(&self, mut state: MutexGuard<'_, ConnectionState>, all: bool) -> Wrote {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
             return Wrote::Down;
         };
         // A thread that has the reader still reads the old socket.
-        let takes_over = up.is_over(in_flight) && up.leadership.reader().is_some();
+        let takes_over = up.can_hand_over(in_flight) && up.leadership.reader().is_some();
         let Some(successor) = up.successor.take_if(|_| takes_over) else {
             // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader no thread
             // may read these replies soon, and the queued commands would wait: housekeeping reads them now.
@@ -306,7 +306,7 @@ impl Connection {
 
     /// Drops a connection once no reply is due: now, or after the reply that leaves none. Other threads may go on to send over
     /// it until then.
-    pub(crate) fn leave(&self, generation: u64, why: &RedisError) {
+    pub(crate) fn leave_when_answered(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
             Some((_, in_flight)) => {
@@ -324,23 +324,23 @@ impl Connection {
     /// Drops the connection with this number, unless it is down by now. Deferred calls go to the ledger, and all others are
     /// broken: the thread that waits decides whether to send again.
     ///
-    /// `sound`: the socket still works, so undos can be written behind the acquires that have no reply. A frozen server may have
-    /// such an acquire unread, and would execute it on resuming, long after the caller has given up. A socket that has failed,
+    /// `socket_works`: undos can still be written behind the acquires that have no reply. A frozen server may
+    /// have such an acquire unread, and would execute it on resuming, long after the caller has given up. A socket that has failed,
     /// or that has taken only a part of a command, gets no undos.
-    pub(super) fn fail(&self, generation: u64, why: &RedisError, sound: bool) {
+    pub(super) fn fail(&self, generation: u64, why: &RedisError, socket_works: bool) {
         let mut state = self.state.lock();
         if state.up(generation).is_some() {
             let next = Phase::Down(Down::new(Some(why.clone())));
-            self.take_down(state, next, why, sound);
+            self.take_down(state, next, why, socket_works);
         }
     }
 
     pub(super) fn take_down(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, ConnectionState>,
         next: Phase,
         why: &RedisError,
-        sound: bool,
+        socket_works: bool,
     ) {
         // Taking the phase out decides which thread takes the connection down: any other finds no `Up` of this generation.
         let up = match std::mem::replace(&mut state.phase, next) {
@@ -352,9 +352,9 @@ impl Connection {
             return;
         };
         let owes = state.pipeline.owes();
-        // The socket of a sound connection stays open until the next one is finished, so that the server reads all that was
+        // A socket that works stays open until the next one is finished, so that the server reads all that was
         // written.
-        let finished = match sound {
+        let finished = match socket_works {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
         };
@@ -363,11 +363,11 @@ impl Connection {
         drop(state);
         drop(finished);
         // A thread that writes may have written half a command, behind which nothing makes sense to the server.
-        let undone = match sound && !up.writing && !lost.torn {
+        let undone = match socket_works && !up.writing && !lost.torn {
             true => up.writer.write_last(&lost.undoing),
             false => Ok(()),
         };
-        match sound {
+        match socket_works {
             true => up.writer.finish(),
             false => up.writer.shut_down(),
         }
@@ -524,7 +524,7 @@ mod successors {
         new.write_all(b"+PONG\r\n").expect("it is open");
         assert!(connection.wait(&call, until, &|| false).is_ok());
         // The reply says that its server is no master any more.
-        connection.leave(sent, &socket::timed_out("no master"));
+        connection.leave_when_answered(sent, &socket::timed_out("no master"));
         assert_eq!(connection.generation(), None);
         is_closed(new);
     }

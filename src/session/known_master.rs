@@ -11,7 +11,7 @@ const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.
 #[derive(Default)]
-pub(crate) struct Server(Mutex<Option<Master>>);
+pub(crate) struct KnownMaster(Mutex<Option<Master>>);
 
 struct Master {
     /// Unique to a run of the server: a restarted server has another.
@@ -22,7 +22,7 @@ struct Master {
     since: Option<Instant>,
 }
 
-impl Server {
+impl KnownMaster {
     /// The `run_id` of the master that the connection of this `generation` leads to, if known.
     pub(crate) fn run_id(&self, generation: u64) -> Option<Arc<str>> {
         let master = self.0.lock();
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn whoever_is_new_counts_once_it_has_been_known_for_as_long_as_somebody_wants() {
-        let (known, span) = (Server::default(), Duration::from_secs(60));
+        let (known, span) = (KnownMaster::default(), Duration::from_secs(60));
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
         assert_eq!(&*known.counts_as(span, at(0)), "");
