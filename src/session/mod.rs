@@ -563,16 +563,11 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.released(in_time, until);
         }
-        let doing = RELEASING;
-        let (value, replayed) = match self.connection.settled(release, until) {
-            Ok(settled) => settled,
-            Err(Fault::Refused(err) | Fault::Unreachable(err)) => {
-                return Err(self.error(doing, hold.entry().name(), err));
-            }
-            Err(_) => return Err(Error::Closed),
-        };
+        let name = hold.entry().name();
+        let failed = |fault: Fault| fault.into_error(RELEASING, name).at(&self.endpoint);
+        let (value, replayed) = self.connection.settled(release, until).map_err(failed)?;
         let released = script::released(&value)
-            .map_err(|unexpected| self.error(doing, hold.entry().name(), unexpected))?;
+            .map_err(|unexpected| self.error(RELEASING, name, unexpected))?;
         Ok(lost_before(&released, replayed, in_time))
     }
 
