@@ -7,6 +7,7 @@
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    ids       of each permit 16 bytes, one after another
 -- ARGV[2]    keep_ms   integer > 0; how long the reply is remembered
+-- ARGV[3]    all       "1" to return none of them if one is no longer taken
 --
 -- Returns    string    a digit for each id: '1' returned, '0' it was no longer taken
 --
@@ -14,7 +15,7 @@
 --            are notified; returning permits does not create a deleted string; for a key of another type the reply is a
 --            WRONGTYPE error;
 --            run twice, the second run gives the first reply and changes nothing
-local ids, keep_ms = ARGV[1], ARGV[2]
+local ids, keep_ms, all = ARGV[1], ARGV[2], ARGV[3]
 
 local answered = redis.call('get', KEYS[4])
 if answered then
@@ -28,12 +29,19 @@ if wrong then
   return wrong
 end
 remove_expired(back)
+local are_taken = true
+if all == '1' then
+  for at = 1, #ids, 16 do
+    local ends_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
+    are_taken = are_taken and tonumber(ends_at or 0) > tonumber(now)
+  end
+end
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
   local id, found = string.sub(ids, at, at + 15), 0
   -- An expired permit is not returned by its id, even if it is still in the set: a later `look` returns it. If this call has
   -- returned all expired ones, those left in the set are alive.
-  if over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now) then
+  if are_taken and (over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now)) then
     found = redis.call('zrem', KEYS[2], id)
   end
   released = released + found

@@ -6,12 +6,13 @@
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer >= 0
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
+-- ARGV[3]    ttl_ms     integer >= 0; how long the semaphore lives, 0 for no limit
 --
 -- Returns    1          created, now or when this request ran first
 --            0          it existed
 --
 -- Keeps      a semaphore that exists; for a key that holds no integer the reply is a WRONGTYPE error
-local permits, keep_ms = ARGV[1], ARGV[2]
+local permits, keep_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local before = redis.call('get', KEYS[3])
 if before then
@@ -31,7 +32,11 @@ end
 if value then
   return 0
 end
-redis.call('set', KEYS[1], permits)
+if ttl_ms == '0' then
+  redis.call('set', KEYS[1], permits)
+else
+  redis.call('set', KEYS[1], permits, 'px', ttl_ms)
+end
 -- A user without rights on the channel still creates the semaphore; waiters then poll.
 if permits ~= '0' then
   redis.pcall('publish', KEYS[2], permits)

@@ -48,7 +48,7 @@ impl LockSpec {
         let (params, entry) = self.start(WaitMode::Once)?;
         // Beside a thread of this process that waits for the lock: that one is refused for as long as this one holds.
         entry.lock().lock.ask_beside(self.mode);
-        let (wait, listening) = (WaitMode::Once, Listening::default());
+        let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);
         contender.adopt(from, until)
     }

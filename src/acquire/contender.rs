@@ -119,7 +119,8 @@ impl<'a> Contender<'a> {
         Self {
             place: None,
             turn: lock.key.kind.has_notes.then(turn),
-            spin: (!lock.key.kind.is_notified && lock.quorum.is_none()).then(Spin::default),
+            spin: (!lock.key.kind.is_notified && lock.quorum.is_none())
+                .then(|| Spin::new(lock.back_off.clone())),
             contest: Contest::default(),
             lock,
             entry,

@@ -106,7 +106,7 @@ impl LockSpec {
         }
         match &self.quorum {
             Some(quorum) => {
-                let timeout = Instant::now() + session.command_timeout;
+                let timeout = Instant::now() + self.command_timeout;
                 let until = wait.deadline().or(timeout);
                 quorum.check_masters(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;
@@ -120,7 +120,7 @@ impl LockSpec {
     pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
         let (params, entry) = self.start(wait)?;
         let HoldParams { lease, thread, .. } = params;
-        let mut listening = Listening::default();
+        let mut listening = Listening::new(self.command_timeout);
         loop {
             let now = Instant::now();
             let queue = || Arc::clone(listening.waiter());
@@ -269,7 +269,7 @@ impl LockSpec {
         wait: WaitMode,
     ) -> Result<Option<Pending<'_>>> {
         let session = self.session();
-        let budget = wait.budget(Instant::now(), session.command_timeout);
+        let budget = wait.budget(Instant::now(), self.command_timeout);
         let stop = || self.must_stop(wait);
         let again = Reentry {
             lease: params.lease,

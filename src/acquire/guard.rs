@@ -41,6 +41,8 @@ pub struct GuardInner {
     is_observed: bool,
     /// The report of the end to the observer, once the guard has left the hold.
     ended: Option<Box<Observed>>,
+    /// How long Redis may take to answer.
+    command_timeout: Duration,
     /// The clients of all servers that keep it.
     _quorum: Option<Arc<Quorum>>,
 }
@@ -78,7 +80,7 @@ impl Held for GuardInner {
     }
 
     fn unlock(self) -> Result<()> {
-        let until = Instant::now() + self.shared.session.command_timeout;
+        let until = Instant::now() + self.command_timeout;
         self.begin_unlock()?.finish(until)
     }
 }
@@ -87,6 +89,7 @@ impl GuardInner {
     pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
         Self {
             shared: Arc::clone(&lock.shared),
+            command_timeout: lock.command_timeout,
             _quorum: lock.quorum.clone(),
             token: hold.token(),
             hold,
@@ -171,7 +174,8 @@ impl GuardInner {
 
     /// Runs `work` if the hold is in force.
     pub(crate) fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
-        self.shared.session.run(&self.hold, work)
+        let until = Instant::now() + self.command_timeout;
+        self.shared.session.run(&self.hold, work, until)
     }
 
     /// Takes a shared hold for the same thread, with the same lease; `None` if another process prevents it.
@@ -221,7 +225,7 @@ impl GuardInner {
         let (session, hold) = (Arc::clone(&self.shared.session), Arc::clone(&self.hold));
         let now = Instant::now();
         hold.keep_until(now + lease);
-        let until = now + session.command_timeout;
+        let until = now + self.command_timeout;
         let detached = self.begin_unlock().and_then(|its| its.finish(until));
         if let Err(err) = detached {
             // The request may be executed all the same, and nobody would have the ticket.

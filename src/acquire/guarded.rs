@@ -25,8 +25,13 @@ pub(crate) enum Work<'a> {
 
 impl Session {
     /// Runs `work` once, if the hold is in force, and reads the reply.
-    pub(crate) fn run<T: FromRedisValue>(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<T> {
-        let reply = self.run_guarded(hold, work)?;
+    pub(crate) fn run<T: FromRedisValue>(
+        &self,
+        hold: &Arc<Hold>,
+        work: &Work<'_>,
+        until: Instant,
+    ) -> Result<T> {
+        let reply = self.run_guarded(hold, work, until)?;
         T::from_redis_value(reply).map_err(|err| self.unread(hold, err.to_string()))
     }
 
@@ -36,13 +41,12 @@ impl Session {
         self.error(doing, hold.entry().name(), lasting(why))
     }
 
-    fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>) -> Result<Value> {
+    fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>, until: Instant) -> Result<Value> {
         self.check_open()?;
         if let Some(reason) = hold.loss() {
             return Err(hold.lost(reason));
         }
         let request = self.guarded_request(hold, work)?;
-        let until = Instant::now() + self.command_timeout;
         let stop = || self.is_closed();
         // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
         let refusal = match self.guarded.ask(&request, until, &stop) {

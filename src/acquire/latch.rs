@@ -32,13 +32,13 @@ impl<'a> LatchWait<'a> {
             wait,
             entry,
             first_round: None,
-            listening: Listening::default(),
+            listening: Listening::new(spec.command_timeout),
         })
     }
 
     /// The count of the latch.
     pub(crate) fn count(&self) -> Result<u64> {
-        let until = Instant::now() + self.spec.session().command_timeout;
+        let until = Instant::now() + self.spec.command_timeout;
         match self.state(until) {
             Ok(LatchState::Closed { left, .. }) => Ok(left),
             Ok(LatchState::Open) => Ok(0),

@@ -21,6 +21,8 @@ use crate::time::Deadline;
 /// of a lock at each of its masters.
 #[derive(Default)]
 pub(crate) struct Listening {
+    /// The command timeout of the thread's handle.
+    command_timeout: Duration,
     waiter: OnceCell<Arc<Waiter>>,
     /// The thread has spent time waiting, so it is known to its token and to the client, which wake it when they are
     /// cancelled or closed.
@@ -63,8 +65,16 @@ impl Listener for AtNode {
 }
 
 impl Listening {
+    pub(crate) fn new(command_timeout: Duration) -> Self {
+        Self {
+            command_timeout,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn waiter(&self) -> &Arc<Waiter> {
-        self.waiter.get_or_init(Waiter::new)
+        self.waiter
+            .get_or_init(|| Waiter::new(self.command_timeout))
     }
 
     /// The waiter, if there is one by now.

@@ -52,7 +52,7 @@ pub(crate) mod quorum;
 #[cfg(test)]
 mod schedules;
 pub(crate) mod spec;
-mod spinning;
+pub(crate) mod spinning;
 pub(crate) mod target;
 pub(crate) mod turn;
 pub(crate) mod wait_mode;
@@ -302,7 +302,7 @@ impl<S: Strategy> Waiting<'_, S> {
             }
             let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
             let began = *began.get_or_insert(now);
-            let budget = wait.budget(began, spec.session().command_timeout);
+            let budget = wait.budget(began, spec.command_timeout);
             let asks_by = began + budget.until.saturating_duration_since(began) / 2;
             if !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)? {
                 return Ok(ControlFlow::Continue(budget));
@@ -375,9 +375,11 @@ impl<S: Strategy> Waiting<'_, S> {
             return self.end(Outcome::without_grant(self.was_refused));
         }
         if budget.concerns_all(&failure) {
-            // The threads queued behind this one get the error now, instead of each after a timeout of its own.
+            // The threads queued behind this one get the error now, instead of each after a timeout of its own. A thread
+            // whose handle has a longer timeout goes on.
             let error = self.spec.make_error(S::DOING, failure.clone());
-            self.strategy.entry().dismiss(&error);
+            let timeout = self.spec.command_timeout;
+            self.strategy.entry().dismiss(&error, timeout);
         }
         // Until this thread is off the queue, another may hand over the thing; then the grant is returned and not the
         // error.

@@ -409,9 +409,9 @@ impl Members {
         }
     }
 
-    /// The longest command timeout of all clients.
+    /// The longest command timeout of all members.
     fn command_timeout(&self) -> Duration {
-        let timeouts = self.parts.iter().map(|part| part.session().command_timeout);
+        let timeouts = self.parts.iter().map(|part| part.command_timeout);
         timeouts.max().unwrap_or_default()
     }
 

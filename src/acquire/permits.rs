@@ -82,7 +82,7 @@ pub(super) fn take<G: Grants>(
         entry: spec.entry()?,
         ticket: None,
         yields_after: None,
-        listening: Listening::default(),
+        listening: Listening::new(spec.command_timeout),
     };
     let taken = match one.enter() {
         true => acquire::acquire(&mut one, spec, wait),

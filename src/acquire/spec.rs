@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::acquire::spinning::BackOff;
 use crate::acquire::wait_mode::WaitMode;
-use crate::config;
+use crate::config::{self, TIMEOUTS};
 use crate::error::{DeadlockReason, Error, LossReason, Result};
 use crate::hold::entry::EntryKey;
 use crate::hold::{Bound, Entry, Hold};
@@ -54,6 +55,10 @@ pub struct LockSpec {
     pub(crate) readers_first: bool,
     /// How long a token counter outlives its last use; without end if zero.
     pub(crate) token_ttl: Duration,
+    /// The pauses of a spin lock, unless they are the usual ones.
+    pub(crate) back_off: Option<BackOff>,
+    /// How long Redis may take to answer.
+    pub(crate) command_timeout: Duration,
     /// The hold is never passed among threads, and one token is drawn for it: the counter is the term of the leader.
     pub(crate) is_election: bool,
 }
@@ -77,6 +82,8 @@ impl LockSpec {
             cancel: None,
             readers_first: false,
             token_ttl: Duration::ZERO,
+            back_off: None,
+            command_timeout: shared.session.command_timeout,
             is_election: false,
         }
     }
@@ -118,6 +125,10 @@ impl LockSpec {
 
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.shared.session
+    }
+
+    pub(crate) fn set_command_timeout(&mut self, timeout: Duration) {
+        self.command_timeout = timeout.clamp(*TIMEOUTS.start(), *TIMEOUTS.end());
     }
 
     /// The lease of this handle's holds, after a check of the settings.
@@ -292,6 +303,7 @@ impl LockSpec {
                 handle.lease,
                 handle.max_hold,
                 handle.at_least,
+                handle.mode,
             )
         };
         Arc::ptr_eq(self.session(), other.session())
@@ -375,7 +387,7 @@ impl LockSpec {
     /// Asks the servers of a quorum, for at most the command timeout.
     fn survey<T>(&self, ask: impl FnOnce(Instant) -> std::result::Result<T, Short>) -> Result<T> {
         self.session().check_open()?;
-        let until = Instant::now() + self.session().command_timeout;
+        let until = Instant::now() + self.command_timeout;
         ask(until).map_err(|short| short.into_error("asking a node", &self.name))
     }
 
@@ -393,7 +405,7 @@ impl LockSpec {
     /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
     /// reply, and the purpose of the request.
     pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
-        self.ask_by(request, Instant::now() + self.session().command_timeout)
+        self.ask_by(request, Instant::now() + self.command_timeout)
     }
 
     /// The same, but no longer than `until`.
@@ -415,7 +427,7 @@ impl LockSpec {
         session.check_open()?;
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
         let request = make(protocol, &keys, &session.remember_ms());
-        let until = Instant::now() + session.command_timeout;
+        let until = Instant::now() + self.command_timeout;
         let (reply, doing, sendings) = self.ask_counting(request, until)?;
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
         if sendings == 1 {

@@ -1,5 +1,6 @@
 //! Waiting for a lock whose releases are not announced.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::pacer::{PAUSE, Pacer};
@@ -17,25 +18,33 @@ const LATER: Duration = Duration::from_millis(20);
 /// often.
 pub(super) struct Spin {
     pacer: Pacer,
+    /// The pauses of the handle, which replace the usual ones.
+    back_off: Option<BackOff>,
+    /// How many attempts the present holder has outlasted.
+    attempts: u32,
     /// When the holder's lease ends, by the reply to a request; the earliest since the pauses started.
     ends_at: Option<Instant>,
 }
 
-impl Default for Spin {
-    fn default() -> Self {
+/// The pause after this many attempts.
+pub(crate) type BackOff = Arc<dyn Fn(u32) -> Duration + Send + Sync>;
+
+impl Spin {
+    pub(super) fn new(back_off: Option<BackOff>) -> Self {
         Self {
             pacer: Pacer::new((PAUSE, 2 * PAUSE), 6),
+            back_off,
+            attempts: 0,
             ends_at: None,
         }
     }
-}
 
-impl Spin {
     /// The lease of the present holder ends at `ends_at`.
     pub(super) fn record_refusal(&mut self, ends_at: Instant) {
         let before = self.ends_at.unwrap_or(ends_at);
         if ends_at > before + LATER {
             self.pacer.reset();
+            self.attempts = 0;
             self.ends_at = Some(ends_at);
         } else {
             // The earliest end stays, so that several small moves add up to another lease.
@@ -44,7 +53,11 @@ impl Spin {
     }
 
     pub(super) fn next_pause(&mut self) -> Duration {
-        self.pacer.next_pause()
+        self.attempts = self.attempts.saturating_add(1);
+        match &self.back_off {
+            Some(back_off) => back_off(self.attempts).max(PAUSE),
+            None => self.pacer.next_pause(),
+        }
     }
 }
 
@@ -54,7 +67,7 @@ mod tests {
 
     #[test]
     fn pauses_start_again_when_somebody_else_takes_the_lock() {
-        let (mut spin, end) = (Spin::default(), Instant::now() + Duration::from_secs(30));
+        let (mut spin, end) = (Spin::new(None), Instant::now() + Duration::from_secs(30));
         let mut starts_again = |ends_at: Instant| {
             spin.record_refusal(ends_at);
             let is_short = spin.pacer.longest() == 2 * PAUSE;

@@ -7,6 +7,7 @@ pub(crate) mod server;
 pub(crate) mod tls;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -446,7 +447,7 @@ impl Config {
             ("command_timeout", self.command_timeout),
             ("connect_timeout", self.connect_timeout),
         ] {
-            if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&value) {
+            if !TIMEOUTS.contains(&value) {
                 return Err(Error::config(format!(
                     "{setting} {} is not between 10 ms and an hour",
                     time::shown(value)
@@ -525,6 +526,10 @@ impl Config {
         Err(Error::config(format!("tls: {what}")))
     }
 }
+
+/// The timeouts that a client or a handle may have for a command.
+pub(crate) const TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(3600);
 
 /// Checks a lease against [`MIN_LEASE`] and [`MAX_LEASE`].
 pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {

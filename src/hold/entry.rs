@@ -129,18 +129,23 @@ impl<H: Holding> Entry<H> {
         }
     }
 
-    /// Fails all threads in the queue: Redis was unreachable for the whole command timeout, and each of them would only
-    /// find that out again.
-    pub(crate) fn dismiss(&self, error: &MakeError) {
+    /// Fails the threads in the queue whose command timeout is not longer: Redis was unreachable for all of `timeout`,
+    /// and each of them would only find that out again.
+    pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
+        let concerns = |waiter: &Arc<Waiter<H>>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
-        let mut waiters = state.lock.dismiss();
+        let mut waiters = state.lock.dismiss(concerns);
+        let mut first = None;
         if let Some(semaphore) = state.known_semaphore() {
-            waiters.extend(semaphore.dismiss());
+            waiters.extend(semaphore.dismiss(concerns));
+            first = semaphore.first();
         }
         // A thread that gives up at the same time finds itself off the queue and takes this wakeup: rule 2.
         for waiter in &waiters {
             waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
+        // The thread that asked may have been the first in the queue of a semaphore.
+        waiters.extend(state.call_first(first, Instant::now()));
         drop(state);
         notify(waiters);
     }

@@ -658,9 +658,10 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         wakeups
     }
 
-    /// Empties the queue; the caller wakes every thread that was in it.
-    pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        self.queue.drain().map(|waiting| waiting.waiter).collect()
+    /// Takes these threads off the queue; the caller wakes them.
+    pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
+        let dismissed = self.queue.take_if(|waiting| concerns(&waiting.waiter));
+        dismissed.map(|waiting| waiting.waiter).collect()
     }
 
     /// The waiters of all queued threads.

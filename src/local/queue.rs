@@ -63,8 +63,12 @@ impl<W> WaitQueue<W> {
         }
     }
 
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = W> {
-        self.waiting.drain(..).map(|(_, waiting)| waiting)
+    /// Removes the threads that match.
+    pub(super) fn take_if(&mut self, matches: impl Fn(&W) -> bool) -> impl Iterator<Item = W> {
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let (taken, left): (VecDeque<_>, _) = waiting.partition(|(_, waiting)| matches(waiting));
+        self.waiting = left;
+        taken.into_iter().map(|(_, waiting)| waiting)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &W> {
@@ -102,7 +106,8 @@ mod tests {
             assert_eq!(queue.pop_if(|first| *first != left[0]), None);
             assert_eq!(queue.pop_if(|first| *first == left[0]), Some(left[0]));
             assert_eq!((queue.len(), queue.front()), (2, Some(&left[2])));
-            assert!(queue.drain().eq(left[2..].iter().copied()));
+            assert!(queue.take_if(|n| *n == left[2]).eq([left[2]]));
+            assert!(queue.take_if(|_| true).eq(left[3..].iter().copied()));
             assert!(queue.is_empty());
             assert!(queue.push(0) > tickets[4], "a ticket is used once");
         }

@@ -189,9 +189,10 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Empties the queue.
-    pub(crate) fn dismiss(&mut self) -> Vec<W> {
-        self.queue.drain().map(|it| it.waiter).collect()
+    /// Takes these threads off the queue.
+    pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
+        let dismissed = self.queue.take_if(|it| concerns(&it.waiter));
+        dismissed.map(|it| it.waiter).collect()
     }
 
     /// Closes the semaphore, and returns how many permits threads of this process have.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -29,6 +29,8 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a
 /// table and reads the clock when it notifies, which took a fifth of the time of a hand-over between two threads.
 pub(crate) struct Waiter<W> {
+    /// How long Redis may take to answer its thread.
+    pub(crate) command_timeout: Duration,
     state: std::sync::Mutex<WaiterState<W>>,
     changed: Condvar,
 }
@@ -56,9 +58,10 @@ impl Signals {
 }
 
 impl<W> Waiter<W> {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(command_timeout: Duration) -> Arc<Self> {
         let (wakeup, signals) = (None, Signals::default());
         Arc::new(Self {
+            command_timeout,
             state: std::sync::Mutex::new(WaiterState { wakeup, signals }),
             changed: Condvar::new(),
         })
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
-        let (token, waiter) = (CancelToken::new(), Waiter::<()>::new());
+        let (token, waiter) = (CancelToken::new(), Waiter::<()>::new(Duration::ZERO));
         token.watch(&waiter);
         let other = token.clone();
         let thread = std::thread::spawn(move || other.cancel());
@@ -259,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_parked_thread_is_notified_of_what_was_stored() {
-        let waiter = Waiter::new();
+        let waiter = Waiter::new(Duration::ZERO);
         let other = Arc::clone(&waiter);
         let thread = std::thread::spawn(move || {
             // By then the other thread is parked, as a rule.
@@ -277,7 +280,7 @@ mod tests {
     #[test]
     fn a_message_is_news_and_so_is_the_loss_of_the_subscription() {
         let (waiter, soon) = (
-            Waiter::<()>::new(),
+            Waiter::<()>::new(Duration::ZERO),
             Instant::now() + Duration::from_millis(20),
         );
         waiter.set_listening(true);
@@ -339,7 +342,7 @@ mod tests {
     fn a_token_forgets_waiters_that_are_gone() {
         let token = CancelToken::new();
         for _ in 0..100_000 {
-            token.watch(&Waiter::<()>::new());
+            token.watch(&Waiter::<()>::new(Duration::ZERO));
         }
         assert!(token.inner.waiters.lock().capacity() < 64);
     }

@@ -126,7 +126,7 @@ impl Leaders {
     fn change(&mut self) -> Result<Option<Option<Leader>>> {
         self.election
             .pause(std::mem::replace(&mut self.pause, EVERY))?;
-        let timeout = self.election.spec().session().command_timeout;
+        let timeout = self.election.spec().command_timeout;
         let holder = self.election.holder(Instant::now() + timeout)?;
         if holder.is_none() {
             self.pause = VACANT;

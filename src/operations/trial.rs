@@ -65,7 +65,7 @@ impl Trial {
         steps.extend([
             (
                 slots_label,
-                semaphore::set(&slots.protocol, &request(), KEEP_MS, 1),
+                semaphore::set(&slots.protocol, &request(), KEEP_MS, 1, Duration::ZERO),
             ),
             (
                 slots_label,

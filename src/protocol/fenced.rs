@@ -25,6 +25,12 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     )
 }
 
+/// Asks for the last token; read by [`script::last_token`].
+pub(crate) fn last_token(of: &Protocol) -> Request {
+    let counter = keys::fenced_token(of.key());
+    Request::command("asking for the last token", &["GET", &counter])
+}
+
 /// Asks who holds, and for the last token; read by [`script::holder`].
 pub(crate) fn holder(of: &Protocol) -> Request {
     let token = keys::fenced_token(of.key());

@@ -142,6 +142,7 @@ impl Golden {
         }
         if protocol.kind().has_tokens {
             self.request("holder", &fenced::holder(protocol));
+            self.request("last token", &fenced::last_token(protocol));
         }
         let force = protocol.force(request_keys(protocol).own(), "120000");
         self.request("force", &force);
@@ -187,7 +188,10 @@ impl Golden {
         self.request("release", &release);
         let add = semaphore::add(protocol, keys, keep, "adding permits", -3);
         self.request("add", &add);
-        self.request("set", &semaphore::set(protocol, keys, keep, 3));
+        for ttl in [Duration::ZERO, LEASE] {
+            self.request("set", &semaphore::set(protocol, keys, keep, 3, ttl));
+        }
+        self.request("delete", &semaphore::delete(protocol, keys, keep));
         self.request("drain", &semaphore::drain(protocol, keys, keep));
         self.request("available", &semaphore::available(protocol));
     }
@@ -209,8 +213,10 @@ impl Golden {
         let ids = [PermitId([7; 16]), PermitId([8; 16])];
         self.request("acquire", &permits::acquire(protocol, &ids, LEASE));
         self.request("release", &permits::release(protocol, &ids));
-        let release = permits::release_ids(protocol, keys, keep, &ids);
-        self.request("release ids", &release);
+        for all_or_none in [false, true] {
+            let release = permits::release_ids(protocol, keys, keep, &ids, all_or_none);
+            self.request("release ids", &release);
+        }
         self.request("update", &permits::update(protocol, ids[0], LEASE));
         let adopt = permits::adopt(protocol, ids[0], ids[1], LEASE);
         self.request("adopt", &adopt);

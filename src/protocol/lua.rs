@@ -40,6 +40,7 @@ macro_rules! scripts {
         SEMAPHORE_UNDO = "semaphore_undo";
         SEMAPHORE_SET = "semaphore_set";
         SEMAPHORE_DRAIN = "semaphore_drain";
+        SEMAPHORE_DELETE = "semaphore_delete";
         PERMIT_ACQUIRE = "permit_acquire" after "permits";
         PERMIT_RELEASE = "permit_release" after "permits";
         PERMIT_RELEASE_IDS = "permit_release_ids" after "permits";

@@ -96,14 +96,17 @@ pub(crate) fn release(of: &Protocol, ids: &[PermitId]) -> Request {
     request(of, RELEASING, &script::PERMIT_RELEASE, None, &[&all(ids)])
 }
 
-/// Releases permits of any process. The reply says for each whether it was taken.
+/// Releases permits of any process. The reply says for each whether it was taken. With `all_or_none`, permits are released
+/// only if all are taken.
 pub(crate) fn release_ids(
     of: &Protocol,
     keys: &RequestKeys,
     keep_ms: &str,
     ids: &[PermitId],
+    all_or_none: bool,
 ) -> Request {
-    let args = [&*all(ids), keep_ms.as_bytes()];
+    let all_or_none: &[u8] = if all_or_none { b"1" } else { b"0" };
+    let args = [&*all(ids), keep_ms.as_bytes(), all_or_none];
     let script = &script::PERMIT_RELEASE_IDS;
     request(of, RELEASING, script, Some(keys), &args)
 }

@@ -228,6 +228,14 @@ pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpec
     }
 }
 
+/// The last token drawn; `None` without a counter.
+pub(crate) fn last_token(reply: Value) -> Result<Option<u64>, Unexpected> {
+    match number(&reply) {
+        None if reply != Value::Nil => Err(Unexpected(reply)),
+        token => Ok(token),
+    }
+}
+
 /// The holder of a fenced lock, and the last token; `None` if nobody has it.
 pub(crate) fn holder(reply: Value) -> Result<Option<(String, u64)>, Unexpected> {
     if let Value::Array(parts) = &reply

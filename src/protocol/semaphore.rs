@@ -3,11 +3,13 @@
 //! A release that arrives twice looks like two releases. So every request that changes the number counts once: see
 //! [`idempotency`](crate::protocol::idempotency).
 
+use std::time::Duration;
+
 use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::script::{self, Request};
+use crate::protocol::script::{self, Request, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
@@ -60,13 +62,29 @@ pub(crate) fn add(
     )
 }
 
-/// Creates the semaphore, unless it exists.
-pub(crate) fn set(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
+/// Creates the semaphore, unless it exists, with a time to live unless `ttl` is zero.
+pub(crate) fn set(
+    of: &Protocol,
+    keys: &RequestKeys,
+    keep_ms: &str,
+    permits: u32,
+    ttl: Duration,
+) -> Request {
     Request::script(
         "setting permits",
         &script::SEMAPHORE_SET,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), keep_ms],
+        &[&*Digits::of(permits), keep_ms, &*Digits::of(lease_ms(ttl))],
+    )
+}
+
+/// Deletes the semaphore.
+pub(crate) fn delete(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+    Request::script(
+        "deleting a semaphore",
+        &script::SEMAPHORE_DELETE,
+        &keys.after(&[of.key()]),
+        &[keep_ms],
     )
 }
 

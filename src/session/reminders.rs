@@ -74,7 +74,7 @@ mod tests {
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
         assert_eq!(reminders.remind(&all, at(0)), None, "nobody has asked");
-        let waiter = Waiter::<()>::new();
+        let waiter = Waiter::<()>::new(Duration::ZERO);
         all.watch(&waiter);
         assert!(reminders.begin() && !reminders.begin(), "one asks for all");
         assert_eq!(reminders.remind(&all, at(0)), Some(at(1)));

@@ -105,6 +105,24 @@ impl Election {
         }
     }
 
+    /// Returns a handle whose calls wait this long for Redis to answer, and those of its leaderships too, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let election = client.election("scheduler").command_timeout(a_second);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(self, timeout: Duration) -> Self {
+        Self {
+            lock: self.lock.command_timeout(timeout),
+        }
+    }
+
     /// Waits until this process leads.
     ///
     /// Blocks without limit while others lead, and at most for the command timeout while Redis does not answer.
@@ -200,7 +218,7 @@ impl Election {
         if spec.must_stop(wait) {
             return None;
         }
-        let until = wait.budget(now, spec.session().command_timeout).until;
+        let until = wait.budget(now, spec.command_timeout).until;
         let (leader, _) = self.holder(until).ok()??;
         let (client, _) = leader.rsplit_once(':')?;
         // Machines that were started from one image of a running machine look like the same one, and each has processes that

@@ -455,48 +455,77 @@ impl ExpirableSemaphore {
     ///
     /// Source: Redisson releases all or none, and fails if one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
-        if ids.len() > MOST_IDS {
-            return Err(Error::config(format!(
-                "{} ids; {MOST_IDS} are possible",
-                ids.len()
-            )));
-        }
-        let (session, entry) = (self.inner.session(), self.entry()?);
-        session.check_open()?;
-        // No permit has a malformed id.
-        let possible: Vec<_> = ids.iter().map(|id| PermitId::parse(id.as_ref())).collect();
+        let possible = self.parse(ids, MOST_IDS)?;
         let sent: Vec<PermitId> = possible.iter().copied().flatten().collect();
         let mut released = Vec::with_capacity(sent.len());
         for ids in sent.chunks(MOST) {
-            let done = self.release_some(entry, ids)?;
-            for (id, _) in std::iter::zip(ids, &done).filter(|(_, done)| **done) {
-                if let Some(hold) = session.permits.get(*id)
-                    && hold.entry().protocol.key() == entry.protocol.key()
-                {
-                    session.lose(&hold, LossReason::Forced);
-                }
-            }
-            released.extend(done);
+            released.extend(self.release_some(ids, false)?);
         }
         let mut released = released.into_iter();
         let was_released = |id: &Option<PermitId>| id.is_some() && released.next() == Some(true);
         Ok(possible.iter().map(was_released).collect())
     }
 
-    fn release_some(&self, entry: &Entry, ids: &[PermitId]) -> Result<Vec<bool>> {
-        let make = |of: &Protocol, keys: &RequestKeys, keep_ms: &str| {
-            permits::release_ids(of, keys, keep_ms, ids)
-        };
-        let (reply, doing) = self.inner.ask_once(&entry.protocol, FORGET, make)?;
-        match &reply {
-            Value::BulkString(letters) if letters.len() == ids.len() => {
-                Ok(letters.iter().map(|letter| *letter == b'1').collect())
-            }
-            _ => Err(self
-                .inner
-                .session()
-                .error(doing, &self.inner.name, Unexpected(reply))),
+    /// Releases the permits with these ids if all of them are taken, in whatever process; otherwise `false`, and none is
+    /// released.
+    ///
+    /// At most 1,000. Blocks for one round trip, at most for the command timeout. Otherwise as
+    /// [`release_id`](Self::release_id).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let permits = slots.acquire_many(2)?;
+    /// let ids: Vec<&str> = permits.iter().map(|permit| permit.id()).collect();
+    /// assert!(slots.release_all_ids(&ids)?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more ids, before anything is sent.
+    ///
+    /// Source: Redisson's `release` and `tryRelease` with several ids.
+    pub fn release_all_ids(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
+        let possible: Option<Vec<PermitId>> = self.parse(ids, MOST)?.into_iter().collect();
+        Ok(match possible {
+            Some(ids) if ids.is_empty() => true,
+            Some(ids) => self.release_some(&ids, true)?.contains(&true),
+            None => false,
+        })
+    }
+
+    /// `None` for a malformed id, which no permit has.
+    fn parse(&self, ids: &[impl AsRef<str>], most: usize) -> Result<Vec<Option<PermitId>>> {
+        let count = ids.len();
+        if count > most {
+            return Err(Error::config(format!("{count} ids; {most} are possible")));
         }
+        self.entry()?;
+        self.inner.session().check_open()?;
+        Ok(ids.iter().map(|id| PermitId::parse(id.as_ref())).collect())
+    }
+
+    fn release_some(&self, ids: &[PermitId], all_or_none: bool) -> Result<Vec<bool>> {
+        let (session, protocol) = (self.inner.session(), &self.entry()?.protocol);
+        let make = |of: &Protocol, keys: &RequestKeys, keep_ms: &str| {
+            permits::release_ids(of, keys, keep_ms, ids, all_or_none)
+        };
+        let (reply, doing) = self.inner.ask_once(protocol, FORGET, make)?;
+        let released: Vec<bool> = match &reply {
+            Value::BulkString(letters) if letters.len() == ids.len() => {
+                letters.iter().map(|letter| *letter == b'1').collect()
+            }
+            _ => return Err(session.error(doing, &self.inner.name, Unexpected(reply))),
+        };
+        for (id, _) in std::iter::zip(ids, &released).filter(|(_, done)| **done) {
+            if let Some(hold) = session.permits.get(*id)
+                && hold.entry().protocol.key() == protocol.key()
+            {
+                session.lose(&hold, LossReason::Forced);
+            }
+        }
+        Ok(released)
     }
 
     /// Returns how long Redis keeps the permit with this id if it is not renewed; `None` if it is not taken.
@@ -516,9 +545,7 @@ impl ExpirableSemaphore {
     ///
     /// As [`release_id`](Self::release_id).
     pub fn lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
-        let Some(id) = PermitId::parse(id.as_ref()) else {
-            self.entry()?;
-            self.inner.session().check_open()?;
+        let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(None);
         };
         let request = |protocol: &Protocol| permits::lease_of(protocol, id);
@@ -528,6 +555,32 @@ impl ExpirableSemaphore {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
         })
+    }
+
+    /// Changes when the permit with this id ends: `lease` from now, sooner or later; `false` if it is not taken.
+    ///
+    /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
+    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id): the next renewal of an
+    /// [`ExpirablePermit`] sets its own lease again.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let id = slots.acquire()?.into_id(std::time::Duration::from_secs(60))?;
+    /// slots.update_lease_of(&id, std::time::Duration::from_secs(300))?; // perhaps in another process
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`release_id`](Self::release_id), and [`Error::Config`] if the lease is out of range.
+    pub fn update_lease_of(&self, id: impl AsRef<str>, lease: Duration) -> Result<bool> {
+        config::check_lease("lease", lease)?;
+        let [Some(id)] = self.parse(&[id], 1)?[..] else {
+            return Ok(false);
+        };
+        let (reply, doing) = self.ask_for(|protocol| permits::update(protocol, id, lease))?;
+        Ok(self.inner.integer(reply, doing)? == 1)
     }
 
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
@@ -561,6 +614,23 @@ impl ExpirableSemaphore {
     #[must_use]
     pub fn cancel_on(mut self, token: &CancelToken) -> Self {
         self.inner.cancel = Some(token.clone());
+        self
+    }
+
+    /// Returns a handle whose calls wait this long for Redis to answer, and those of its permits too, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let slots = client.expirable_semaphore("slots").command_timeout(a_second);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.inner.set_command_timeout(timeout);
         self
     }
 
@@ -708,6 +778,11 @@ impl ExpirablePermit {
         self.semaphore.session()
     }
 
+    fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
+        let until = Instant::now() + self.semaphore.command_timeout;
+        self.session().run(&self.hold, work, until)
+    }
+
     /// Releases the permit and waits for Redis to confirm it.
     ///
     /// Blocks for one round trip, at most for the command timeout. Dropping releases the permit too, without waiting.
@@ -728,7 +803,7 @@ impl ExpirablePermit {
         if self.session().is_copy() {
             return Err(Error::Closed);
         }
-        let until = Instant::now() + self.session().command_timeout;
+        let until = Instant::now() + self.semaphore.command_timeout;
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
         let (value, replayed) = match self.session().connection.settled(&call, until) {
@@ -849,7 +924,7 @@ impl ExpirablePermit {
     ///   more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
     /// - [`Error::Closed`]: the client is closed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        self.session().run(&self.hold, &Work::Command(command))
+        self.run(&Work::Command(command))
     }
 
     /// Runs a script only if this permit is still in force; Redis checks that in the same step.
@@ -878,7 +953,7 @@ impl ExpirablePermit {
         keys: impl ToRedisArgs,
         args: impl ToRedisArgs,
     ) -> Result<T> {
-        self.session().run(&self.hold, &script.work(keys, args))
+        self.run(&script.work(keys, args))
     }
 
     /// Changes when the permit ends: `lease` from now, whether that is sooner or later. The permit is no longer
@@ -908,7 +983,8 @@ impl ExpirablePermit {
         if session.is_copy() {
             return Err(Error::Closed);
         }
-        let until = Instant::now() + session.command_timeout;
+        let timeout = self.semaphore.command_timeout;
+        let until = Instant::now() + timeout;
         let Some(mut doubtful) = self.updating.try_lock_until(until) else {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
             return Err(self.session().error(doing, &self.semaphore.name, err));
@@ -925,7 +1001,7 @@ impl ExpirablePermit {
         };
         let protocol = &hold.entry().protocol;
         let request = permits::update(protocol, id, lease);
-        let (until, stop) = (now + session.command_timeout, || session.is_closed());
+        let (until, stop) = (now + timeout, || session.is_closed());
         let answer = session.connection.ask(&request, until, &stop);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
             // Redis may still execute it, even after later updates with longer leases.
@@ -961,8 +1037,8 @@ impl ExpirablePermit {
 
     /// Leaves the permit in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// It is no longer renewed, and comes back when the lease is over unless it is adopted before. Blocks for one round trip,
-    /// at most for the command timeout.
+    /// The permit is no longer renewed, and comes back when the lease is over unless it is adopted before. Blocks for
+    /// one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -975,21 +1051,40 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// As [`update_lease`](Self::update_lease). Whatever the error, the permit is released.
-    pub fn detach(mut self, lease: Duration) -> Result<Ticket> {
+    /// As [`update_lease`](Self::update_lease). After an error the permit is released.
+    pub fn detach(self, lease: Duration) -> Result<Ticket> {
+        let name = self.name().to_owned();
+        let id = self.into_id(lease)?;
+        Ok(Ticket::new(<Self as sealed::Adopt>::TICKET, &id, &name))
+    }
+
+    /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process.
+    ///
+    /// The permit is no longer renewed, and comes back when the lease is over. Before that, any process that has the id
+    /// can [release](ExpirableSemaphore::release_id) the permit or [change its
+    /// lease](ExpirableSemaphore::update_lease_of), in Java too. Blocks for one round trip, at most for the command
+    /// timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let slots = client.expirable_semaphore("slots");
+    /// let id = slots.acquire()?.into_id(std::time::Duration::from_secs(3600))?;
+    /// slots.release_id(&id)?; // within an hour, perhaps in another process
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`detach`](Self::detach).
+    pub fn into_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
         if !self.hold.end() {
-            return Err(self
-                .semaphore
-                .lost(self.hold.loss().unwrap_or(LossReason::Expired)));
+            let reason = self.hold.loss().unwrap_or(LossReason::Expired);
+            return Err(self.semaphore.lost(reason));
         }
         self.session().watchdog.disarm(&self.hold);
         self.released = true;
-        Ok(Ticket::new(
-            <Self as sealed::Adopt>::TICKET,
-            self.id(),
-            self.name(),
-        ))
+        Ok(self.id().to_owned())
     }
 
     /// Returns the permit's id, 32 hexadecimal digits: for [`ExpirableSemaphore::release_id`] in any process, and for
@@ -1038,7 +1133,7 @@ impl sealed::Adopt for ExpirablePermit {
     const TICKET: &'static str = "permits";
 
     fn adopt(spec: LockSpec, from: &str) -> Result<Self> {
-        let until = Instant::now() + spec.session().command_timeout;
+        let until = Instant::now() + spec.command_timeout;
         ExpirableSemaphore::of(spec).adopt(from, until)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::error::Result;
+use crate::protocol::{fenced, script};
 use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Fenced, Owned, Scope};
@@ -71,6 +73,30 @@ impl Handle<Fenced> {
     pub fn token_ttl(mut self, ttl: Duration) -> Self {
         self.target.token_ttl = ttl;
         self
+    }
+
+    /// Returns the last token that any process has drawn, without holding the lock; `None` if there is no counter.
+    ///
+    /// Blocks for one round trip, at most for the command timeout. A process draws tokens for its waiting threads in
+    /// advance, so the token of the present holder may be lower.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// println!("the last token is {:?}", client.fenced_lock("ledger").last_token()?);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
+    /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) if the key
+    /// of the counter holds something else.
+    ///
+    /// Source: Redisson's `getToken`, which returns 0 without a counter.
+    pub fn last_token(&self) -> Result<Option<u64>> {
+        let spec = &self.target;
+        let (reply, doing) = spec.ask(fenced::last_token(&spec.look()?.protocol))?;
+        script::last_token(reply).map_err(|odd| spec.session().error(doing, self.name(), odd))
     }
 }
 

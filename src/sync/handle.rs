@@ -343,6 +343,25 @@ impl<K: AnyKind> Handle<K> {
         self.each(|part| part.cancel = Some(token.clone()))
     }
 
+    /// Returns a handle whose calls wait this long for Redis to answer, and those of its guards too, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these. Renewals keep the client's timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let _guard = client.mutex("report").command_timeout(a_second).lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// A call that waits behind another thread of this process, while that thread asks Redis, also waits for as long as
+    /// that thread's handle allows.
+    #[must_use]
+    pub fn command_timeout(self, timeout: Duration) -> Self {
+        self.each(|part| part.set_command_timeout(timeout))
+    }
+
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
     /// is free.
     ///

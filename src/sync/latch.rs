@@ -238,6 +238,23 @@ impl Latch {
         self
     }
 
+    /// Returns a handle whose calls wait this long for Redis to answer, instead of the client's
+    /// [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// client.latch("import:7:loaded").command_timeout(a_second).count_down()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.inner.set_command_timeout(timeout);
+        self
+    }
+
     /// Returns the name, as given to the client.
     ///
     /// ```no_run

@@ -527,6 +527,22 @@ impl RwLock {
         self.each(|side| side.cancel = Some(token.clone()))
     }
 
+    /// Returns a handle whose calls wait this long for Redis to answer, and those of its guards too, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these. Renewals keep the client's timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let prices = client.rw_lock("prices").command_timeout(a_second);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(self, timeout: Duration) -> Self {
+        self.each(|side| side.set_command_timeout(timeout))
+    }
+
     /// Returns a handle whose waits with a limit return [`Error::Late`](crate::Error::Late) if Redis was too slow to
     /// say whether the lock is free.
     ///
@@ -561,6 +577,37 @@ impl RwLock {
     pub fn readers_first(mut self) -> Self {
         self.reading.target.readers_first = true;
         self
+    }
+
+    /// Returns the read side as a lock of its own, such as for a [`MultiLock`](crate::MultiLock). No I/O.
+    ///
+    /// ```no_run
+    /// use redlatch::MultiLock;
+    ///
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let (prices, order) = (client.rw_lock("prices"), client.mutex("order:7"));
+    /// let both = MultiLock::new(vec![Box::new(prices.read_side()), Box::new(order)]);
+    /// let _guard = both.lock()?; // others may read the prices too
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// Locking it is reading, with the same holds as by [`read`](Self::read). Its `force_unlock` and `remaining_lease`
+    /// are about the whole lock.
+    #[must_use]
+    pub fn read_side(&self) -> Handle<Read> {
+        self.reading.clone()
+    }
+
+    /// Returns the write side as a lock of its own: see [`read_side`](Self::read_side). No I/O.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.rw_lock("prices").write_side().lock()?; // alone
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn write_side(&self) -> Handle<Write> {
+        self.writing.clone()
     }
 
     /// Returns whether any thread of any process reads.

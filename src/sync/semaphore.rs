@@ -8,6 +8,7 @@ use crate::acquire::give_permits::{give, submit_release};
 use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
+use crate::config;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
@@ -61,7 +62,8 @@ use crate::time::Deadline;
 /// up to a minute (two command timeouts if that is longer). After that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
-/// **Time to live.** No method changes a time to live that someone has set on the key. A permit that is returned does
+/// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets one. No other method changes the
+/// time to live of the key. A permit that is returned does
 /// not create a semaphore that was deleted or has expired. If another process has created it again by then, the
 /// returned permits come on top of its number. [`release`](Self::release) and [`add_permits`](Self::add_permits)
 /// create one, as in Redisson.
@@ -95,6 +97,8 @@ pub struct SemaphorePermit {
     permits: u32,
     /// When Redis granted the permits to this process.
     since: Instant,
+    /// How long Redis may take to answer.
+    command_timeout: Duration,
     /// Whether the permits have been released or forgotten.
     done: bool,
     observed: Option<Box<Observed>>,
@@ -290,11 +294,42 @@ impl Semaphore {
     /// - [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson could not
     ///   read, before anything is sent.
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
+        self.set(permits, Duration::ZERO)
+    }
+
+    /// Creates the semaphore with this many permits, for `ttl`; if it exists, nothing changes.
+    ///
+    /// Returns whether the semaphore was created. After `ttl` it is gone, whatever permits are taken, and the next such
+    /// call creates it: a limit for each hour, say. From 10 ms to 100 years. Otherwise as
+    /// [`try_set_permits`](Self::try_set_permits).
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let an_hour = std::time::Duration::from_secs(3600);
+    /// let mails = client.semaphore("mails:user:7");
+    /// mails.try_set_permits_with_ttl(100, an_hour)?;
+    /// if let Some(permit) = mails.try_acquire()? {
+    ///     permit.forget(); // one of this hour's hundred
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_permits`](Self::try_set_permits). [`Error::Config`] also if `ttl` is out of range.
+    ///
+    /// Source: Redisson's `trySetPermits` with a `ttl`.
+    pub fn try_set_permits_with_ttl(&self, permits: u32, ttl: Duration) -> Result<bool> {
+        config::check_lease("ttl", ttl)?;
+        self.set(permits, ttl)
+    }
+
+    fn set(&self, permits: u32, ttl: Duration) -> Result<bool> {
         if permits > 0 {
             check(permits)?;
         }
         let set = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::set(protocol, keys, keep_ms, permits)
+            semaphore::set(protocol, keys, keep_ms, permits, ttl)
         })?;
         Ok(set == 1)
     }
@@ -405,6 +440,52 @@ impl Semaphore {
         self.add("releasing permits", permits.into())
     }
 
+    /// Returns permits like [`release`](Self::release), but only if the semaphore exists; otherwise `false`.
+    ///
+    /// Blocks for one round trip, at most for the command timeout.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let uploads = client.semaphore("uploads");
+    /// uploads.acquire()?.forget();
+    /// if !uploads.release_if_exists(1)? {
+    ///     println!("the semaphore was deleted, or has expired");
+    /// }
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
+        check(permits)?;
+        let released = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
+            semaphore::release(protocol, keys, keep_ms, permits.into())
+        })?;
+        Ok(released >= 0)
+    }
+
+    /// Deletes the semaphore, whatever permits are taken; `false` if it does not exist.
+    ///
+    /// Taken permits that are returned later do not create it again, and waiting threads wait until a process does.
+    /// Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost reply
+    /// counts once, so it never deletes a semaphore that was created since.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.semaphore("uploads").delete()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`available_permits`](Self::available_permits); after [`Error::Redis`] it is unknown whether the semaphore
+    /// was deleted.
+    pub fn delete(&self) -> Result<bool> {
+        let deleted = self.handle.count_once(FORGET, semaphore::delete)?;
+        Ok(deleted == 1)
+    }
+
     /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
     ///
     /// ```no_run
@@ -418,6 +499,23 @@ impl Semaphore {
     #[must_use]
     pub fn cancel_on(mut self, token: &CancelToken) -> Self {
         self.handle.cancel = Some(token.clone());
+        self
+    }
+
+    /// Returns a handle whose calls wait this long for Redis to answer, and those of its permits too, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let uploads = client.semaphore("uploads").command_timeout(a_second);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.handle.set_command_timeout(timeout);
         self
     }
 
@@ -473,6 +571,7 @@ impl Semaphore {
             entry,
             permits,
             since,
+            command_timeout: self.handle.command_timeout,
             done: false,
             observed,
         }))
@@ -517,7 +616,7 @@ impl SemaphorePermit {
         let Some(release) = give(session, &self.entry, self.permits, self.since) else {
             return Ok(());
         };
-        let until = Instant::now() + session.command_timeout;
+        let until = Instant::now() + self.command_timeout;
         let (value, replayed) = match session.connection.settled(&release, until) {
             Ok(settled) => settled,
             Err(fault) => {

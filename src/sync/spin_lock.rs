@@ -1,5 +1,8 @@
 //! The spin lock.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Owned, Spin};
@@ -31,6 +34,29 @@ use crate::sync::kind::{Owned, Spin};
 /// two exclude each other. Since a spin lock publishes nothing, threads that wait for the other kind notice its
 /// release only when they ask again, after 1 to 5 s.
 pub type SpinLock = Handle<Spin>;
+
+impl Handle<Spin> {
+    /// Returns a handle that pauses for as long as `back_off` returns, instead of for the usual 1 to 128 ms.
+    ///
+    /// `back_off` receives the number of attempts that have failed since the lock last changed hands, at least 1. A
+    /// pause shorter than 1 ms counts as 1 ms. A pause ends early when the holder's lease ends, and at the caller's
+    /// deadline.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// // Redisson's constant back-off
+    /// let constant = client.spin_lock("user:7").back_off(|_| Duration::from_millis(64));
+    /// let linear = client.spin_lock("user:7").back_off(|n| Duration::from_millis(5) * n.min(20));
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn back_off(mut self, back_off: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
+        self.target.back_off = Some(Arc::new(back_off));
+        self
+    }
+}
 
 /// The [`Guard`] of a [`SpinLock`]: one hold, released when it is dropped, that stays on its thread.
 pub type SpinLockGuard = Guard<Spin>;

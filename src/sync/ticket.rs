@@ -118,7 +118,7 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 
     fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
         (spec.as_thread, spec.reported_as) = (Some(owner::no_thread()), K::REPORTED_AS);
-        let until = Instant::now() + spec.session().command_timeout;
+        let until = Instant::now() + spec.command_timeout;
         Ok(Self::new(spec.adopt(from, until)?))
     }
 }

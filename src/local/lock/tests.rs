@@ -427,7 +427,7 @@ impl Model {
                 }
             }
             Step::Dismiss => {
-                let dismissed = self.lock.dismiss();
+                let dismissed = self.lock.dismiss(|_| true);
                 self.check(self.queue == dismissed, ("all of the queue", &dismissed));
                 for t in self.queue.drain(..) {
                     self.threads[t].doing = Doing::Nothing;

@@ -2,6 +2,7 @@
 //! differences are described in `support/kinds.rs`.
 
 mod bad_input;
+mod chapter;
 mod kinds;
 mod read;
 mod red;

@@ -21,7 +21,13 @@ const CALLS: &[Call] = &[
         "release_ids",
         RELEASE_IDS,
         "permits out channel $2",
-        "$1 60s",
+        "$1 60s 0",
+    ),
+    (
+        "release_all",
+        RELEASE_IDS,
+        "permits out channel $2",
+        "$1 60s 1",
     ),
     ("renew", RENEW, "out", "$1 $2 $3"),
     ("update", UPDATE, "permits out channel", "$1 $2:30s"),
@@ -48,6 +54,19 @@ fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> St
 }
 
 const TABLE: &[Table] = &[
+    (
+        "several are released together, or none of them",
+        &[
+            "try_set 4 q1         | 1       | permits=4 q1=1@60s | 4",
+            "acquire p1+p2+p3     | now+30s | out{p1:now+30s p2:now+30s p3:now+30s} permits=1 q1=1@60s",
+            "release_all p1+p9 q2 | 00",
+            "release_all p9 q2    | 0",
+            "release_all p1+p2 q3 | 11      | out{p3:now+30s} permits=3 q1=1@60s q3=11@60s | 3",
+            "release_all p1+p2 q3 | 11",
+            "ZADD out 1 p3        |         | out{p3:1} permits=3 q1=1@60s q3=11@60s",
+            "release_all p3 q4    | 0       | permits=4 q1=1@60s q3=11@60s | 4",
+        ],
+    ),
     (
         "the keys and messages are Redisson's",
         &[

@@ -5,13 +5,14 @@ use redis::Connection;
 use crate::support::scripts::NAMES;
 use crate::support::semaphore::{ACQUIRE, DRAIN, RELEASE, SET, UNDO};
 use crate::support::table::{Call, Stage, Table};
-use crate::support::{Server, beside, timed};
+use crate::support::{Server, beside, lua, timed};
 
 /// Each request has a key of its own, and deletes the keys of answered requests.
 const CALLS: &[Call] = &[
     ("acquire", ACQUIRE, "s $2 $3? $4?", "$1 120s"),
     ("undo", UNDO, "s channel $1", "120s"),
-    ("set", SET, "s channel $2", "$1 120s"),
+    ("set", SET, "s channel $2", "$1 120s $3:0"),
+    ("delete", lua::SEMAPHORE_DELETE, "s $1 $2?", "120s"),
     ("release", RELEASE, "s channel $2 $3?", "$1 120s 1"),
     ("release_if_there", RELEASE, "s channel $2", "$1 120s 0"),
     ("drain", DRAIN, "s $1 $2?", "120s"),
@@ -44,6 +45,19 @@ const TABLE: &[Table] = &[
             // The undo does not create the semaphore again.
             "DEL s              |    | q3=3@120s",
             "undo q3            | 0  | q3=void@120s",
+        ],
+    ),
+    (
+        "it lives as long as it was set for, and is deleted once",
+        &[
+            "delete q1       | 0 | q1=0@120s",
+            "set 3 q2 60s    | 1 | q1=0@120s q2=1@120s s=3@60s | 3",
+            "delete q1       | 0",
+            "delete q3 q1    | 1 | q2=1@120s q3=1@120s",
+            "set 5 q4        | 1 | q2=1@120s q3=1@120s q4=1@120s s=5 | 5",
+            // Late copies of both.
+            "set 3 q2 60s    | 1",
+            "delete q3       | 1",
         ],
     ),
     (

@@ -1,0 +1,304 @@
+//! What only one kind has: a semaphore that ends, permits by their ids, a spin lock with other pauses, one side of a
+//! read-write lock as a member, the last token, and the timeout of a handle.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Error, LossReason, MultiLock};
+
+use crate::support::{
+    Crew, LONG, Server, elsewhere, eventually, fails, loosely, ms, open, scoped, settings, timed,
+    unique,
+};
+
+timed!(a_semaphore_ends_when_it_is_deleted_or_with_its_time);
+fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
+    let server = Server::start();
+    let (client, name) = (open(&server), unique("ends"));
+    let uploads = client.semaphore(&name);
+    assert!(!uploads.release_if_exists(1).unwrap());
+    assert!(!uploads.delete().unwrap() && !server.exists(&name));
+    assert!(uploads.try_set_permits(2).unwrap());
+    let permit = uploads.acquire().unwrap();
+    assert!(uploads.release_if_exists(3).unwrap());
+    assert_eq!(uploads.available_permits().unwrap(), 4);
+    assert!(uploads.delete().unwrap());
+    // A permit that comes back does not create the semaphore.
+    drop(permit);
+    assert!(uploads.try_acquire().unwrap().is_none());
+    assert!(!server.exists(&name));
+
+    let set = uploads.try_set_permits_with_ttl(1, ms(1));
+    assert!(matches!(set, Err(Error::Config { .. })), "{set:?}");
+    assert!(uploads.try_set_permits_with_ttl(1, ms(60_000)).unwrap());
+    assert!(!uploads.try_set_permits_with_ttl(2, ms(90_000)).unwrap());
+    assert_eq!(server.get_int(&name), 1);
+    let left = server.pttl(&name);
+    assert!(left > 50_000 && left <= 60_000, "{left}");
+    assert!(uploads.delete().unwrap());
+
+    // Threads wait until a process creates it again.
+    assert!(uploads.try_set_permits_with_ttl(1, ms(300)).unwrap());
+    uploads.acquire().unwrap().forget();
+    let mut crew = Crew::new();
+    let waiting = uploads.clone();
+    crew.spawn(move || waiting.acquire().unwrap().forget());
+    crew.all_parked();
+    eventually("its time is over", || !server.exists(&name));
+    assert!(uploads.try_set_permits_with_ttl(1, LONG).unwrap());
+    crew.join();
+
+    for odd in [0, u32::MAX] {
+        let released = uploads.release_if_exists(odd);
+        assert!(matches!(released, Err(Error::Config { .. })), "{odd}");
+    }
+    server.cli(&["SET", &name, "x"]);
+    let deleted = uploads.delete();
+    assert!(matches!(deleted, Err(Error::WrongType { .. })));
+    assert!(server.exists(&name));
+}
+
+timed!(permits_are_kept_changed_and_released_by_their_ids);
+fn permits_are_kept_changed_and_released_by_their_ids() {
+    let server = Server::start();
+    let name = unique("ids");
+    let (client, other) = (open(&server), open(&server));
+    let [slots, others] = [&client, &other].map(|client| client.expirable_semaphore(&name));
+    assert!(slots.try_set_permits(4).unwrap());
+    // An id outlives its permit, and the client.
+    let kept = slots.acquire().unwrap().into_id(ms(60_000)).unwrap();
+    client.close(LONG).unwrap();
+    assert_eq!(others.acquired_permits().unwrap(), 1);
+    let lease = || others.lease_of(&kept).unwrap().unwrap();
+    assert!(lease() > ms(50_000) && lease() <= ms(60_000));
+    assert!(others.update_lease_of(&kept, ms(120_000)).unwrap());
+    assert!(lease() > ms(110_000) && lease() <= ms(120_000));
+
+    let permits = others.acquire_many(2).unwrap();
+    let mut ids: Vec<_> = permits
+        .iter()
+        .map(|permit| permit.id().to_owned())
+        .collect();
+    ids.push(kept.clone());
+    let gone = "0".repeat(32);
+    for odd in [&gone, "malformed"] {
+        let with_odd = [&ids[..], &[odd.to_owned()]].concat();
+        assert!(!others.release_all_ids(&with_odd).unwrap());
+        assert!(!others.release_all_ids(&[odd]).unwrap());
+        assert!(!others.update_lease_of(odd, LONG).unwrap());
+    }
+    assert_eq!(others.acquired_permits().unwrap(), 3);
+    assert!(permits.iter().all(|permit| permit.is_valid()));
+    assert!(others.release_all_ids(&ids).unwrap());
+    assert_eq!(others.available_permits().unwrap(), 4);
+    for permit in &permits {
+        let loss = permit.lost().recv_timeout(LONG).unwrap();
+        assert_eq!(loss.reason, LossReason::Forced);
+    }
+    assert!(!others.release_all_ids(&ids).unwrap());
+    assert!(others.release_all_ids(&[] as &[&str]).unwrap());
+    assert!(!others.update_lease_of(&kept, LONG).unwrap());
+    let many = others.release_all_ids(&vec![gone; 1_001]);
+    assert!(matches!(many, Err(Error::Config { .. })), "{many:?}");
+    let short = others.update_lease_of(&kept, ms(1));
+    assert!(matches!(short, Err(Error::Config { .. })), "{short:?}");
+
+    // A permit whose lease ends soon comes back by itself.
+    let soon = others.acquire().unwrap().into_id(ms(60_000)).unwrap();
+    assert!(others.update_lease_of(&soon, ms(20)).unwrap());
+    eventually("it is back", || others.available_permits().unwrap() == 4);
+}
+
+timed!(a_spin_lock_pauses_as_its_handle_says);
+fn a_spin_lock_pauses_as_its_handle_says() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open(&server));
+    let name = unique("pauses");
+    let guard = other.spin_lock(&name).lock().unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asks = Arc::clone(&asked);
+    let steady = client.spin_lock(&name).back_off(move |attempt| {
+        asks.lock().unwrap().push(attempt);
+        ms(20)
+    });
+    let before = client.stats().commands;
+    assert!(steady.try_lock_for(ms(300)).unwrap().is_none());
+    let commands = client.stats().commands - before;
+    assert!((3..=17).contains(&commands), "{commands} in 300 ms");
+    let attempts = asked.lock().unwrap().clone();
+    let expected: Vec<u32> = (1..).take(attempts.len()).collect();
+    assert_eq!(attempts, expected);
+    // No pause counts as 1 ms.
+    let hasty = client.spin_lock(&name).back_off(|_| Duration::ZERO);
+    let before = client.stats().commands;
+    assert!(hasty.try_lock_for(ms(100)).unwrap().is_none());
+    assert!(client.stats().commands - before <= 110);
+    drop(guard);
+    steady.lock().unwrap().unlock().unwrap();
+}
+
+timed!(either_side_of_a_read_write_lock_is_a_member_of_a_multi_lock);
+fn either_side_of_a_read_write_lock_is_a_member_of_a_multi_lock() {
+    let server = Server::start();
+    let clients = [open(&server), open(&server)];
+    let [prices, order] = ["prices", "order"].map(unique);
+    let reading = |client: &Client, order: &str| {
+        let side = client.rw_lock(&prices).read_side();
+        MultiLock::new(vec![Box::new(side), Box::new(client.reentrant_lock(order))])
+    };
+    let writing = |client: &Client| {
+        let side = client.rw_lock(&prices).write_side();
+        MultiLock::new(vec![Box::new(client.mutex(&order)), Box::new(side)])
+    };
+    let (one, two) = (unique("one"), unique("two"));
+    let first = reading(&clients[0], &one).lock().unwrap();
+    let second = reading(&clients[1], &two).try_lock().unwrap();
+    let second = second.expect("both read");
+    assert!(clients[1].rw_lock(&prices).is_read_locked().unwrap());
+    elsewhere(|| {
+        assert!(
+            writing(&clients[1])
+                .try_lock_for(ms(100))
+                .unwrap()
+                .is_none()
+        );
+    });
+    assert!(!server.exists(&order), "all members or none");
+    scoped(|scope| {
+        let writer = scope.spawn(|| {
+            let guard = writing(&clients[1]).lock().unwrap();
+            assert!(clients[0].rw_lock(&prices).is_write_locked().unwrap());
+            assert!(reading(&clients[0], &two).try_lock().unwrap().is_none());
+            guard.unlock().unwrap();
+        });
+        eventually("it waits", || clients[1].stats().waiting == 1);
+        drop(first);
+        second.unlock().unwrap();
+        writer.join().unwrap();
+    });
+    // Both sides of one lock exclude each other.
+    let rw = clients[0].rw_lock(&prices);
+    let both = MultiLock::new(vec![Box::new(rw.read_side()), Box::new(rw.write_side())]);
+    assert!(matches!(both.lock(), Err(Error::Config { .. })));
+    // Sets that overlap never deadlock.
+    scoped(|scope| {
+        for thread in 0..4 {
+            let (clients, reading, writing, order) = (&clients, &reading, &writing, &order);
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let lock = match (thread + round) % 2 {
+                        0 => reading(&clients[thread % 2], order),
+                        _ => writing(&clients[thread % 2]),
+                    };
+                    let guard = lock.try_lock_for(LONG).unwrap();
+                    guard.expect("in time").unlock().unwrap();
+                }
+            });
+        }
+    });
+    eventually("nothing is held", || server.keys().is_empty());
+}
+
+timed!(the_last_token_is_known_without_holding_the_lock);
+fn the_last_token_is_known_without_holding_the_lock() {
+    let server = Server::start();
+    let (client, name) = (open(&server), unique("token"));
+    let lock = client.fenced_lock(&name);
+    assert_eq!(lock.last_token().unwrap(), None);
+    let token = lock.with(|guard| guard.token()).unwrap();
+    let theirs = open(&server).fenced_lock(&name);
+    assert_eq!(theirs.last_token().unwrap(), Some(token));
+    let counter = format!("redisson_lock_token:{{{name}}}");
+    server.cli(&["SET", &counter, "41"]);
+    assert_eq!(lock.last_token().unwrap(), Some(41));
+    server.cli(&["DEL", &counter]);
+    server.cli(&["RPUSH", &counter, "7"]);
+    assert!(matches!(lock.last_token(), Err(Error::WrongType { .. })));
+}
+
+type Call<'a> = Box<dyn FnOnce() -> redlatch::Result<()> + Send + 'a>;
+
+timed!(a_handle_has_a_timeout_of_its_own);
+fn a_handle_has_a_timeout_of_its_own() {
+    let server = Server::start();
+    let client = Client::open(settings(&server).command_timeout(2 * LONG)).unwrap();
+    let timeout = ms(200);
+    let mutex = |name: &str| client.mutex(unique(name)).command_timeout(timeout);
+    let [held, updated] = [(); 2].map(|()| mutex("held").lock().unwrap());
+    // Any other timeout counts as the nearest one that is possible.
+    drop(
+        mutex("least")
+            .command_timeout(Duration::ZERO)
+            .lock()
+            .unwrap(),
+    );
+    drop(mutex("most").command_timeout(Duration::MAX).lock().unwrap());
+    let slots = client.expirable_semaphore(unique("slots"));
+    assert!(slots.try_set_permits(2).unwrap());
+    let slots = slots.command_timeout(timeout);
+    let [permit, released] = [(); 2].map(|()| slots.acquire().unwrap());
+    let uploads = client.semaphore(unique("uploads"));
+    assert!(uploads.try_set_permits(1).unwrap());
+    let uploads = uploads.command_timeout(timeout);
+    let upload = uploads.acquire().unwrap();
+    let get = redis::cmd("GET").arg("x").to_owned();
+    let rw = client.rw_lock(unique("rw")).command_timeout(timeout);
+    let latch = client.latch(unique("latch")).command_timeout(timeout);
+    let election = client.election(unique("election")).command_timeout(timeout);
+    server.freeze();
+    scoped(|scope| {
+        let calls: [(&str, Call<'_>); 10] = [
+            ("lock", Box::new(|| mutex("a").lock().map(drop))),
+            ("is_locked", Box::new(|| mutex("b").is_locked().map(drop))),
+            ("read", Box::new(|| rw.read().map(drop))),
+            ("acquire", Box::new(|| uploads.delete().map(drop))),
+            ("count", Box::new(|| latch.count().map(drop))),
+            ("campaign", Box::new(|| election.campaign().map(drop))),
+            (
+                "query",
+                Box::new(|| updated.query::<Option<i64>>(&get).map(drop)),
+            ),
+            ("update", Box::new(|| permit.update_lease(LONG))),
+            ("release", Box::new(|| released.release())),
+            ("release", Box::new(|| upload.release())),
+        ];
+        for (what, call) in calls {
+            scope.spawn(move || fails(what, 3 * timeout, call));
+        }
+        fails("unlock", 3 * timeout, || held.unlock());
+    });
+    server.thaw();
+}
+
+timed!(threads_that_wait_fail_by_their_own_timeouts);
+fn threads_that_wait_fail_by_their_own_timeouts() {
+    const HASTY: usize = 8;
+    let server = Server::start();
+    let client = Client::open(settings(&server).command_timeout(2 * LONG)).unwrap();
+    let uploads = client.semaphore(unique("uploads"));
+    assert!(uploads.try_set_permits(1).unwrap());
+    let mutex = client.mutex(unique("queue"));
+    let timeout = loosely(ms(200));
+    let hasty_mutex = mutex.clone().command_timeout(timeout);
+    let hasty_uploads = uploads.clone().command_timeout(timeout);
+    server.freeze();
+    let (begun, names) = (Instant::now(), client.stats().names);
+    scoped(|scope| {
+        // The first of each asks Redis; the others queue behind it.
+        let lock = || fails("lock", 3 * timeout, || hasty_mutex.lock());
+        let acquire = || fails("acquire", 3 * timeout, || hasty_uploads.acquire());
+        scope.spawn(lock);
+        scope.spawn(acquire);
+        eventually("they ask", || client.stats().names >= names + 2);
+        let patient = scope.spawn(|| mutex.lock().unwrap().unlock().unwrap());
+        let waits = scope.spawn(|| uploads.acquire().unwrap().forget());
+        let others: Vec<_> = (1..HASTY)
+            .flat_map(|_| [scope.spawn(lock), scope.spawn(acquire)])
+            .collect();
+        others.into_iter().for_each(|hasty| hasty.join().unwrap());
+        assert!(begun.elapsed() < 6 * timeout, "{:?}", begun.elapsed());
+        server.thaw();
+        patient.join().unwrap();
+        waits.join().unwrap();
+    });
+}
