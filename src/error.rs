@@ -365,9 +365,7 @@ impl Error {
                 let name = name.as_deref().filter(|_| is_named);
                 self.write_redis(f, doing, name, server.as_deref(), &**source)
             }
-            Self::Lost { name, reason } => {
-                write!(f, "the lock `{name}` is no longer held: {reason}")
-            }
+            Self::Lost { name, reason } => write_lost(f, name, *reason),
             Self::NoQuorum {
                 name,
                 needed,
@@ -746,7 +744,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// A hold that was lost, and how. To print a loss, print its `name` and its `reason`, which is a text for people.
+/// A hold that was lost, and how. Its text is one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {
@@ -758,12 +756,41 @@ pub struct Loss {
     pub reason: LossReason,
 }
 
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_lost(f, &self.name, self.reason)
+    }
+}
+
+fn write_lost(f: &mut impl fmt::Write, name: &str, reason: LossReason) -> fmt::Result {
+    write!(f, "the lock `{name}` is no longer held: {reason}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::verdict::{Asked, Verdict, verdict};
     use redis::ServerErrorKind;
     use std::error::Error as _;
+
+    #[test]
+    fn a_loss_has_the_text_of_its_error() {
+        let (name, reason) = (String::from("a"), LossReason::Closed);
+        let (owner, lost) = (
+            String::new(),
+            Error::Lost {
+                name: name.clone(),
+                reason,
+            },
+        );
+        let loss = Loss {
+            name,
+            owner,
+            reason,
+        };
+        let text = "the lock `a` is no longer held: the client was closed";
+        assert_eq!((&*loss.to_string(), &*lost.to_string()), (text, text));
+    }
 
     #[test]
     fn the_text_says_what_was_tried_and_where_and_why() {

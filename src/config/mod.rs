@@ -386,7 +386,7 @@ impl Config {
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/")
-    ///     .on_lost(|loss| eprintln!("lost {}: {}", loss.name, loss.reason));
+    ///     .on_lost(|loss| eprintln!("{loss}"));
     /// # let _ = config;
     /// ```
     ///
@@ -407,7 +407,7 @@ impl Config {
     ///
     /// impl redlatch::Observer for Losses {
     ///     fn lost(&self, loss: &redlatch::Loss) {
-    ///         eprintln!("lost {}: {}", loss.name, loss.reason);
+    ///         eprintln!("{loss}");
     ///     }
     /// }
     ///

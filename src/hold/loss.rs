@@ -36,7 +36,7 @@ use crate::report::report;
 /// let lost = guard.lost().clone();
 /// let watch = std::thread::spawn(move || {
 ///     if let Ok(loss) = lost.recv() {
-///         eprintln!("{} is lost: {}", loss.name, loss.reason);
+///         eprintln!("{loss}");
 ///     }
 /// });
 /// # drop(guard);
@@ -64,7 +64,7 @@ impl LossReceiver {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("report").lock()?;
     /// if let Ok(loss) = guard.lost().recv() {
-    ///     println!("lost: {}", loss.reason);
+    ///     println!("{loss}");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -82,7 +82,7 @@ impl LossReceiver {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("report").lock()?;
     /// if let Ok(loss) = guard.lost().try_recv() {
-    ///     println!("lost: {}", loss.reason);
+    ///     println!("{loss}");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -105,7 +105,7 @@ impl LossReceiver {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("report").lock()?;
     /// if let Ok(loss) = guard.lost().recv_timeout(Duration::from_secs(1)) {
-    ///     println!("lost: {}", loss.reason);
+    ///     println!("{loss}");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```

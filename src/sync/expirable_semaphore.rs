@@ -873,7 +873,7 @@ impl ExpirablePermit {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let permit = client.expirable_semaphore("slots").acquire()?;
     /// if let Ok(loss) = permit.lost().try_recv() {
-    ///     println!("lost: {}", loss.reason);
+    ///     println!("{loss}");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```

@@ -144,7 +144,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let guard = client.mutex("report").lock()?;
     /// if let Ok(loss) = guard.lost().try_recv() {
-    ///     println!("{} is lost: {}", loss.name, loss.reason);
+    ///     println!("{loss}");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
