@@ -22,11 +22,10 @@ use crate::sync::expirable_semaphore::ExpirableSemaphore;
 use crate::sync::fair_lock::FairLock;
 use crate::sync::fair_mutex::FairMutex;
 use crate::sync::fenced_lock::FencedLock;
-use crate::sync::handle::Handle;
-use crate::sync::kind::Red;
 use crate::sync::latch::Latch;
 use crate::sync::multi_lock::MultiLock;
 use crate::sync::mutex::Mutex;
+use crate::sync::red_lock::RedLock;
 use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
 use crate::sync::semaphore::{Semaphore, close as give_back_permits};
@@ -102,18 +101,6 @@ impl Client {
         LockSpec::new(&self.shared, name.into(), kind)
     }
 
-    /// Returns the reentrant lock of this name: Redisson's `RLock`. Sends nothing.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let _guard = client.reentrant_lock("stock:42").lock()?;
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
-        ReentrantLock::of(self.handle(name.as_ref(), &reentrant::KIND))
-    }
-
     /// Returns the mutex of this name: the default lock, not reentrant. Sends nothing.
     ///
     /// The reentrant lock of the name uses the same key, so the two exclude each other.
@@ -129,6 +116,18 @@ impl Client {
             self.handle(name.as_ref(), &reentrant::KIND)
                 .non_reentrant("mutex"),
         )
+    }
+
+    /// Returns the reentrant lock of this name: Redisson's `RLock`. Sends nothing.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let _guard = client.reentrant_lock("stock:42").lock()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
+        ReentrantLock::of(self.handle(name.as_ref(), &reentrant::KIND))
     }
 
     /// Returns the fair lock of this name: first come, first served across all processes. Sends nothing.
@@ -253,9 +252,9 @@ impl Client {
         Latch::of(self.handle(name.as_ref(), &latch::KIND))
     }
 
-    /// Returns the semaphore of this name: Redisson's `RSemaphore`. Sends nothing.
-    ///
-    /// Permits stay taken if their process dies, so prefer an [`expirable_semaphore`](Self::expirable_semaphore).
+    /// Returns the semaphore of this name, whose permits stay taken if their process dies: prefer
+    /// [`expirable_semaphore`](Self::expirable_semaphore), unless you share it with Redisson's `RSemaphore`. Sends
+    /// nothing.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -473,8 +472,9 @@ impl Client {
     }
 }
 
-// Here and not in `sync`, since a client belongs to a higher layer than its locks.
-impl Handle<Red> {
+// Here and not in `sync`, since a client belongs to a higher layer than its locks. By the name of the alias, since rustdoc
+// lists such methods first on its page.
+impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
     /// The first client's settings apply (lease, command timeout, tenure, `on_lost`). Each client's own apply to its

@@ -18,7 +18,8 @@ use crate::net::request::Request;
 use crate::protocol::{inspect, keys, lua, reentrant};
 use crate::session::Session;
 use crate::session::shared::SharedSession;
-use crate::sync::red_lock::RedLock;
+use crate::sync::handle::Handle;
+use crate::sync::kind::Red;
 use crate::verdict::{self, Asked, Reach, Verdict, verdict};
 
 const DOING: &str = "checking a server";
@@ -131,7 +132,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl RedLock {
+impl Handle<Red> {
     /// Checks all masters as [`Client::check`](crate::Client::check) does, at the same time, and whether their clocks agree.
     ///
     /// ```no_run

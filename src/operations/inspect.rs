@@ -16,7 +16,8 @@ use crate::operations::{ask_master_of, text};
 use crate::protocol::{inspect, reentrant};
 use crate::session::shared::SharedSession;
 use crate::shown::Shown;
-use crate::sync::red_lock::RedLock;
+use crate::sync::handle::Handle;
+use crate::sync::kind::Red;
 
 /// What there is under a name, as Redis shows it.
 ///
@@ -472,7 +473,7 @@ fn where_it_is(f: &mut fmt::Formatter<'_>, process: Option<&Process>) -> fmt::Re
     }
 }
 
-impl RedLock {
+impl Handle<Red> {
     /// Returns what each of the masters shows of this lock, by its address, in the order of the clients.
     ///
     /// Asks all of them at the same time, over connections of their own; blocks at most for the command timeout of each

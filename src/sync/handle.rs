@@ -36,8 +36,9 @@ pub struct Handle<K: AnyKind> {
     pub(crate) target: K::Target,
 }
 
-impl<K: AnyKind> Handle<K> {
-    pub(crate) fn of(target: K::Target) -> Self {
+// `A`, since rustdoc sorts the methods of an alias by the text of their `impl`: `lock` precedes those of `Handle<Fenced>`.
+impl<A: AnyKind> Handle<A> {
+    pub(crate) fn of(target: A::Target) -> Self {
         Self { target }
     }
 
@@ -47,7 +48,7 @@ impl<K: AnyKind> Handle<K> {
         self
     }
 
-    pub(super) fn take<S: Scope>(&self, wait: WaitMode) -> Result<Option<Guard<K, S>>> {
+    pub(super) fn take<S: Scope>(&self, wait: WaitMode) -> Result<Option<Guard<A, S>>> {
         let held = match S::IS_OWNED {
             false => self.target.take(wait)?,
             true => {
@@ -84,7 +85,7 @@ impl<K: AnyKind> Handle<K> {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
-    pub fn lock(&self) -> Result<Guard<K>> {
+    pub fn lock(&self) -> Result<Guard<A>> {
         self.take(WaitMode::Until(Deadline::NEVER))?
             .ok_or(Error::Closed)
     }
@@ -110,7 +111,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`lock`](Self::lock), except `Cancelled`.
-    pub fn try_lock(&self) -> Result<Option<Guard<K>>> {
+    pub fn try_lock(&self) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::Once)
     }
 
@@ -135,7 +136,7 @@ impl<K: AnyKind> Handle<K> {
     /// As [`lock`](Self::lock). [`Error::Redis`] also if Redis is known to be unreachable when the time is over:
     /// there is no connection, or nothing has arrived for half the command timeout although a reply was due. Anything
     /// that the attempt may have acquired is released.
-    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::span(wait))
     }
 
@@ -155,7 +156,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`try_lock_for`](Self::try_lock_for).
-    pub fn try_lock_until(&self, instant: Instant) -> Result<Option<Guard<K>>> {
+    pub fn try_lock_until(&self, instant: Instant) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::moment(instant))
     }
 
@@ -179,7 +180,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`lock`](Self::lock). An error means that `work` did not run.
-    pub fn with<T>(&self, work: impl FnOnce(&Guard<K>) -> T) -> Result<T> {
+    pub fn with<T>(&self, work: impl FnOnce(&Guard<A>) -> T) -> Result<T> {
         let guard = self.lock()?;
         Ok(work(&guard))
     }
@@ -203,7 +204,7 @@ impl<K: AnyKind> Handle<K> {
     ///
     /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that stays on its
     /// thread, even if the lock is reentrant.
-    pub fn lock_owned(&self) -> Result<OwnedGuard<K>> {
+    pub fn lock_owned(&self) -> Result<OwnedGuard<A>> {
         self.take(WaitMode::Until(Deadline::NEVER))?
             .ok_or(Error::Closed)
     }
@@ -223,7 +224,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`try_lock`](Self::try_lock), except `WouldDeadlock`.
-    pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard<K>>> {
+    pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard<A>>> {
         self.take(WaitMode::Once)
     }
 
@@ -242,7 +243,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`try_lock_for`](Self::try_lock_for) and [`lock_owned`](Self::lock_owned).
-    pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard<K>>> {
+    pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard<A>>> {
         self.take(WaitMode::span(wait))
     }
 
@@ -259,7 +260,7 @@ impl<K: AnyKind> Handle<K> {
     /// # Errors
     ///
     /// As [`try_lock_owned_for`](Self::try_lock_owned_for).
-    pub fn try_lock_owned_until(&self, instant: Instant) -> Result<Option<OwnedGuard<K>>> {
+    pub fn try_lock_owned_until(&self, instant: Instant) -> Result<Option<OwnedGuard<A>>> {
         self.take(WaitMode::moment(instant))
     }
 
