@@ -591,8 +591,8 @@ impl RwLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking it is reading, with the same holds as by [`read`](Self::read). Its `force_unlock` and `remaining_lease`
-    /// are about the whole lock.
+    /// Locking it is reading, with the same holds as by [`read`](Self::read). `force_unlock` and `remaining_lease` of this
+    /// handle are about both sides.
     #[must_use]
     pub fn read_side(&self) -> Handle<Read> {
         self.reading.clone()

@@ -1,4 +1,4 @@
-//! What only one kind has: a semaphore that ends, permits by their ids, a spin lock with other pauses, one side of a
+//! Methods that only one kind has: a semaphore that ends, permits by their ids, a spin lock with other pauses, one side of a
 //! read-write lock as a member, the last token, and the timeout of a handle.
 
 use std::sync::{Arc, Mutex};
