@@ -1,5 +1,5 @@
 //! The time from a release to the next grant: in one process, across several, along the queue that Redis keeps, and to
-//! all readers at once. Also the cost of a release for the server when that queue is long.
+//! all readers at once; and the cost of a release for the server when that queue is long.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 

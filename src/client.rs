@@ -271,8 +271,9 @@ impl Client {
     /// Makes a hold that another client has detached one of this client, in one step: see [`Ticket`].
     ///
     /// The type of the guard has to fit the ticket. The hold gets a number of its own, a fenced lock also a greater token, so
-    /// what the former holder still sends is refused. It is renewed with this client's lease. Blocks for one round trip, at most
-    /// for the command timeout. The client needs the same [key prefix](Config::key_prefix) as the one that detached.
+    /// what the former holder still sends is refused. This client renews the hold with its own lease. The call blocks for
+    /// one round trip, at most for the command timeout. The client needs the same [key prefix](Config::key_prefix) as the
+    /// one that detached.
     ///
     /// ```no_run
     /// use redlatch::{LossReason, OwnedMutexGuard, Ticket};

@@ -1,4 +1,4 @@
-//! What can go wrong, named by what the caller can do next.
+//! The errors, named by what the caller can do next, and their texts.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -101,7 +101,7 @@ pub enum Error {
     WouldDeadlock {
         /// The lock's name, as given to the client.
         name: String,
-        /// What the thread holds already.
+        /// Why the thread would wait for itself.
         reason: DeadlockReason,
     },
     /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled while waiting.
@@ -116,11 +116,11 @@ pub enum Error {
     WrongType {
         /// The lock's name, as given to the client.
         name: String,
-        /// What the key holds instead, such as ``the key `orders` holds a list``, if the server says.
+        /// The content of the key, such as ``the key `orders` holds a list``, if the server says.
         found: Option<String>,
     },
-    /// The system did not start one of the client's background threads. Whatever the call may have acquired is being
-    /// released.
+    /// The system did not start one of the client's background threads. redlatch releases whatever the call may have
+    /// acquired.
     #[non_exhaustive]
     Spawn {
         /// Which thread, as debuggers and `/proc` show it.
@@ -134,9 +134,8 @@ pub enum Error {
         /// Which rule the command breaks, and what to do about it.
         why: String,
     },
-    /// Redis was too slow to say whether anybody has the lock. Only with
-    /// [`late_is_error`](crate::Mutex::late_is_error), otherwise that is `Ok(None)`. Whatever the call may have acquired
-    /// is being released.
+    /// Redis was too slow to say whether anybody has the lock. Without [`late_is_error`](crate::Mutex::late_is_error) such
+    /// a call returns `Ok(None)`. redlatch releases whatever the call may have acquired.
     #[non_exhaustive]
     Late {
         /// The lock's name, as given to the client.
@@ -230,7 +229,7 @@ impl Error {
         Self::redis(doing, OutcomeUnknown(err))
     }
 
-    /// An error about Redis from whatever the connection said.
+    /// An error about Redis, made of one of the connection.
     pub(crate) fn redis(
         doing: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -256,7 +255,7 @@ impl Error {
         }
     }
 
-    /// The same, of a call that follows the work.
+    /// Marks the error as that of a call after the work, such as a release.
     pub(crate) fn after_work(mut self) -> Self {
         self.mark_after_work();
         self
@@ -275,7 +274,7 @@ impl Error {
         }
     }
 
-    /// The same, of a downgrade. It ends the hold whatever comes of it, so there is nothing to retry.
+    /// Makes the error that of a downgrade. Even a failed downgrade ends the hold, so there is nothing to retry.
     pub(crate) fn downgrading(mut self, lock: &str) -> Self {
         const DOWNGRADING: &str = "downgrading the lock";
         if let Self::Redis { doing, .. } = &mut self {
@@ -290,7 +289,7 @@ impl Error {
         Self::Config { what }
     }
 
-    /// The same, if it is about Redis, naming the server.
+    /// Adds the server to an error about Redis, unless one is named.
     pub(crate) fn at(mut self, its: &dyn fmt::Display) -> Self {
         if let Self::Redis { server, .. } = &mut self {
             server.get_or_insert_with(|| its.to_string());
@@ -298,7 +297,7 @@ impl Error {
         self
     }
 
-    /// The same, if it is about Redis, naming the lock.
+    /// Adds the lock's name to an error about Redis, unless one is named.
     pub(crate) fn about(mut self, its: &str) -> Self {
         if let Self::Redis { name, .. } = &mut self {
             name.get_or_insert_with(|| its.into());
@@ -306,7 +305,7 @@ impl Error {
         self
     }
 
-    /// A key that holds something else, if that is why the server refused.
+    /// `WrongType`, if the server rejected the command for the type of the key.
     pub(crate) fn wrong_type(err: &RedisError, name: &str) -> Option<Self> {
         let detail = err.detail().unwrap_or_default();
         (err.code() == Some("WRONGTYPE")).then(|| Self::WrongType {
@@ -315,7 +314,7 @@ impl Error {
         })
     }
 
-    /// What Redis or the connection said, if that is what went wrong.
+    /// The error of Redis or of the connection, if that is the cause.
     pub(crate) fn as_redis(&self) -> Option<&RedisError> {
         match self {
             Self::Redis { source, .. } => source.downcast_ref(),
@@ -352,7 +351,7 @@ impl Error {
         }
     }
 
-    /// The text; without the lock's name below an error that has it.
+    /// Writes the text; without the lock's name below an error that shows it.
     fn write(&self, f: &mut String, is_named: bool) -> fmt::Result {
         match self {
             Self::Redis {
@@ -422,9 +421,8 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// What was tried, for which lock, at which server, why it failed, and what to do about it: all there is to know, so that
-    /// the text can be printed alone. The text is one line: it shows control characters, for example of a lock's name, as
-    /// escapes.
+    /// Writes what was tried, for which lock, at which server, why it failed, and what to do about it, so the text can be
+    /// printed alone. The text is one line: control characters, for example of a lock's name, are escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::new();
         self.write(&mut text, true)?;
@@ -433,7 +431,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// What is below the cause that the text of this error has told already; mostly nothing.
+    /// The error below the cause. The text contains the cause itself, so mostly nothing is left.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,
@@ -441,14 +439,14 @@ impl std::error::Error for Error {
             _ => return None,
         };
         match cause.is::<RedisError>() {
-            // It tells what it wraps.
+            // The text of a `RedisError` contains that of the error in it.
             true => cause.source()?.source(),
             false => cause.source(),
         }
     }
 }
 
-/// A command was sent, and has no answer.
+/// A command was sent and has no reply.
 #[derive(Debug)]
 struct OutcomeUnknown(RedisError);
 
@@ -464,12 +462,12 @@ impl fmt::Display for OutcomeUnknown {
 
 impl std::error::Error for OutcomeUnknown {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // Its own text is told, and it tells what it wraps.
+        // The text above contains that of the `RedisError` and of the error in it.
         std::error::Error::source(&self.0)?.source()
     }
 }
 
-/// What an error says, in the server's own words if it is one's, and without a full stop.
+/// The text of an error, without a full stop; of a server's error, its code and its words.
 fn said(err: &(dyn std::error::Error + 'static)) -> String {
     let refusal = err.downcast_ref::<RedisError>().and_then(|err| {
         let code = err.code()?;
@@ -481,16 +479,16 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
     text.trim_end_matches(['.', ' ']).to_owned()
 }
 
-/// What the release of a lock is doing.
+/// The action of a release, as [`Error::Redis`] names it.
 pub(crate) const RELEASING: &str = "releasing the lock";
 
-/// The same of a permit.
+/// The action of the release of a permit.
 pub(crate) const RELEASING_PERMIT: &str = "releasing a permit";
 
-/// What a guarded command is doing: its rights are the user's own business.
+/// The action of a guarded command, whose rights only its caller knows.
 pub(crate) const RUNNING: &str = "running a guarded command";
 
-/// What to do about it, where the server does not say.
+/// Advice on an error, where the server's text has none.
 pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Option<&'static str> {
     use std::io::ErrorKind as Io;
     let detail = err.detail().unwrap_or_default();
@@ -527,12 +525,12 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
     })
 }
 
-/// Whether a command was refused for the type of a key, which the server does not tell.
+/// Whether a command was rejected for the type of a key, without a word on what the key holds.
 pub(crate) fn is_wrong_operation(detail: &str) -> bool {
     detail.starts_with("Operation against a key")
 }
 
-/// Text of a server, for errors and logs: without control characters, with which it could write lines of its own there.
+/// Text of a server, for errors and logs: without control characters, which could forge lines there.
 pub(crate) fn printable<'a>(text: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
     let text = text.into();
     if !text.contains(char::is_control) {
@@ -546,7 +544,7 @@ pub(crate) fn printable<'a>(text: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
 /// How many characters of a server's text an error or a log shows.
 const MOST_SHOWN: usize = 200;
 
-/// The same, and only the beginning of a long one.
+/// Text as of [`printable`], cut off after [`MOST_SHOWN`] characters.
 pub(crate) fn excerpt(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MOST_SHOWN) {
         Some((end, _)) => format!("{}…", printable(&text[..end])).into(),
@@ -563,7 +561,7 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
     }
 }
 
-/// What keeps a connection from being made until somebody changes a setting, here or at the server.
+/// A fault that keeps a connection from being made until a setting is changed, here or at the server.
 #[derive(Debug)]
 struct Lasting {
     what: String,
@@ -590,12 +588,12 @@ pub(crate) fn wrong_url(what: String) -> RedisError {
     Lasting::error(what, true)
 }
 
-/// An error of a connection that is no reason to try again.
+/// An error of a connection that does not pass by itself.
 pub(crate) fn lasting(what: String) -> RedisError {
     Lasting::error(what, false)
 }
 
-/// An error of a connection that says more, and is a reason to try again if the first is.
+/// An error of a connection with another text; transient if `err` is.
 pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
     match inner::<Lasting>(err) {
         Some(known) => Lasting::error(text, known.is_wrong_url),
@@ -604,7 +602,7 @@ pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
     }
 }
 
-/// The same error, if it is about a connection, with the name of the server: one of several.
+/// Puts the name of one of several servers in front of an error of its connection.
 pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
     let what = || format!("{server}: {err}");
     match err.kind() {
@@ -648,25 +646,25 @@ fn as_io(err: &RedisError) -> Option<&std::io::Error> {
     source.downcast_ref()
 }
 
-/// The same refusal by a server, with another text of one line.
+/// The error of a server with another text, of one line.
 pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
     let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
-    // Only the parser makes errors of servers.
+    // A server's error can only be made by the parser.
     match redis::parse_redis_value(line.as_bytes()) {
         Ok(Value::ServerError(reworded)) => reworded.into(),
         _ => err.clone(),
     }
 }
 
-/// What a thread has that would make it wait for itself.
+/// Why a thread would wait for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadlockReason {
-    /// The same lock, which is not reentrant, or from which an owned guard is asked for.
+    /// The thread holds the lock, which is not reentrant, or asks for an owned guard.
     NotReentrant,
-    /// The name, as a lock of another kind.
+    /// The thread holds the name as a lock of another kind.
     OtherKind,
-    /// A read guard, and the thread asks to write.
+    /// The thread has a read guard and asks to write.
     Reading,
 }
 
@@ -692,7 +690,7 @@ pub enum LossReason {
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
     /// came back without its data. Redis does not say which.
     Forced,
-    /// Somebody else holds the lock although the lease had time left.
+    /// The lock has another holder although the lease had time left.
     TakenOver,
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,
@@ -767,302 +765,4 @@ fn write_lost(f: &mut impl fmt::Write, name: &str, reason: LossReason) -> fmt::R
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::verdict::{Asked, Verdict, verdict};
-    use redis::ServerErrorKind;
-    use std::error::Error as _;
-
-    #[test]
-    fn a_loss_has_the_text_of_its_error() {
-        let (name, reason) = (String::from("a"), LossReason::Closed);
-        let (owner, lost) = (
-            String::new(),
-            Error::Lost {
-                name: name.clone(),
-                reason,
-            },
-        );
-        let loss = Loss {
-            name,
-            owner,
-            reason,
-        };
-        let text = "the lock `a` is no longer held: the client was closed";
-        assert_eq!((&*loss.to_string(), &*lost.to_string()), (text, text));
-    }
-
-    #[test]
-    fn the_text_says_what_was_tried_and_where_and_why() {
-        let refused = || RedisError::from(std::io::Error::other("connection refused"));
-        let err = Error::redis("connecting", refused()).at(&"127.0.0.1:6379");
-        assert_eq!(
-            err.to_string(),
-            "cannot connect to redis at 127.0.0.1:6379: connection refused"
-        );
-        let err = Error::redis("acquiring the lock", refused());
-        let err = err.at(&"10.0.0.1:7000").at(&"elsewhere");
-        assert_eq!(
-            err.to_string(),
-            "acquiring the lock failed at redis, 10.0.0.1:7000: connection refused"
-        );
-        assert!(err.as_redis().is_some() && err.is_retryable());
-        assert_eq!(
-            err.about("orders").to_string(),
-            "acquiring the lock failed for `orders` at redis, 10.0.0.1:7000: connection refused"
-        );
-        assert_eq!(
-            Error::Closed.at(&"7").to_string(),
-            Error::Closed.to_string()
-        );
-    }
-
-    #[test]
-    fn a_name_in_a_text_stays_on_its_line_and_commands_no_terminal() {
-        let name = || "a\x1b[2J\nb".to_owned();
-        let failure = || Error::redis("acquiring the lock", std::io::Error::other(name()));
-        let reason = LossReason::Expired;
-        for err in [
-            failure().about(&name()),
-            Error::Lost {
-                name: name(),
-                reason,
-            },
-            Error::Members {
-                failures: vec![(name(), failure())],
-            },
-            Error::WrongType {
-                name: name(),
-                found: Some(name()),
-            },
-        ] {
-            let text = err.to_string();
-            assert!(text.contains(r"a\u{1b}[2J\nb"), "{text}");
-            assert!(!text.contains(char::is_control), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn the_text_of_a_server_is_one_line_and_not_a_long_one() {
-        assert!(matches!(excerpt("noeviction"), Cow::Borrowed("noeviction")));
-        assert_eq!(
-            excerpt("a\x1b[2J\nb\u{9b}c"),
-            "a\u{fffd}[2J\u{fffd}b\u{fffd}c"
-        );
-        let long = "é".repeat(MOST_SHOWN);
-        assert_eq!(excerpt(&long), long);
-        assert_eq!(excerpt(&format!("{long}x")), format!("{long}…"));
-    }
-
-    /// What a user's function fails with.
-    #[derive(Debug)]
-    struct Outer(std::num::ParseIntError);
-
-    impl fmt::Display for Outer {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("the vault is sealed")
-        }
-    }
-
-    impl std::error::Error for Outer {
-        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-            Some(&self.0)
-        }
-    }
-
-    #[test]
-    fn a_server_without_lua_is_told_what_it_lacks() {
-        let line = b"-ERR Could not find scripting engine 'lua'\r\n";
-        let reply = redis::parse_redis_value(line).expect("a reply");
-        let err = reply.extract_error().expect_err("an error");
-        let text = Error::redis("acquiring the lock", err).to_string();
-        assert!(text.contains("load Valkey's Lua module"), "{text}");
-    }
-
-    #[test]
-    fn no_text_is_told_twice_on_the_way_to_the_source() {
-        let refused = |line: &str| {
-            let reply = redis::parse_redis_value(line.as_bytes()).expect("a reply");
-            Error::redis("acquiring the lock", reply.extract_error().expect_err(line)).about("a")
-        };
-        let io = |kind| RedisError::from(std::io::Error::from(kind));
-        let sealed = || std::io::Error::other(Outer("x".parse::<u8>().expect_err("no number")));
-        let name = || "orders".to_owned();
-        let moved = redis::parse_redis_value(b"-MOVED 7 h:1\r\n").expect("a reply");
-        let Verdict::Never(misconfigured) = verdict(moved, || Asked::question(false)) else {
-            panic!("a single server redirects");
-        };
-        let mut all = vec![
-            refused("-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
-            refused("-ERR unknown command 'EVALSHA'\r\n"),
-            refused("-ERR Could not find scripting engine 'lua'\r\n"),
-            refused("-READONLY You can't write against a read only replica.\r\n"),
-            refused("-OOM\r\n"),
-            Error::redis("connecting", io(std::io::ErrorKind::ConnectionRefused)).at(&"h:1"),
-            Error::redis("connecting", io(std::io::ErrorKind::NotFound)).at(&"/s.sock"),
-            Error::redis("connecting", lasting("no TLS there".into())),
-            Error::redis("connecting", RedisError::from(sealed())),
-            Error::redis("closing", sealed()),
-            Error::redis("acquiring the lock", misconfigured),
-            Error::Cancelled,
-            Error::Closed,
-            Error::config("tenure is zero".into()),
-        ];
-        all.extend(LossReason::ALL.map(|reason| Error::Lost {
-            name: name(),
-            reason,
-        }));
-        use DeadlockReason::{NotReentrant, OtherKind, Reading};
-        let deadlock = |reason| Error::WouldDeadlock {
-            name: name(),
-            reason,
-        };
-        all.extend([NotReentrant, OtherKind, Reading].map(deadlock));
-        let found = ["the key `orders` holds a list".to_owned()];
-        all.extend(
-            [None, found.into_iter().next()].map(|found| Error::WrongType {
-                name: name(),
-                found,
-            }),
-        );
-        let failures = || vec![(0, refused("-OOM no memory\r\n")), (1, Error::Closed)];
-        let members = failures()
-            .into_iter()
-            .map(|(_, err)| (name(), err))
-            .collect();
-        all.extend([
-            Error::Members { failures: members },
-            Error::NoQuorum {
-                name: name(),
-                nodes: 3,
-                needed: 2,
-                agreed: 1,
-                failures: failures(),
-            },
-            Error::NotReplicated {
-                acked: 0,
-                needed: 1,
-            },
-            Error::InvalidName { why: "it is empty" },
-            Error::Spawn {
-                name: "redlatch-watchdog",
-                source: sealed(),
-            },
-        ]);
-        let mut depths = 0;
-        for err in &all {
-            let mut told: Vec<String> = vec![err.to_string()];
-            let mut next = err.source();
-            while let Some(err) = next {
-                told.push(err.to_string());
-                next = err.source();
-            }
-            for (at, text) in told.iter().enumerate() {
-                let plain = text.replace(['"', ':'], "");
-                let others = told.iter().enumerate().filter(|(other, _)| *other != at);
-                let mut others = others.map(|(_, other)| other.replace(['"', ':'], ""));
-                assert!(!others.any(|other| other.contains(&plain)), "{told:?}");
-            }
-            assert!(
-                !told[0].ends_with('.') && !told[0].ends_with(' '),
-                "{told:?}"
-            );
-            assert!(told[0].starts_with(|c: char| !c.is_uppercase()), "{told:?}");
-            depths += told.len() - 1;
-            // The name once, however deep it is.
-            if matches!(err, Error::Members { .. } | Error::NoQuorum { .. }) {
-                assert!(!told[0].contains("for `a`"), "{told:?}");
-            }
-        }
-        assert_eq!(depths, 3, "what is below a failed function");
-    }
-
-    #[test]
-    fn what_follows_the_work_is_no_reason_to_repeat_it() {
-        for reason in LossReason::ALL {
-            let lost = Error::Lost {
-                name: String::new(),
-                reason,
-            };
-            assert!(!lost.is_retryable());
-        }
-        let away = || Error::redis("asking a node", std::io::Error::other("unreachable"));
-        let no_quorum = || Error::NoQuorum {
-            name: String::new(),
-            nodes: 3,
-            needed: 2,
-            agreed: 1,
-            failures: vec![(0, away()), (2, away())],
-        };
-        let members = || Error::Members {
-            failures: vec![("a".into(), away())],
-        };
-        for err in [away(), no_quorum(), members()] {
-            assert!(err.is_retryable() && !err.after_work().is_retryable());
-        }
-    }
-
-    #[test]
-    fn wrong_credentials_are_no_reason_to_try_again_wherever_they_were_refused() {
-        let denied = RedisError::from((ErrorKind::Server(ServerErrorKind::ExecAbort), "WRONGPASS"));
-        assert!(
-            !Error::redis("connecting", denied)
-                .at(&"127.0.0.1:6379")
-                .is_retryable()
-        );
-    }
-
-    #[test]
-    #[cfg(feature = "tls")]
-    fn what_only_a_setting_can_change_is_no_reason_to_try_again() {
-        let err = lasting("wrong name".into());
-        assert_eq!(err.to_string(), "wrong name");
-        assert!(!Error::redis("connecting", err).is_retryable());
-        let other = std::io::Error::other("something");
-        assert!(Error::redis("connecting", RedisError::from(other)).is_retryable());
-    }
-
-    #[test]
-    fn an_error_of_a_connection_names_its_server_and_stays_what_it_is() {
-        let timeout = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        let broken = RedisError::from((ErrorKind::Parse, "odd"));
-        let other = RedisError::from(std::io::Error::other("reset"));
-        for err in [timeout, broken, other, lasting("no".into())] {
-            let its = named(&"10.0.0.1:1", err.clone());
-            assert_eq!(its.to_string(), format!("10.0.0.1:1: {err}"));
-            assert_eq!(is_transient(&its), is_transient(&err), "{err}");
-            assert_eq!(its.is_timeout(), err.is_timeout(), "{err}");
-        }
-        let said = RedisError::from((ErrorKind::Server(ServerErrorKind::NoPerm), "no"));
-        assert_eq!(named(&"10.0.0.1:1", said.clone()).kind(), said.kind());
-    }
-
-    #[test]
-    fn a_majority_that_cannot_agree_is_not_worth_a_retry() {
-        let dead = || {
-            Error::redis(
-                "asking a node",
-                redis::RedisError::from(std::io::Error::other("")),
-            )
-        };
-        let short = |nodes: usize, lasting: usize, passing: usize| Error::NoQuorum {
-            name: "orders".into(),
-            nodes,
-            needed: nodes / 2 + 1,
-            agreed: 0,
-            failures: (0..lasting)
-                .map(|node| (node, Error::Closed))
-                .chain((lasting..lasting + passing).map(|node| (node, dead())))
-                .collect(),
-        };
-        for nodes in 2..=7 {
-            let most = nodes - (nodes / 2 + 1);
-            for lasting in 0..=nodes {
-                for passing in 0..=nodes - lasting {
-                    let retryable = short(nodes, lasting, passing).is_retryable();
-                    assert_eq!(retryable, lasting <= most, "{lasting} of {nodes}");
-                }
-            }
-        }
-    }
-}
+mod tests;

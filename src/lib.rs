@@ -204,7 +204,7 @@ pub mod kinds {
     pub use crate::sync::ticket::Adopt;
 }
 
-/// What operators ask about locks and servers: the types that [`Client::inspect`], [`Client::locks`] and
+/// Facts for operators about locks and servers: the types that [`Client::inspect`], [`Client::locks`] and
 /// [`Client::check`] return.
 ///
 /// `LockInfo`, `LockSummary` and `Report` have a `Display` for people; with the feature `serde` all of them are serialized.

@@ -65,7 +65,7 @@ struct Told {
     held: Vec<Weak<Held>>,
 }
 
-/// What becomes of an attempt.
+/// The outcome of an attempt.
 enum FakeOutcome {
     Grant,
     Refuse,

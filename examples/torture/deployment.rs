@@ -16,7 +16,7 @@ use crate::support::{Proxy, Server, eventually, ms, within};
 /// The kind of deployment that keeps the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// One server, which saves every write before it replies.
+    /// A single server, which saves every write before it replies.
     One,
     /// The master that three Sentinels name, with two replicas.
     Sentinel,
@@ -107,7 +107,7 @@ impl Deployed {
         deployed
     }
 
-    /// What the worker in that place opens.
+    /// The clients that this worker opens.
     pub(crate) fn opens(&self, worker: usize) -> Opens {
         let urls = match self.place.is_durable() {
             true => self.proxies[worker].iter().map(Proxy::url).collect(),

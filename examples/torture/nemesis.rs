@@ -134,7 +134,7 @@ enum How {
     Cut,
     Spoil(Mode),
     SwallowReplyTo(&'static str),
-    /// The same for a request that contains the name of a lock, whatever the library.
+    /// As `SwallowReplyTo`, for a request that contains the name of a lock, whatever the library.
     SwallowReplyAbout(String),
     LoseRequests,
     LoseReplies,
@@ -165,7 +165,7 @@ impl Nemesis<'_> {
                 let left = until.saturating_duration_since(Instant::now());
                 return thread::sleep(left);
             };
-            // One in four lasts longer than a lease.
+            // A quarter of the faults last longer than a lease.
             let lasts = match self.dice.draw(4) {
                 0 => self.lease + self.upto(1_000),
                 _ => ms(100) + self.upto(900),
@@ -290,7 +290,7 @@ impl Nemesis<'_> {
 
     fn network(&mut self, how: impl FnOnce(&mut Self) -> How) -> Blow {
         use Target::{All, Link, Named, Subscriber, Watchdog};
-        // What servers say to each other may come this way too.
+        // The servers' own connections may lead through this proxy too.
         let all = if self.is_shared() { Link } else { All };
         // Other libraries give their connections no roles.
         let targets = match self.crew.is_remote() {

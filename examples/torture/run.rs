@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub(crate) log: Option<PathBuf>,
     /// The arguments with which this binary becomes a worker.
     pub(crate) arguments: Arguments,
-    /// Another program that is the worker.
+    /// The program that is the worker, if it is another one.
     pub(crate) program: Option<Program>,
 }
 

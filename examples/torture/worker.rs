@@ -50,7 +50,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// What the thread at this index is called in the history, and its dice.
+    /// The number of the thread at this index in the history, and its dice.
     pub(crate) fn process(&self, thread: usize) -> (i64, Dice) {
         let process = self.number * 1000 + i64::try_from(thread).expect("a few") + 1;
         let seed = self.seed.wrapping_mul(1_000_003);
@@ -203,10 +203,10 @@ impl Limit {
     }
 }
 
-/// What is asked for.
+/// A request for one lock, or for several.
 pub(crate) struct Wish {
     pub(crate) kind: Kind,
-    /// One, but of a multi-lock.
+    /// A single name, except for a multi-lock.
     pub(crate) names: Vec<String>,
     pub(crate) write: bool,
     pub(crate) permits: u32,

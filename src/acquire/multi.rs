@@ -464,7 +464,7 @@ enum Gathering {
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread that refused M to T has M.
-///   No set begins earlier, so M is its first member too. It was granted its first member, and so did not give up.
+///   No set begins earlier, so M is its first member too, which it was granted. So that thread did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
 ///   has that member has its whole set, or was refused an earlier member and releases this one.
 fn asks_again(refused: usize) -> bool {

@@ -408,7 +408,7 @@ impl LockSpec {
         self.ask_by(request, Instant::now() + self.command_timeout)
     }
 
-    /// The same, but no longer than `until`.
+    /// Asks as [`ask`](Self::ask), until `until` at most.
     pub(crate) fn ask_by(&self, request: Request, until: Instant) -> Result<(Value, &'static str)> {
         self.ask_counting(request, until)
             .map(|(reply, doing, _)| (reply, doing))

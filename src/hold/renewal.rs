@@ -162,7 +162,7 @@ impl Hold {
             .whole()
             .is_some_and(|(whole, _)| !whole.is_some_and(|whole| whole.is_held()))
         {
-            // The whole hold is over, so its parts are not renewed any more. Its guard releases them.
+            // The whole hold is over, so its parts are not renewed any more. The guard releases them.
             return Duty::Nothing;
         }
         let duty = self.duty(now);

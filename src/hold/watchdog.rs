@@ -44,8 +44,8 @@ const SLICE: Duration = Duration::from_millis(5);
 /// The most entries handled without a pause, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
 
-/// How long after a request the housekeeping begins, and for how long it runs at most. It reads replies for which no
-/// thread waits, and drops idle entries.
+/// How long after a request the housekeeping begins, and for how long it runs at most. Housekeeping reads replies for
+/// which no thread waits, and drops idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
 /// A span that is short beside the lease: this part of it, and at most this long. A renewal may be sent earlier by that

@@ -26,7 +26,7 @@ pub(super) struct Cohort<R> {
     others: Others,
 }
 
-/// What is known of other processes that want the lock.
+/// The knowledge about other processes that want the lock.
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,

@@ -134,7 +134,7 @@ pub(crate) struct Request {
     pub(crate) acknowledgements: Option<Acknowledgements>,
     /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
-    /// It counts once, however often it is sent; a caller who makes another one would count twice.
+    /// The request counts once, however often it is sent; a second request for the same call would count again.
     pub(crate) counts: bool,
 }
 
@@ -176,7 +176,7 @@ impl Request {
         Self::pack(doing, ScriptRef::Ours(script), keys.iter().copied(), args)
     }
 
-    /// The same request, if another one of the caller's would count again.
+    /// Marks the request as one that counts.
     pub(crate) fn counting(self) -> Self {
         Self {
             counts: true,

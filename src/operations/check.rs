@@ -34,9 +34,9 @@ const SKEW_MS: i128 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// As it should be, or a matter of taste.
+    /// As it should be, or for you to decide.
     Note,
-    /// Locks work, but something will be missed one day.
+    /// Locks work now, but may be lost or blocked one day.
     Warning,
     /// Some locks do not work.
     Problem,
@@ -55,7 +55,7 @@ impl fmt::Display for Severity {
 #[cfg(feature = "serde")]
 super::serialized::displayed!(Severity);
 
-/// Something that [`Client::check`](crate::Client::check) has found.
+/// A fact about a server that [`Client::check`](crate::Client::check) has found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -64,9 +64,9 @@ pub struct Finding {
     pub server: String,
     /// How much it matters.
     pub severity: Severity,
-    /// What was found.
+    /// The fact.
     pub what: String,
-    /// What to do; empty for a note.
+    /// The advice; empty if there is nothing to do.
     pub advice: String,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What [`Client::check`](crate::Client::check) has found, what matters most first.
+/// The findings of [`Client::check`](crate::Client::check).
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -94,7 +94,7 @@ impl fmt::Display for Finding {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
-    /// All of it.
+    /// The findings, the most severe first.
     pub findings: Vec<Finding>,
 }
 
@@ -219,7 +219,7 @@ fn skewed(clocks: &[Clock]) -> Option<Finding> {
     })
 }
 
-/// One server, and what was found there.
+/// A server under check, and its findings.
 struct Checked<'a> {
     session: &'a Session,
     server: String,
@@ -260,7 +260,7 @@ impl Checked<'_> {
         }
         let name: Arc<str> = self.name_at(node).into();
         if self.rights(server, &name)? {
-            // The last of the rights has left this connection to messages.
+            // The last right was tried by `SUBSCRIBE`, after which this connection carries only messages.
             let mut another = self.session.connection.apart(node, self.until)?;
             self.holds(&mut another, &name)?;
         }
@@ -332,7 +332,7 @@ impl Checked<'_> {
         Ok(())
     }
 
-    /// What `INFO` says of the server and its settings.
+    /// Judges the version, the role and the settings by `INFO`.
     fn settings(&mut self, info: &str) {
         let lines = info.lines().filter_map(|line| line.split_once(':'));
         let info: BTreeMap<_, _> = lines.collect();
@@ -375,7 +375,7 @@ impl Checked<'_> {
         }
     }
 
-    /// Whether it may forget locks, or refuse them.
+    /// Finds what makes the server forget locks, or refuse them.
     fn memory_and_disk<'a>(&mut self, is: &dyn Fn(&str) -> &'a str) {
         let policy = is("maxmemory_policy");
         if is("maxmemory") != "0" && !["", "noeviction"].contains(&policy) {
@@ -402,8 +402,8 @@ impl Checked<'_> {
         }
     }
 
-    /// Tries every command that a kind needs, on a key of its own. Where the server can say what a user may do, it is asked
-    /// and nothing is tried. Returns whether all kinds have what they need.
+    /// Tries every command that a kind needs, on a key that only this check uses. A server with `ACL DRYRUN` is asked
+    /// instead, and runs nothing. Returns whether all kinds have what they need.
     fn rights(
         &mut self,
         server: &mut Apart,
@@ -467,7 +467,7 @@ impl Checked<'_> {
         Ok(all)
     }
 
-    /// The answers to all commands; whether the server has only said what they would be.
+    /// The answers to all commands, and whether they come from `ACL DRYRUN`.
     fn try_all(
         &self,
         server: &mut Apart,
@@ -502,10 +502,10 @@ fn time_ms(answer: Value) -> Option<i128> {
     Some(seconds * 1000 + micros / 1000)
 }
 
-/// What only `inspect` and `list` need.
+/// The label of commands that only `inspect` and `list` need.
 const INSPECTING: &str = "inspect, list";
 
-/// Without it waiting threads poll.
+/// The label of commands for notifications, without which waiting threads poll.
 const WAITING: &str = "notified waiting";
 
 /// The kinds that a script is for, by the beginning of its file's name.
@@ -575,7 +575,7 @@ fn tries(key: &str) -> Vec<(&'static str, Vec<String>)> {
     for channel in inspect::channels(key) {
         push(WAITING, &["publish", &channel, "0"]);
     }
-    // What trying has left; and over the connection on which the last one was tried nothing else can be asked.
+    // `DEL` removes what the commands above have left. After `SUBSCRIBE`, the connection accepts no other command.
     let last = [("locks", ["del", key]), (WAITING, ["subscribe", &channel])];
     tries.extend(last.map(|(kind, args)| (kind, args.map(str::to_owned).to_vec())));
     tries
@@ -587,7 +587,7 @@ fn commands(text: &str) -> impl Iterator<Item = &str> {
     calls.filter_map(|rest| rest.split('\'').next())
 }
 
-/// Arguments that a command accepts; `K` stands for the key. What it changes there is of no consequence.
+/// Arguments that a command accepts; `K` stands for the key, whose value does not matter.
 fn arguments(command: &str) -> &'static [&'static str] {
     match command {
         "time" => &[],
@@ -606,7 +606,7 @@ fn arguments(command: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether a server does not know a command: it is too old, or told so by its configuration.
+/// Whether the server does not know the command: it is too old, or its configuration disables the command.
 fn is_unknown(answer: &Value) -> bool {
     let err = answer.clone().extract_error().err();
     err.is_some_and(|err| {
@@ -616,7 +616,7 @@ fn is_unknown(answer: &Value) -> bool {
     })
 }
 
-/// The right without which a command was refused, if it was for want of one.
+/// The right that the user lacks, if the command was rejected for that.
 fn lacks(args: &[String], answer: Value) -> Option<String> {
     let said = match answer.extract_error() {
         Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),

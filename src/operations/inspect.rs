@@ -1,4 +1,4 @@
-//! Who holds one name, and who waits for it.
+//! Shows who holds one name, and who waits for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::shown::Shown;
 use crate::sync::handle::Handle;
 use crate::sync::kind::Red;
 
-/// What there is under a name, as Redis shows it.
+/// The kind of lock that the keys of a name look like.
 ///
-/// The same key may look like several kinds: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
+/// Some kinds look alike in Redis: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
 /// [`SpinLock`](crate::SpinLock) and one node's part of a [`RedLock`](crate::RedLock) are all [`LockKind::Lock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LockKind {
-    /// Nothing, or nobody holds it.
+    /// No lock: there is no key, or no holder.
     Free,
     /// A plain lock, held.
     Lock,
@@ -59,7 +59,7 @@ impl fmt::Display for LockKind {
     }
 }
 
-/// How somebody holds.
+/// How a lock is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HoldMode {
@@ -67,9 +67,9 @@ pub enum HoldMode {
     Exclusive,
     /// Together with other readers.
     Read,
-    /// A read-write lock, alone.
+    /// Alone, to write.
     Write,
-    /// One permit of several.
+    /// As a permit of a semaphore.
     Permit,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for HoldMode {
 #[cfg(feature = "serde")]
 serialized::displayed!(LockKind, HoldMode);
 
-/// One hold of a name.
+/// A hold of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -105,12 +105,12 @@ pub struct Holder {
         serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
     )]
     pub lease_left: Option<Duration>,
-    /// Where the owner is. `None` for an owner of Redisson, for one that is not connected, for permits, which do not say
-    /// whose they are, and if the user may not ask ([`LockInfo::unknown`]).
+    /// The process of the owner. `None` for an owner of Redisson, for one that is not connected, for permits, whose ids name
+    /// no process, and if the user lacks the right to ask ([`LockInfo::unknown`]).
     pub process: Option<Process>,
 }
 
-/// One place in the queue of a fair lock.
+/// A place in the queue of a fair lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -127,9 +127,9 @@ pub struct Waiter {
     pub process: Option<Process>,
 }
 
-/// Who holds a name, and who waits for it: see [`Client::inspect`](crate::Client::inspect).
+/// The holders and waiters of a name: see [`Client::inspect`](crate::Client::inspect).
 ///
-/// Displayed it is what the command `redlatch who` prints. At most 1000 holders and waiters are listed.
+/// The `Display` text is what the command `redlatch who` prints. At most 1000 holders and 1000 waiters are listed.
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -146,20 +146,20 @@ pub struct Waiter {
 pub struct LockInfo {
     /// The name that was asked for.
     pub name: String,
-    /// Its key: the name behind the client's prefix.
+    /// The key: the client's prefix and the name.
     pub key: String,
-    /// What it looks like.
+    /// The kind that it looks like.
     pub kind: LockKind,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
-    /// How many do; more than are listed if they are very many.
+    /// How many holders there are, listed or not.
     pub held: u64,
-    /// Who waits for a fair lock, the next one first.
+    /// The queue of a fair lock, the next waiter first.
     pub queue: Vec<Waiter>,
-    /// How many wait for a fair lock.
+    /// How many wait for a fair lock, listed or not.
     pub waiting: u64,
-    /// How many processes listen for a release; `None` if the user may not ask. Those that only poll do not count, and of a
-    /// fair lock each waiter listens for itself: see [`waiting`](Self::waiting).
+    /// How many processes listen for a release; `None` if the user lacks the right to ask. Processes that poll do not count,
+    /// and each waiter of a fair lock has a channel of its own: see [`waiting`](Self::waiting).
     pub listening: Option<u64>,
     /// The last fencing token drawn.
     pub token: Option<u64>,
@@ -171,7 +171,8 @@ pub struct LockInfo {
         serde(rename = "ends_in_ms", serialize_with = "serialized::ms")
     )]
     pub ends_in: Option<Duration>,
-    /// What could not be found out, and why: `processes, for want of +client|list: …`.
+    /// The facts that are missing, each with the reason and the right to give: `processes: NOPERM …; give the user
+    /// +client|list`.
     pub unknown: Vec<String>,
 }
 
@@ -191,7 +192,7 @@ impl Texts {
         self.number().map(Duration::from_millis)
     }
 
-    /// How many there are, and those that are listed.
+    /// Reads how many there are, and those that are listed.
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Option<T>) -> Option<(u64, Vec<T>)> {
         let (all, listed): (u64, usize) = (self.number()?, self.number()?);
         let list: Option<Vec<T>> = (0..listed).map(|_| read(self)).collect();
@@ -206,7 +207,7 @@ pub(crate) fn inspect(shared: &Arc<SharedSession>, name: &str) -> Result<LockInf
     Ok(info)
 }
 
-/// What there is, and the processes that are connected to the server.
+/// Asks for the state of a name, and for the processes that are connected to its server.
 pub(super) fn look(
     shared: &Arc<SharedSession>,
     name: &str,
@@ -337,10 +338,10 @@ fn permit(texts: &mut Texts) -> Option<Holder> {
     })
 }
 
-/// What there is under a name, from which its kind follows.
+/// The facts about the keys of a name from which its kind follows.
 #[derive(Default)]
 struct KeyFacts {
-    /// Of a hash what the script says of it.
+    /// The type of the key; of a hash, the kind of lock that the script sees in it.
     key_type: String,
     number: Option<i64>,
     waiting: u64,
@@ -350,7 +351,7 @@ struct KeyFacts {
 }
 
 impl KeyFacts {
-    /// The kind; what the key holds if this crate would not make it.
+    /// The kind, or the content that no lock has.
     fn kind(&self) -> std::result::Result<LockKind, &str> {
         Ok(match &*self.key_type {
             "read-write lock" => LockKind::RwLock,
@@ -369,7 +370,7 @@ impl KeyFacts {
 }
 
 impl Holder {
-    /// Of a read-write lock: the field of a write hold is the owner and `:write`.
+    /// Sets the mode in a read-write lock, where the field of a write hold is the owner and `:write`.
     fn tell_mode(&mut self) {
         let written = self.owner.strip_suffix(":write").map(str::to_owned);
         (self.mode, self.owner) = match written {
@@ -380,7 +381,7 @@ impl Holder {
 }
 
 impl LockInfo {
-    /// Says where those are who have connections.
+    /// Adds the process of each owner that is connected.
     fn join(&mut self, processes: &Processes) {
         let find = |owner: &str| {
             let (id, _) = owner.rsplit_once(':')?;
@@ -395,7 +396,7 @@ impl LockInfo {
     }
 }
 
-/// In what a person reads.
+/// A time in the unit that people use.
 fn shown(span: Duration) -> String {
     match span.as_secs() {
         0..600 => format!("{:.1} s", span.as_secs_f64()),
@@ -498,7 +499,7 @@ impl Handle<Red> {
             let until = Instant::now() + shared.session.command_timeout;
             look(shared, name, until)
         });
-        // The owner is one for all masters, and its client is connected to one of them.
+        // All masters have the same owner, whose client is connected to one of them.
         let all = looked
             .iter_mut()
             .filter_map(|(_, looked)| looked.as_mut().ok());

@@ -1,4 +1,4 @@
-//! Which locks there are.
+//! Lists the locks on the servers.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -27,13 +27,13 @@ const DOING: &str = "listing locks";
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockSummary {
-    /// Its name, without the client's prefix.
+    /// The name, without the client's prefix.
     pub name: String,
-    /// What it looks like.
+    /// The kind that it looks like.
     pub kind: LockKind,
     /// How many hold it, or how many permits are taken.
     pub held: u64,
-    /// How long it stays so if nobody renews; `None` if for ever.
+    /// How long it is held unless it is renewed; `None` if it has no end.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
@@ -68,7 +68,7 @@ enum Pass {
 }
 
 impl Pass {
-    /// What may find something.
+    /// The passes that may find something.
     fn all(prefix: &str, pattern: &str) -> impl Iterator<Item = Self> {
         let has_brace = prefix.contains('{');
         let may_have_brace = has_brace || pattern.contains(['{', '*', '?', '[', '\\']);
@@ -90,7 +90,7 @@ impl Pass {
         }
     }
 
-    /// The other semaphore whose permits would be at the same place: those of `a` and `{a}` are.
+    /// The key of another semaphore whose permits would be in the same place, as those of `a` and `{a}` are.
     fn rival(self, key: &str) -> Option<String> {
         match self {
             Self::Hashes => None,
@@ -108,11 +108,11 @@ fn within_braces(text: &str) -> Option<&str> {
 
 /// The locks that match a pattern: an iterator that asks Redis in steps. See [`Client::locks`](crate::Client::locks).
 ///
-/// After an error it ends.
+/// An error ends the iteration.
 pub struct Locks {
     shared: Arc<SharedSession>,
     pattern: String,
-    /// What is still to be looked through, the next at the end.
+    /// The passes that are left, the next at the end.
     left: Vec<(usize, Pass)>,
     /// The connection to the master that is looked through now.
     at: Option<(usize, Apart)>,
@@ -222,7 +222,7 @@ fn scan(
     let mut answers = connection.ask(&[Request::command(DOING, &args)], until)?;
     let answer = answers.remove(0).extract_error()?;
     let (cursor, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(answer)?;
-    // Others than texts are no keys of this crate's.
+    // The keys of this crate are texts.
     let keys: HashSet<_> = keys
         .into_iter()
         .filter_map(|key| String::from_utf8(key).ok())

@@ -1,5 +1,5 @@
-//! What people ask: who holds a lock, which locks there are, and whether a server is fit for them. Over connections of
-//! their own, so that no lock waits behind a long answer, and with questions that change nothing but a check's own key.
+//! The questions of people: who holds a lock, which locks there are, and whether a server is fit for them. Each is asked
+//! over a connection of its own, so that no lock waits behind a long answer, and changes nothing but a check's own key.
 
 pub(crate) mod check;
 pub(crate) mod health;
@@ -23,8 +23,7 @@ use crate::net::request::Request;
 use crate::session::Session;
 use crate::verdict::{Asked, Verdict, verdict};
 
-/// Asks the master of a key, wherever that is by now, until `until`. Whatever a question is refused with is
-/// its answer.
+/// Asks the master of a key until `until`, and follows the key to another node. An error reply is an answer too.
 fn ask_master_of(
     session: &Session,
     name: &str,

@@ -1,4 +1,4 @@
-//! Which process an owner is in: the names of connections say so.
+//! Finds the process of an owner by the names of connections.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,11 +23,11 @@ use super::serialized;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Process {
-    /// The name of its machine; `-` where that could not be found out.
+    /// The name of its machine; `-` if that is unknown.
     pub host: String,
-    /// Its number there.
+    /// The process id on that machine.
     pub pid: u32,
-    /// Where Redis sees it: `10.0.0.7:51422`.
+    /// The address that Redis sees: `10.0.0.7:51422`.
     pub address: String,
     /// See [`Config::label`](crate::Config::label).
     pub label: String,
@@ -49,10 +49,10 @@ impl fmt::Display for Process {
     }
 }
 
-/// By the ids of their clients.
+/// Processes by the ids of their clients.
 pub(super) type Processes = HashMap<String, Process>;
 
-/// Those of a `CLIENT LIST`.
+/// Reads the reply to `CLIENT LIST`.
 pub(super) fn of_list(list: &str) -> Processes {
     let mut processes = Processes::new();
     for line in list.lines() {

@@ -1,4 +1,5 @@
-//! One hold of each kind, taken and released on a key of its own: the servers on which that fails are not told by settings.
+//! A hold of each kind, acquired and released on a key that only the check uses. On some servers that fails, and their
+//! settings do not show it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::protocol::owner::PermitId;
 use crate::protocol::{fair, fenced, keys, latch, permits, red, reentrant, rw, semaphore};
 use crate::session::Session;
 
-/// When what a trial may leave expires.
+/// After this time, keys that a trial could not delete expire.
 const LEASE: Duration = Duration::from_secs(10);
 const KEEP_MS: &str = "10000";
 

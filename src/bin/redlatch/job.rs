@@ -147,7 +147,7 @@ impl Job {
                     Err(_) => std::thread::sleep(POLL),
                 },
                 recv(losses) -> loss => match loss {
-                    // Not the loss of an attempt that was granted too late to be used.
+                    // An attempt that was granted too late to be used is lost as well; its owner is another.
                     Ok(loss) if loss.owner == held.owner() => {
                         self.was_lost = true;
                         self.end(options.grace);

@@ -141,7 +141,7 @@ impl WatchdogThread {
         let mut is_queued = queue(&its);
         if !is_queued && !self.away.contains(&master) {
             let until = Instant::now() + SLICE;
-            // The other requests of this round do not wait for a connection to this master again.
+            // A master without a connection goes into `away`, so the next requests of this round do not wait for it.
             is_queued = its.over.up(&its.call, until, &|| false).is_ok() && queue(&its);
             if !is_queued {
                 self.away.push(master);

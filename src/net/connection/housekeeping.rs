@@ -1,4 +1,4 @@
-//! Background work: reading replies for which no thread waits, sending releases again, replacing idle connections. Also
+//! Background work: reading replies for which no thread waits, sending releases again, replacing idle connections, and
 //! closing.
 
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Connection {
         left
     }
 
-    /// One step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
+    /// A step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
     /// due just now are read as well.
     pub(crate) fn drain_some(self: &Arc<Self>) -> WorkLeft {
         self.housekeep_unread_for(Duration::ZERO)

@@ -249,8 +249,8 @@ impl Connection {
     ) -> Then {
         let mut then = Then::ReadOn;
         let mut state = self.state.lock();
-        // A thread that closed the client may have taken the connection down while this thread read. Its calls have their
-        // outcomes, so the reply is discarded.
+        // A thread that closed the client may have taken the connection down while this thread read. All calls have
+        // their outcomes then, so the reply is discarded.
         if state.up(generation).is_none() {
             return Then::Gone;
         }

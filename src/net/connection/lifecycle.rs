@@ -177,7 +177,7 @@ impl Connection {
     /// Handles the end of an attempt, on its thread. A failure ends only that one: another under way may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<DialProgress>) {
         let mut state = self.state.lock();
-        // The other attempt was faster, or the client is closed. The connection is dropped.
+        // Another attempt was faster, or the client is closed: drop the connection.
         let Phase::Down(down) = &mut state.phase else {
             return;
         };
@@ -371,8 +371,8 @@ impl Connection {
             true => up.writer.finish(),
             false => up.writer.shut_down(),
         }
-        // A leader that is blocked in a read is woken by the shutdown, and followers here. Their calls may already be under way
-        // over another connection, or answered; then they look, and find that.
+        // The shutdown wakes a leader that is blocked in a read; followers are woken here. A follower whose call is already
+        // under way over another connection, or answered, finds that when it looks at the call.
         self.changed.notify_all();
         for call in lost.followed {
             call.wake();

@@ -33,8 +33,8 @@
 //!
 //! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
 //!
-//! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. Only `submit` is called with the mutex
-//! of a lock's entry held.
+//! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. `submit` alone may be called with the
+//! mutex of a lock's entry held.
 
 mod housekeeping;
 mod leadership;
@@ -102,7 +102,7 @@ struct ConnectionState {
     /// A connection in doubt was given up early, and would have had until this moment to answer. A timeout before that does
     /// not prove that the server is unreachable.
     doubted_until: Instant,
-    /// The last connection that was [finished](Socket::finish). Its socket stays open until another one is, since a closed
+    /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.
     finished: Option<Arc<Socket>>,
 }

@@ -58,8 +58,8 @@ impl Nodes {
     /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
     /// `ahead`, if there is one.
     ///
-    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. Without an answer
-    /// the outcome of a command that counts stays unknown.
+    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. A command that
+    /// counts is not made again, so its outcome stays unknown.
     pub(crate) fn call(
         &self,
         until: Instant,

@@ -357,7 +357,7 @@ impl Nodes {
                     let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
                         Ok(()) => return Ok(to),
-                        // Another node has the slot now: `stop` has noticed.
+                        // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) if self.are_one() => why,
                         Err(Fault::Unreachable(why)) => to.named(why),

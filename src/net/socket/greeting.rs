@@ -171,7 +171,7 @@ impl GreetingStep {
                 report!(Debug, "naming a connection: {err}");
                 Ok(())
             }
-            // What it is shows later, by what it rejects.
+            // Without ROLE, a replica shows later by the commands that it rejects.
             "ROLE" if !needs_role(endpoint) => Ok(()),
             "HELLO" => endpoint.answers_hello(None),
             // A user without PING, a server that cannot write to its disk.

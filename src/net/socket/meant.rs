@@ -14,7 +14,7 @@ use crate::config::server::{Address, Deployment};
 use crate::error::{excerpt, wrong_url};
 
 impl Endpoint {
-    /// The same, of a client whose URL names it.
+    /// The endpoint of a client whose URL names it, so that its greeting checks what the server is.
     pub(crate) fn named_by_url(self) -> Self {
         let is_one = matches!(self.server.deployment, Deployment::Single(_));
         Self {

@@ -439,7 +439,7 @@ impl Reader {
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// Reading an incomplete reply is continued by the next call. After an error the connection has to be dropped.
+    /// Reading an incomplete reply is continued by the next call. A connection that has failed has to be dropped.
     pub(crate) fn read(&mut self, slice: Duration) -> RedisResult<Option<Value>> {
         self.read_from(Instant::now(), slice, &mut || Duration::MAX)
     }

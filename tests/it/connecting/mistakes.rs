@@ -121,7 +121,7 @@ fn the_usual_mistakes_are_explained() {
         let opened = Client::open(at(replica.port(), ""));
         explained("a replica", opened, &[&said, &to_use, "redis+sentinel://"])
     });
-    // It may be promoted.
+    // The replica may be promoted, so a retry may help.
     assert!(matches!(err, Error::Redis { .. }) && err.is_retryable());
     explained(
         "a replica on which something is locked",

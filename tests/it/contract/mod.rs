@@ -294,7 +294,7 @@ fn a_release_publishes_redissons_message(kind: Kind) {
     let client = open(&server);
     let mut messages = Messages::of(&server);
     for name in ["plain", "tag{ged}"] {
-        // Nobody waits.
+        // The release of a lock for which no thread waits.
         let received = told_by(kind, name);
         for waits in [true, false] {
             let guard = kind.of(&client, name).lock().unwrap();

@@ -19,7 +19,7 @@ fn the_time_after_a_dead_holder_lasts_until_the_next_grant() {
     assert_eq!(alone.dead_holders, 1);
     assert_eq!(alone.after_dead_holder, millis(500));
     assert_eq!(alone.dead_waiters, 0);
-    // Nobody can tell what another fault has added.
+    // A gap with two faults in it is counted for neither.
     let both = measures(&turns, &[kill.clone(), fault("proxy-cut", [50, 110])]);
     assert_eq!(both.dead_holders, 0);
     let later = measures(&turns, &[kill, fault("proxy-cut", [300, 310])]);

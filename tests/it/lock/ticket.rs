@@ -44,7 +44,7 @@ fn changes_hands<K: Detachable + AnyKind>(
     let guard = lock.lock().unwrap();
     let before = guard.owner().to_owned();
     let ticket = guard.detach(STAYS).unwrap();
-    // Nobody has it, and nobody can have it.
+    // A detached hold has no owner here, and keeps the lock taken.
     assert!(!lock.is_owned_by_current_thread());
     for lock in [&lock, &next, &third] {
         assert!(lock.try_lock().unwrap().is_none());
@@ -55,7 +55,7 @@ fn changes_hands<K: Detachable + AnyKind>(
     let adopted: OwnedGuard<K> = clients[1].adopt(&ticket).unwrap();
     assert!(adopted.is_valid() && adopted.owner() != before);
     assert!(adopted.owner().starts_with(clients[1].id()));
-    // Its lease is that of the client from now on.
+    // The adopted hold has the lease of its new client.
     assert!(lock.remaining_lease().unwrap().unwrap() < STAYS);
     for client in clients {
         assert_eq!(
@@ -65,7 +65,7 @@ fn changes_hands<K: Detachable + AnyKind>(
     }
     assert!(third.try_lock_owned().unwrap().is_none());
     assert!(next.try_lock_owned().unwrap().is_none());
-    // One more time, from thread to thread.
+    // A second ticket, for the next thread.
     let again = adopted.detach(STAYS).unwrap();
     let adopted: OwnedGuard<K> = clients[2].adopt(&again).unwrap();
     adopted.unlock().unwrap();
@@ -198,7 +198,7 @@ fn of_many_adopters_one_has_the_hold() {
             for n in 0..4 {
                 let (client, ticket) = (&clients[n % 2], &ticket);
                 let (adopted, inside) = (&adopted, &inside);
-                // Others of both processes wait for the lock meanwhile, as anybody may.
+                // Threads of both processes wait for the lock while the ticket changes hands.
                 scope.spawn(move || {
                     let guard = client.fenced_lock(ticket.name()).lock().unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
@@ -396,7 +396,7 @@ fn without_a_reply_nothing_stays_adopted_or_detached() {
     // From now on the scripts are called by their hashes.
     let (ticket, _) = detached(&net.other, &net.name);
     drop(net.client.adopt::<OwnedMutexGuard>(&ticket).unwrap());
-    // It was adopted, and nobody knows.
+    // The adoption succeeds, and its reply is lost.
     let (ticket, _) = detached(&net.other, &net.name);
     net.proxy.set(Target::All, Mode::SwallowReplies);
     let adopted = net.client.adopt::<OwnedMutexGuard>(&ticket);
@@ -405,7 +405,7 @@ fn without_a_reply_nothing_stays_adopted_or_detached() {
     assert!(fields[0].0.starts_with(net.client.id()), "{fields:?}");
     net.proxy.pass();
     is_free();
-    // It was not, and another may adopt it.
+    // The request is lost, so another client may adopt the hold.
     let (ticket, before) = detached(&net.other, &net.name);
     net.proxy.set(Target::All, Mode::BlackHole);
     let adopted = net.client.adopt::<OwnedMutexGuard>(&ticket);

@@ -231,7 +231,7 @@ fn a_name_whose_slot_is_on_its_way_is_asked_about_less_and_less_often() {
     };
     cluster.migrate_to(1, &name, || {
         let before = connections();
-        // Neither node has the keys, so neither answers.
+        // During the move, both nodes reject questions about several missing keys.
         client.inspect(&name).unwrap_err();
         let questions = connections() - before;
         assert!(questions < 20, "{questions}");

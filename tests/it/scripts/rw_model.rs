@@ -1,8 +1,8 @@
 //! A model of the read-write lock, with which the scripts are compared on a real server: every script in every
 //! reachable state, and long random walks with a Redisson client, dying readers and deleted keys.
 //!
-//! Time is counted in units far longer than a test runs, so that real time never changes the number of units left. It
-//! passes in explicit steps.
+//! Time is counted in units far longer than a test runs, so that real time never changes the number of units left. The
+//! model's time passes in explicit steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;

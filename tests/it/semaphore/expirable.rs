@@ -123,7 +123,7 @@ fn ids_of_anybody_are_released_one_by_one() {
         assert!(!sem.release_id(unknown).unwrap());
         assert!(!client.force_unlock_owner(sem.name(), unknown).unwrap());
     }
-    // One elsewhere when it looks.
+    // A holder of another client learns of the loss when it looks.
     assert!(sem.release_id(there.id()).unwrap());
     assert!(!sem.release_id(there.id().to_uppercase()).unwrap());
     lost_by(there.release(), LossReason::Forced);

@@ -10,7 +10,7 @@ fn reply(line: &str) -> Value {
     redis::parse_redis_value(line.as_bytes()).expect("a reply")
 }
 
-/// What an endpoint says of two replies, and whether another attempt may help.
+/// The error of an endpoint after two replies, and whether another attempt may help.
 fn said(url: &str, role: &str, hello: &str) -> (String, bool) {
     let server = Server::of(url).expect("a good URL");
     let endpoint = Endpoint::new(server).named_by_url();

@@ -18,11 +18,11 @@ struct Pipe(Mutex<Ends>);
 
 #[derive(Default)]
 struct Ends {
-    /// What the client has written.
+    /// The bytes that the client has written.
     sent: Vec<u8>,
     /// How much more of that is taken now.
     takes: usize,
-    /// What the client can read.
+    /// The bytes that the client can read.
     coming: Vec<u8>,
     has_ended: bool,
 }
@@ -126,13 +126,13 @@ impl Pair {
         self.stream.socket.0.lock().takes = bytes;
     }
 
-    /// What the server has read since it was last asked.
+    /// The bytes that the server has read since the last call.
     fn arrived(&mut self) -> Vec<u8> {
         let sent = std::mem::take(&mut self.stream.socket.0.lock().sent);
         feed_server(&mut self.server, &sent)
     }
 
-    /// What the server sends reaches the client, at once.
+    /// Delivers the server's bytes to the client at once.
     fn deliver(&mut self) {
         let bytes = self.sent_by_server();
         self.stream.socket.0.lock().coming.extend(bytes);
@@ -150,7 +150,7 @@ impl Pair {
         self.server.writer().write_all(plain).expect("memory");
     }
 
-    /// What the client can read.
+    /// Reads all that the client can read now.
     fn read(&self) -> Vec<u8> {
         let (mut plain, mut buf) = (Vec::new(), [0; 1000]);
         loop {
@@ -244,7 +244,7 @@ fn what_is_left_over_is_never_reported_as_written() {
     for stop in 0..record {
         pair.takes(stop);
         let n = pair.stream.write_some(b"PING\r\n").expect("a socket");
-        // All of it would leave the end of the record to nobody.
+        // If all bytes counted as written, no thread would write the end of the record.
         assert_eq!(n, 5, "{stop}");
         assert!(!pair.stream.session.lock().is_clean());
         // Nothing can follow a record of which a part is missing.
@@ -279,7 +279,7 @@ fn the_answers_of_the_reader_take_their_place_among_what_is_written() {
             assert_eq!(arrived, b"a command", "{first}, {second}");
         }
     }
-    // A refusal is sent at once, by whoever reads.
+    // The thread that reads sends a refusal at once.
     pair.takes(usize::MAX);
     pair.stream.socket.0.lock().coming = b"garbage".to_vec();
     assert!(pair.read().is_empty());
@@ -377,7 +377,7 @@ fn an_end_comes_behind_what_was_said_before_it() {
     }
 }
 
-/// One thread writes while another reads, over real sockets, and the server changes its keys again and again.
+/// A thread writes while another reads, over real sockets, and the server changes its keys again and again.
 #[test]
 fn both_directions_are_used_at_once() {
     const ROUNDS: usize = 300;
