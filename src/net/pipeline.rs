@@ -755,6 +755,35 @@ mod redirections {
     }
 
     #[test]
+    fn a_release_that_is_rejected_for_now_is_sent_again_after_a_rest() {
+        let now = Instant::now();
+        let mut pipeline = to(0);
+        pipeline.connected(now);
+        assert!(pipeline.submit(&release(now), now));
+        pipeline.reply(says("-LOADING Redis is loading"), now, &Silent);
+        for (at, due) in [(now, 0), (now + REST / 2, 0), (now + REST, 1)] {
+            pipeline.feed(at);
+            assert_eq!(pipeline.in_flight().expect("a connection").due(), due);
+        }
+    }
+
+    // A guarded command is sent again only if the server cannot have executed it.
+    #[test]
+    fn a_call_of_which_no_byte_was_written_counts_as_never_sent() {
+        let now = Instant::now();
+        let mut pipeline = to(0);
+        pipeline.connected(now);
+        let calls = [(); 3].map(|()| Call::question(Request::command("asking", &["PING"])));
+        assert!(pipeline.submit(&calls[0], now));
+        pipeline.in_flight().expect("a connection").unwritten.take();
+        for call in &calls[1..] {
+            assert!(pipeline.submit(call, now));
+        }
+        pipeline.lost(&unasked());
+        assert_eq!(calls.map(|call| call.was_sent()), [true, false, false]);
+    }
+
+    #[test]
     fn a_batch_is_taken_once_the_former_is_answered() {
         let now = Instant::now();
         let mut pipeline = to(0);

@@ -111,6 +111,30 @@ fn a_leader_that_is_killed_is_followed() {
     });
 }
 
+timed!(a_leader_that_is_connected_is_not_followed_although_its_process_cannot_be_seen);
+fn a_leader_that_is_connected_is_not_followed_although_its_process_cannot_be_seen() {
+    let server = Server::start();
+    let name = unique("connected");
+    let (mut part, _) = leading(&server, &name, ms(60_000));
+    let election = open(&server).election(&name);
+    let leader = election.leader().unwrap().unwrap();
+    let (id, _) = leader.owner.split_once(':').unwrap();
+    // A connection of the leader that stays, as on another machine that looks like this one.
+    let mut connected = server.connection();
+    let its_name = format!("redlatch:{id}:twin:7:part:link");
+    cmd("CLIENT")
+        .arg("SETNAME")
+        .arg(its_name)
+        .exec(&mut connected)
+        .unwrap();
+    part.kill();
+    assert!(election.try_campaign().unwrap().is_none());
+    drop(connected);
+    eventually("it is taken over", || {
+        election.try_campaign().unwrap().is_some()
+    });
+}
+
 timed!(a_leader_that_was_stopped_is_deposed_and_its_writes_are_refused);
 fn a_leader_that_was_stopped_is_deposed_and_its_writes_are_refused() {
     let server = Server::start();
