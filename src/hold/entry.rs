@@ -130,7 +130,8 @@ impl<H: Holding> Entry<H> {
     }
 
     /// Fails the threads in the queue whose command timeout is not longer: Redis was unreachable for all of `timeout`,
-    /// and each of them would only find that out again.
+    /// and each of them would only find that out again. The caller asked for the lock and gives up afterwards, which wakes
+    /// the next of those that stay.
     pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
         let concerns = |waiter: &Arc<Waiter<H>>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
