@@ -482,7 +482,8 @@ fn random_verbs_do_what_the_model_says() {
                 let writes = verb % 2 == 0;
                 let taken = real.takes(actor, writes, fixed);
                 let is_known = |owner: &String| real.owners.contains_key(owner);
-                let joins = !matches!(&taken, Ok(Some(owner)) if !is_known(owner));
+                // On a busy machine a hold may be older than a tenure. Then readers ask Redis, which may refuse them.
+                let joins = matches!(&taken, Ok(Some(owner)) if is_known(owner));
                 let expected = if writes {
                     model.write(actor, fixed)
                 } else {
