@@ -241,7 +241,8 @@ fn a_handle_has_a_timeout_of_its_own() {
     assert!(uploads.try_set_permits(1).unwrap());
     let uploads = uploads.command_timeout(timeout);
     let upload = uploads.acquire().unwrap();
-    let get = redis::cmd("GET").arg("x").to_owned();
+    let key = format!("{{{}}}:x", updated.name());
+    let get = redis::cmd("GET").arg(key).to_owned();
     let rw = client.rw_lock(unique("rw")).command_timeout(timeout);
     let latch = client.latch(unique("latch")).command_timeout(timeout);
     let election = client.election(unique("election")).command_timeout(timeout);
