@@ -39,7 +39,7 @@ type hold struct {
 	names                                          []string
 	process, asked, granted, lost, releases, until int64
 	validUntil, released                           int64
-	failed                                         bool
+	failed, forced                                 bool
 }
 
 // A thread that was stopped goes on to the release this soon, if it had looked at the hold just before.
@@ -76,11 +76,13 @@ type history struct {
 	slack  int64
 	killed map[int64]int64
 	stops  map[int64][]span
+	// By name: when somebody took the lock away from whoever had it.
+	forces map[string][]span
 }
 
 func read(events []event) *history {
-	h := &history{slack: 300e6, killed: map[int64]int64{}, stops: map[int64][]span{}}
-	asks, open := map[int64]*hold{}, map[int64]*hold{}
+	h := &history{slack: 300e6, killed: map[int64]int64{}, stops: map[int64][]span{}, forces: map[string][]span{}}
+	asks, open, forces := map[int64]*hold{}, map[int64]*hold{}, map[int64]event{}
 	for _, e := range events {
 		its := open[e.Process]
 		switch {
@@ -93,6 +95,11 @@ func read(events []event) *history {
 		case e.F == "stop-worker":
 			stops := h.stops[e.Value.Client]
 			stops[len(stops)-1].end = e.Time
+		case e.F == "force-unlock" && e.Type == "invoke":
+			forces[e.Process] = e
+		case e.F == "force-unlock" && e.Type != "fail":
+			name := forces[e.Process].Value.Name
+			h.forces[name] = append(h.forces[name], span{forces[e.Process].Time, e.Time})
 		case e.F == "acquire" && e.Type == "invoke":
 			names := e.Value.Names
 			if len(names) == 0 {
@@ -123,7 +130,8 @@ func read(events []event) *history {
 	return h
 }
 
-// Until when a thread counted on its hold: until it heard of a loss, knew the hold to be over, began to release, or was killed.
+// Until when a thread counted on its hold: until it heard of a loss, knew the hold to be over, began to release, or was killed; or
+// until the hold was taken away by force, which its thread hears of later.
 func (h *history) countedOn(its *hold) int64 {
 	until := int64(math.MaxInt64)
 	earlier := func(at int64) {
@@ -146,6 +154,13 @@ func (h *history) countedOn(its *hold) int64 {
 			until = stop.begin
 		}
 	}
+	for _, name := range its.names {
+		for _, force := range h.forces[name] {
+			if its.granted <= force.end && force.begin < until {
+				until, its.forced = force.begin, true
+			}
+		}
+	}
 	return max(until, its.granted)
 }
 
@@ -158,7 +173,7 @@ func (h *history) operations(name string) []porcupine.Operation {
 			continue
 		}
 		free := int64(math.MaxInt64)
-		if its.released != 0 && !its.failed && its.lost == 0 {
+		if its.released != 0 && !its.failed && !its.forced && its.lost == 0 {
 			free = max(its.released, its.until)
 		}
 		client := int(its.process)
@@ -190,6 +205,10 @@ func main() {
 	}
 	sort.SliceStable(events, func(a, b int) bool { return events[a].Time < events[b].Time })
 	h := read(events)
+	if len(h.holds) == 0 {
+		fmt.Fprintln(os.Stderr, "no exclusive hold is in this history")
+		os.Exit(2)
+	}
 	names := map[string]bool{}
 	for _, its := range h.holds {
 		for _, name := range its.names {
