@@ -353,8 +353,8 @@ impl<S: Debug> Drop for Trace<'_, S> {
     }
 }
 
-/// Whether the tests were started with this word in `REDLATCH_MODEL`: `deep` to search further, `words` to print
-/// counterexamples.
+/// Whether the tests were started with this word in `REDLATCH_MODEL`: `deep` to search further, `three` to do so with three
+/// clients of one server, `words` to print counterexamples.
 pub(crate) fn asked_for(word: &str) -> bool {
     std::env::var("REDLATCH_MODEL").is_ok_and(|words| words.split(',').any(|its| its == word))
 }

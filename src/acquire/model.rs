@@ -197,10 +197,10 @@ struct Key {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct State {
+struct State<const N: usize> {
     key: Key,
     replica: Key,
-    clients: [Client; 2],
+    clients: [Client; N],
     left: Left,
 }
 
@@ -222,7 +222,8 @@ struct Left {
 /// The setting of a search.
 #[derive(Debug, Clone, Copy, Default)]
 struct Scene {
-    comes: [u8; 2],
+    /// How often each client comes. A model of two clients has the first two.
+    comes: [u8; 3],
     left: Left,
     /// Time passes. No client subscribes then, and one that waits asks now and then.
     ticks: bool,
@@ -276,6 +277,8 @@ enum Variant {
     GrantedTooLate,
     /// Releases that were not acknowledged are forgotten with their connection.
     ReleaseSentOnce,
+    /// A release notifies one of the clients that listen.
+    NotifiesOne,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -333,7 +336,8 @@ struct Ages {
     ends: Vec<bool>,
 }
 
-struct Plain {
+/// `N` clients.
+struct Plain<const N: usize> {
     scene: Scene,
     ages: Ages,
     begin: Instant,
@@ -356,7 +360,7 @@ fn is(variant: Variant, scene: Scene) -> bool {
     scene.variant == variant
 }
 
-impl Plain {
+impl<const N: usize> Plain<N> {
     fn new(scene: Scene) -> Self {
         let begin = Instant::now();
         let now = begin + TICK * 100;
@@ -413,7 +417,7 @@ impl Plain {
     }
 
     /// A number that nothing refers to.
-    fn fresh(&self, state: &State, c: usize) -> Number {
+    fn fresh(&self, state: &State<N>, c: usize) -> Number {
         if is(Variant::NumberPerThread, self.scene) {
             return 1;
         }
@@ -439,7 +443,7 @@ impl Plain {
     }
 
     /// The client's thread asks.
-    fn ask(&self, state: &mut State, c: usize) {
+    fn ask(&self, state: &mut State<N>, c: usize) {
         let number = self.fresh(state, c);
         let client = &mut state.clients[c];
         client.doing = Doing::Asks;
@@ -458,7 +462,7 @@ impl Plain {
     }
 
     /// The server executes a command; the reply.
-    fn run(&self, state: &mut State, c: usize, command: Command) -> Reply {
+    fn run(&self, state: &mut State<N>, c: usize, command: Command) -> Reply {
         match command {
             Command::Acquire(number) => {
                 if state.key.owner.is_some_and(|owner| owner != (c, number)) {
@@ -483,6 +487,9 @@ impl Plain {
                         if listens {
                             client.messages = (client.messages + 1).min(2);
                             others_listen |= its != c && !is(Variant::CountsOneNode, self.scene);
+                            if its != c && is(Variant::NotifiesOne, self.scene) {
+                                break;
+                            }
                         }
                     }
                 }
@@ -492,7 +499,7 @@ impl Plain {
     }
 
     /// The client sends a release, of a hold or of a request whose outcome it does not wait for.
-    fn release(&self, state: &mut State, c: usize, number: Number) {
+    fn release(&self, state: &mut State<N>, c: usize, number: Number) {
         let client = &mut state.clients[c];
         if client.is_down {
             if !client.kept.contains(number) {
@@ -529,7 +536,7 @@ impl Plain {
         }
     }
 
-    fn is_granted(&self, state: &mut State, c: usize) {
+    fn is_granted(&self, state: &mut State<N>, c: usize) {
         let client = &mut state.clients[c];
         if is(Variant::CountsFromReply, self.scene) {
             client.age = 0;
@@ -558,7 +565,7 @@ impl Plain {
         }
     }
 
-    fn read(&self, state: &mut State, c: usize) {
+    fn read(&self, state: &mut State<N>, c: usize) {
         let client = &mut state.clients[c];
         let (Some(reply), Some(command)) = (client.replies.take_first(), client.sent.take_first())
         else {
@@ -596,7 +603,7 @@ impl Plain {
     }
 
     /// The last release is answered: the client yields if others were notified.
-    fn counted(&self, state: &mut State, c: usize) {
+    fn counted(&self, state: &mut State<N>, c: usize) {
         let client = &mut state.clients[c];
         if client.notified {
             client.doing = Doing::Yields;
@@ -607,7 +614,7 @@ impl Plain {
     }
 
     /// The connection is lost, with all that it carried.
-    fn lose(&self, state: &mut State, c: usize, fate: Fate) {
+    fn lose(&self, state: &mut State<N>, c: usize, fate: Fate) {
         let client = &mut state.clients[c];
         let sent = std::mem::take(&mut client.sent);
         if fate != Fate::Lost {
@@ -636,7 +643,7 @@ impl Plain {
         }
     }
 
-    fn connect(&self, state: &mut State, c: usize) {
+    fn connect(&self, state: &mut State<N>, c: usize) {
         let client = &mut state.clients[c];
         client.is_down = false;
         // Unacknowledged releases of the name go first.
@@ -651,7 +658,7 @@ impl Plain {
     }
 
     /// The server is another now, and all connections to it are lost.
-    fn replaced(&self, state: &mut State, by: Key) {
+    fn replaced(&self, state: &mut State<N>, by: Key) {
         let before = std::mem::replace(&mut state.key, by);
         for c in 0..state.clients.len() {
             if !state.clients[c].is_down {
@@ -679,7 +686,7 @@ impl Plain {
         client.subscription = Subscription::Sent;
     }
 
-    fn tick(&self, state: &mut State) {
+    fn tick(&self, state: &mut State<N>) {
         // All ages at which a hold is over are alike.
         let over = self.ages.valid.iter().take_while(|valid| **valid).count();
         let older = |age: &mut u8| *age = (*age + 1).min(u8::try_from(over).unwrap_or(LEASE));
@@ -703,9 +710,9 @@ impl Plain {
     }
 
     /// The steps of one client that do not depend on time.
-    fn next_of(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+    fn next_of(&self, state: &State<N>, c: usize, add: &mut dyn FnMut(Step, State<N>)) {
         let client = &state.clients[c];
-        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+        let mut take = |step: Step, change: &dyn Fn(&mut State<N>)| {
             let mut after = *state;
             change(&mut after);
             add(step, after);
@@ -814,9 +821,9 @@ impl Plain {
     }
 
     /// Faults, and threads that give up.
-    fn faults(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+    fn faults(&self, state: &State<N>, c: usize, add: &mut dyn FnMut(Step, State<N>)) {
         let (client, left) = (&state.clients[c], state.left);
-        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+        let mut take = |step: Step, change: &dyn Fn(&mut State<N>)| {
             let mut after = *state;
             change(&mut after);
             add(step, after);
@@ -854,9 +861,9 @@ impl Plain {
     }
 
     /// The steps of the lease while time passes.
-    fn lease(&self, state: &State, c: usize, add: &mut dyn FnMut(Step, State)) {
+    fn lease(&self, state: &State<N>, c: usize, add: &mut dyn FnMut(Step, State<N>)) {
         let client = &state.clients[c];
-        let mut take = |step: Step, change: &dyn Fn(&mut State)| {
+        let mut take = |step: Step, change: &dyn Fn(&mut State<N>)| {
             let mut after = *state;
             change(&mut after);
             add(step, after);
@@ -926,24 +933,24 @@ impl Plain {
     }
 }
 
-impl Model for Plain {
-    type State = State;
+impl<const N: usize> Model for Plain<N> {
+    type State = State<N>;
     type Step = Step;
 
-    fn start(&self) -> State {
-        let client = |comes| Client {
-            comes,
+    fn start(&self) -> State<N> {
+        let client = |c: usize| Client {
+            comes: self.scene.comes[c],
             ..Client::default()
         };
         State {
             key: Key::default(),
             replica: Key::default(),
-            clients: self.scene.comes.map(client),
+            clients: std::array::from_fn(client),
             left: self.scene.left,
         }
     }
 
-    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+    fn next(&self, state: &State<N>, to: &mut Vec<(Step, State<N>)>) {
         let scene = self.scene;
         let mut add = |step, after| to.push((step, after));
         for c in 0..state.clients.len() {
@@ -953,7 +960,7 @@ impl Model for Plain {
                 self.lease(state, c, &mut add);
             }
         }
-        let with = |change: &dyn Fn(&mut State)| {
+        let with = |change: &dyn Fn(&mut State<N>)| {
             let mut after = *state;
             change(&mut after);
             after
@@ -1003,7 +1010,7 @@ impl Model for Plain {
         }
     }
 
-    fn broken(&self, before: &State, step: Step, after: &State) -> Option<&'static str> {
+    fn broken(&self, before: &State<N>, step: Step, after: &State<N>) -> Option<&'static str> {
         let held = after.clients.iter().filter(|its| self.holds(its)).count();
         let forgotten = after.clients.iter().any(|client| client.forgotten);
         if held > 1 && !forgotten {
@@ -1033,12 +1040,12 @@ impl Model for Plain {
         // A command of a torn connection can only end with its lease, and so can a hold whose release a replica lacks.
         let torn = self.scene.ticks && self.scene.left.losses > 0;
         let lacks = self.scene.left.promotions > 0;
-        let mut goals = vec![REACHED, REACHED];
+        let mut goals = vec![REACHED; N];
         goals.extend((!torn && !lacks).then_some(UNDONE));
         goals
     }
 
-    fn lacks(&self, goal: usize, state: &State) -> bool {
+    fn lacks(&self, goal: usize, state: &State<N>) -> bool {
         match state.clients.get(goal) {
             // A client may also end with an error: granted too late.
             Some(client) => matches!(client.doing, Doing::Asks | Doing::Parks),
@@ -1060,14 +1067,14 @@ impl Model for Plain {
             | Step::Restart
             | Step::Promote => false,
             Step::Tick | Step::Expire | Step::Poll(_) | Step::Notice(_) | Step::Renew(_) => {
-                goal < 2
+                goal < N
             }
             _ => true,
         }
     }
 
-    fn words(&self, before: &State, step: Step, after: &State) -> String {
-        let of = |c: usize| ["A", "B"][c];
+    fn words(&self, before: &State<N>, step: Step, after: &State<N>) -> String {
+        let of = |c: usize| ["A", "B", "C"][c];
         let command = |of: &Few<Command>, at: usize| match of.get(at) {
             Some(Command::Acquire(number)) => format!("acquire as owner {number}"),
             Some(Command::Release(number)) => format!("release of owner {number}"),
@@ -1135,14 +1142,14 @@ impl Model for Plain {
     }
 }
 
-fn last_reply(state: &State, c: usize) -> Option<Reply> {
+fn last_reply<const N: usize>(state: &State<N>, c: usize) -> Option<Reply> {
     let replies = &state.clients[c].replies;
     replies.get(replies.count.checked_sub(1)?)
 }
 
 /// Two clients, without time and faults: no client waits for an event that cannot happen.
 const WAITS: Scene = Scene {
-    comes: [2, 2],
+    comes: [2, 2, 0],
     left: Left {
         losses: 0,
         ends: 0,
@@ -1171,27 +1178,27 @@ fn losses(losses: u8, ends: u8, deaf: u8) -> Scene {
 /// The second client comes only once.
 fn twice_and_once(scene: Scene) -> Scene {
     Scene {
-        comes: [2, 1],
+        comes: [2, 1, 0],
         ..scene
     }
 }
 
 /// Leases run out, and are renewed.
 const LEASES: Scene = Scene {
-    comes: [1, 1],
+    comes: [1, 1, 0],
     ticks: true,
     ..WAITS
 };
 
 /// Both clients want the lock all the time.
 const CROWDED: Scene = Scene {
-    comes: [0, 0],
+    comes: [0, 0, 0],
     prompt: true,
     ..WAITS
 };
 
 fn keeps(name: &str, scene: Scene) -> usize {
-    search::keeps(name, &Plain::new(scene)).states
+    search::keeps(name, &Plain::<2>::new(scene)).states
 }
 
 #[test]
@@ -1223,7 +1230,7 @@ fn whoever_waits_gets_it_without_polling_whatever_connections_are_lost() {
         keeps(
             "three times each",
             Scene {
-                comes: [3, 3],
+                comes: [3, 3, 0],
                 ..losses(1, 0, 0)
             },
         );
@@ -1246,7 +1253,7 @@ fn two_never_hold_it_unless_the_server_forgets() {
         keeps(
             "leases, twice each",
             Scene {
-                comes: [2, 2],
+                comes: [2, 2, 0],
                 ..LEASES
             },
         );
@@ -1300,6 +1307,80 @@ fn every_fault_of_the_protocol_is_found() {
     ];
     for (variant, scene, rule) in faults {
         let scene = Scene { variant, ..scene };
-        search::breaks(&format!("{variant:?}"), &Plain::new(scene), rule);
+        search::breaks(&format!("{variant:?}"), &Plain::<2>::new(scene), rule);
     }
+}
+
+/// Three clients, each of which comes once.
+fn once_each(scene: Scene) -> Scene {
+    Scene {
+        comes: [1, 1, 1],
+        ..scene
+    }
+}
+
+/// With `three` in `REDLATCH_MODEL` this takes a minute of one core.
+#[test]
+fn each_of_three_clients_gets_it() {
+    let keeps = |name: &str, scene| search::keeps(name, &Plain::<3>::new(scene)).states;
+    let mut states = keeps("three clients", once_each(WAITS));
+    let twice_once_once = Scene {
+        comes: [2, 1, 1],
+        ..WAITS
+    };
+    states += keeps("three clients, one comes twice", twice_once_once);
+    states += keeps("one of three gives up", once_each(losses(0, 1, 0)));
+    states += keeps("two of three give up", once_each(losses(0, 2, 0)));
+    states += keeps("a lost subscription of three", once_each(losses(0, 0, 1)));
+    assert!(states > 50_000, "{states}");
+    if search::asked_for("three") {
+        let twice_each = Scene {
+            comes: [2, 2, 2],
+            ..WAITS
+        };
+        keeps("three clients, twice each", twice_each);
+        keeps("a lost connection of three", once_each(losses(1, 0, 0)));
+        let lost = Scene {
+            comes: [2, 1, 1],
+            ..losses(1, 0, 0)
+        };
+        keeps("a lost connection of three, one comes twice", lost);
+        let both = once_each(losses(1, 1, 0));
+        keeps("a lost connection of three, and one gives up", both);
+        let left = Left {
+            restarts: 1,
+            ..Left::default()
+        };
+        let restarted = once_each(Scene { left, ..WAITS });
+        keeps("a server of three clients that restarts", restarted);
+        keeps("leases of three", once_each(LEASES));
+    }
+}
+
+/// The first fault is found with three clients only: with two, the one that waits is the one that is notified.
+#[test]
+fn every_fault_among_three_is_found() {
+    let faults = [
+        (Variant::NotifiesOne, losses(0, 1, 0), REACHED),
+        (Variant::ReleaseWaitsForCommand, WAITS, REACHED),
+        (Variant::SignalsReadAfterReply, WAITS, REACHED),
+        (Variant::NotAskedAfterSubscribing, WAITS, REACHED),
+        (Variant::SubscribedAgainQuietly, losses(0, 0, 1), REACHED),
+        (Variant::NumberPerThread, losses(1, 0, 0), KEPT),
+        (Variant::NoUndo, losses(0, 1, 0), REACHED),
+        (Variant::CountsFromReply, LEASES, KEPT),
+        (Variant::NoMargin, LEASES, KEPT),
+        (Variant::ClocksBeyondMargin, LEASES, KEPT),
+        (Variant::GrantedTooLate, LEASES, KEPT),
+    ];
+    for (variant, scene, rule) in faults {
+        let scene = once_each(Scene { variant, ..scene });
+        let name = format!("{variant:?} among three");
+        search::breaks(&name, &Plain::<3>::new(scene), rule);
+    }
+    let one_of_two = Scene {
+        variant: Variant::NotifiesOne,
+        ..losses(0, 1, 0)
+    };
+    keeps("two clients, of which one is notified", one_of_two);
 }

@@ -95,3 +95,6 @@ impl Places {
         self.due_after(sent_at)
     }
 }
+
+#[cfg(test)]
+mod model;
