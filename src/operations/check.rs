@@ -27,6 +27,9 @@ const DOING: &str = "checking a server";
 /// The oldest version that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
 
+/// The first version of Redis with `BLESS SET key NO-EVICT`. Source: <https://redis.io/commands/bless-set>.
+const BLESSES: (u32, u32) = (8, 12);
+
 /// By how many milliseconds the clocks of masters may differ before that is a finding.
 const SKEW_MS: i128 = 1000;
 
@@ -205,6 +208,16 @@ fn away(server: String, why: &str, advice: Option<&str>) -> Finding {
     }
 }
 
+/// Returns advice for a server that deletes keys when its memory is full.
+fn eviction_advice(is_redis: bool, version: (u32, u32)) -> &'static str {
+    match is_redis && version >= BLESSES {
+        true => {
+            "set maxmemory-policy to noeviction, or keep locks on a server of their own; BLESS protects no lock, since each acquire makes a new key"
+        }
+        false => "set maxmemory-policy to noeviction, or keep locks on a server of their own",
+    }
+}
+
 /// Whether the clocks of several masters differ by more than asking can explain.
 fn skewed(clocks: &[Clock]) -> Option<Finding> {
     let (first, ahead, _) = clocks.iter().max_by_key(|(_, least, _)| *least)?;
@@ -299,7 +312,13 @@ impl Checked<'_> {
         let mut failed: BTreeMap<String, (BTreeSet<&str>, Option<&str>)> = BTreeMap::new();
         let mut moved = false;
         for (label, answer) in labels.into_iter().zip(answers) {
-            let err = match verdict(answer, || Asked::question(is_cluster)) {
+            let asked = || Asked {
+                by_text: false,
+                ..Asked::question(is_cluster)
+            };
+            let err = match verdict(answer, asked) {
+                // Of the questions by one script the first brings the text. If the server has not taken it, that question says
+                // why, and `NOSCRIPT` says nothing more.
                 Verdict::Answer(_) | Verdict::SendText => continue,
                 // A slot on its way to another node is no fault of this one.
                 Verdict::Elsewhere(_) => {
@@ -361,7 +380,8 @@ impl Checked<'_> {
                 "connect to the master, or through Sentinels or the cluster",
             );
         }
-        self.memory_and_disk(&is);
+        let is_redis = is("valkey_version").is_empty();
+        self.memory_and_disk(&is, eviction_advice(is_redis, number));
         let needed = match self.session.endpoint.server.replica_ack {
             ReplicaAck::None => 0,
             _ => self.session.endpoint.replicas_needed().max(1),
@@ -376,13 +396,13 @@ impl Checked<'_> {
     }
 
     /// Finds what makes the server forget locks, or refuse them.
-    fn memory_and_disk<'a>(&mut self, is: &dyn Fn(&str) -> &'a str) {
+    fn memory_and_disk<'a>(&mut self, is: &dyn Fn(&str) -> &'a str, on_eviction: &str) {
         let policy = is("maxmemory_policy");
         if is("maxmemory") != "0" && !["", "noeviction"].contains(&policy) {
             self.found(
                 Severity::Warning,
                 format!("it deletes keys when its memory is full ({policy}), locks among them"),
-                "set maxmemory-policy to noeviction, or keep locks on a server of their own",
+                on_eviction,
             );
         }
         if is("aof_enabled") != "1" {
@@ -424,7 +444,7 @@ impl Checked<'_> {
         for ((kind, args), answer) in tries.iter().zip(answers) {
             let lack = match is_unknown(&answer) {
                 true => Some((true, args[0].to_ascii_uppercase())),
-                false => lacks(args, answer).map(|right| (false, right)),
+                false => lacks(args, answer, can_be_asked).map(|right| (false, right)),
             };
             if let Some(lack) = lack {
                 lacking.entry(lack).or_default().insert(kind);
@@ -616,11 +636,12 @@ fn is_unknown(answer: &Value) -> bool {
     })
 }
 
-/// The right that the user lacks, if the command was rejected for that.
-fn lacks(args: &[String], answer: Value) -> Option<String> {
+/// The right that the user lacks, if the command was rejected for that. With `is_asked` the command was not executed, and the
+/// answer is a sentence about the user.
+fn lacks(args: &[String], answer: Value, is_asked: bool) -> Option<String> {
     let said = match answer.extract_error() {
-        Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Ok(Value::SimpleString(text)) => text,
+        Ok(Value::BulkString(bytes)) if is_asked => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(Value::SimpleString(text)) if is_asked => text,
         Ok(_) => return None,
         Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => err.to_string(),
         Err(_) => return None,
@@ -651,56 +672,4 @@ fn lacks(args: &[String], answer: Value) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clocks_differ_by_what_asking_cannot_explain() {
-        let clock = |name: &str, least, most| (name.to_owned(), least, most);
-        assert_eq!(skewed(&[]), None);
-        let near = [clock("a", 0, 5), clock("b", 900, 1004)];
-        assert_eq!(skewed(&near), None);
-        let far = [clock("a", 0, 5), clock("b", 1005, 1500)];
-        let found = skewed(&far).expect("they differ");
-        assert_eq!(found.what, "its clock is 1000 ms ahead of that of a");
-    }
-
-    #[test]
-    fn what_a_refusal_asks_for_is_the_right() {
-        let args = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>();
-        let said = |text: &str| Value::BulkString(text.into());
-        let lacks = |of: &[&str], text: &str| lacks(&args(of), said(text));
-        let run = "User locker has no permissions to run the 'hset' command";
-        assert_eq!(
-            lacks(&["hset", "k", "1", "1"], run).as_deref(),
-            Some("+hset")
-        );
-        let run = "User locker has no permissions to run the 'client|list' command";
-        assert_eq!(
-            lacks(&["client", "list"], run).as_deref(),
-            Some("+client|list")
-        );
-        let key = "User locker has no permissions to access the 'k' key";
-        assert_eq!(lacks(&["del", "k"], key).as_deref(), Some("~k"));
-        let channel = "User locker has no permissions to access the 'c' channel";
-        assert_eq!(
-            lacks(&["publish", "c", "0"], channel).as_deref(),
-            Some("&c")
-        );
-        assert_eq!(lacks(&["del", "k"], "OK"), None);
-    }
-
-    #[test]
-    fn every_script_is_of_a_kind_and_every_command_is_tried() {
-        let tries = tries("k");
-        for (file, text) in lua::ALL {
-            for command in commands(text) {
-                assert!(
-                    tries.iter().any(|(_, args)| args[0] == command),
-                    "{command} of {file}"
-                );
-            }
-        }
-        assert_eq!(tries.last().map(|(_, args)| &*args[0]), Some("subscribe"));
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use redlatch::ops::{Report, Severity};
 use redlatch::{Client, Config};
 
 use crate::support::rights::{OPERATIONS, acl_line};
-use crate::support::{Server, deployment, open, settings_as, timed};
+use crate::support::{Server, deployment, open, settings_as, skipped, timed};
 
 /// The texts of the findings with this severity.
 fn texts(report: &Report, severity: Severity) -> Vec<String> {
@@ -99,6 +99,8 @@ fn is_a_problem(server: &Server, what: &str, advice: &str) {
     let found = problems.find(|its| its.severity == Severity::Problem && its.what.contains(what));
     let found = found.unwrap_or_else(|| panic!("{what}: {report}"));
     assert!(found.advice.contains(advice), "{what}: {report}");
+    // A server that does not take a script does not know it either, which is no news.
+    assert!(!report.to_string().contains("matching script"), "{report}");
 }
 
 #[test]
@@ -126,6 +128,20 @@ fn a_server_on_which_nothing_can_be_locked_is_a_problem() {
             "{report}"
         );
     }
+}
+
+#[test]
+fn a_valkey_without_lua_is_a_problem() {
+    let skip = |why| skipped("a Valkey without Lua", why);
+    let info: String = Server::start().ask(&["INFO", "server"]);
+    if !info.contains("valkey_version") {
+        return skip("the server is no Valkey");
+    }
+    let server = Server::start_with(&["--enable-module-command", "local"]);
+    if server.try_ask::<()>(&["MODULE", "UNLOAD", "lua"]).is_err() {
+        return skip("Lua is no module there");
+    }
+    is_a_problem(&server, "scripting engine", "load Valkey's Lua module");
 }
 
 timed!(a_login_that_is_rejected_is_a_finding);
