@@ -142,6 +142,10 @@ mod config;
 mod error;
 mod hold;
 mod local;
+#[cfg(test)]
+mod messages {
+    mod tests;
+}
 #[cfg(feature = "metrics")]
 mod metrics;
 mod net;

@@ -308,10 +308,16 @@ impl Checked<'_> {
         let (labels, questions): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
         let answers = server.ask(&questions, self.until)?;
         server.ask(&[tidy], self.until)?;
+        self.judge_holds(labels.into_iter().zip(answers));
+        Ok(())
+    }
+
+    /// Finds the kinds of which a hold could not be taken. Each answer comes with the label of its kind.
+    fn judge_holds(&mut self, answers: impl IntoIterator<Item = (&'static str, Value)>) {
         let is_cluster = !self.session.connection.are_one();
         let mut failed: BTreeMap<String, (BTreeSet<&str>, Option<&str>)> = BTreeMap::new();
         let mut moved = false;
-        for (label, answer) in labels.into_iter().zip(answers) {
+        for (label, answer) in answers {
             let asked = || Asked {
                 by_text: false,
                 ..Asked::question(is_cluster)
@@ -348,7 +354,6 @@ impl Checked<'_> {
             let advice = advice.unwrap_or("look at its log and its configuration");
             self.found(Severity::Problem, what, advice);
         }
-        Ok(())
     }
 
     /// Judges the version, the role and the settings by `INFO`.
@@ -440,6 +445,17 @@ impl Checked<'_> {
         let user = user.into_iter().next().and_then(|user| text(user).ok());
         let tries = tries(&key);
         let (answers, can_be_asked) = self.try_all(server, user.as_deref(), &tries)?;
+        Ok(self.judge_rights(user.as_deref(), &tries, answers, can_be_asked))
+    }
+
+    /// Finds the rights that the user lacks. Returns whether all kinds have what they need.
+    fn judge_rights(
+        &mut self,
+        user: Option<&str>,
+        tries: &[(&'static str, Vec<String>)],
+        answers: Vec<Value>,
+        can_be_asked: bool,
+    ) -> bool {
         let mut lacking: BTreeMap<(bool, String), BTreeSet<&str>> = BTreeMap::new();
         for ((kind, args), answer) in tries.iter().zip(answers) {
             let lack = match is_unknown(&answer) {
@@ -478,13 +494,13 @@ impl Checked<'_> {
                     "its configuration must not rename or disable the command",
                 ),
                 false => {
-                    let user = user.as_deref().unwrap_or("<user>");
+                    let user = user.unwrap_or("<user>");
                     let what = format!("the user lacks {lack}, for: {kinds}");
                     self.found(severity, what, &format!("ACL SETUSER {user} {lack}"));
                 }
             }
         }
-        Ok(all)
+        all
     }
 
     /// The answers to all commands, and whether they come from `ACL DRYRUN`.
@@ -672,4 +688,4 @@ fn lacks(args: &[String], answer: Value, is_asked: bool) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

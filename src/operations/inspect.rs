@@ -239,17 +239,21 @@ pub(super) fn look(
     let mut processes = Processes::new();
     match text(clients) {
         Ok(list) => processes = processes::of_list(&list),
-        Err(err) => info
-            .unknown
-            .push(format!("processes, for want of +client|list: {err}")),
+        Err(err) => info.unknown.push(unknown_processes(&err)),
     }
     match listening.extract_error() {
         Ok(counts) => info.listening = Some(sum(&counts)),
-        Err(err) => info
-            .unknown
-            .push(format!("who listens, for want of +pubsub: {err}")),
+        Err(err) => info.unknown.push(unknown_listeners(&err)),
     }
     Ok((info, processes))
+}
+
+fn unknown_processes(err: &dyn fmt::Display) -> String {
+    format!("processes: {err}; give the user +client|list")
+}
+
+fn unknown_listeners(err: &dyn fmt::Display) -> String {
+    format!("listening processes: {err}; give the user +pubsub")
 }
 
 /// The numbers of an answer to `PUBSUB NUMSUB`.
@@ -537,4 +541,4 @@ pub(super) fn each_of<T: Send>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

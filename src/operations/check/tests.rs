@@ -1,5 +1,7 @@
 use super::*;
 
+use crate::config::Config;
+
 #[test]
 fn clocks_differ_by_what_asking_cannot_explain() {
     let clock = |name: &str, least, most| (name.to_owned(), least, most);
@@ -60,4 +62,79 @@ fn every_script_is_of_a_kind_and_every_command_is_tried() {
         }
     }
     assert_eq!(tries.last().map(|(_, args)| &*args[0]), Some("subscribe"));
+}
+
+/// A report with every finding, as servers with all kinds of faults give rise to them.
+pub(crate) fn samples() -> String {
+    let config = Config::new("redis://10.0.0.7/").replica_ack(ReplicaAck::AtLeast(2));
+    let session = Session::open(config.lazy(), &[]).expect("a client");
+    let mut checked = Checked {
+        session: &session,
+        server: "10.0.0.7:6379".into(),
+        findings: Vec::new(),
+        until: Instant::now(),
+    };
+    let says = |line: &str| {
+        let line = format!("{line}\r\n");
+        redis::parse_redis_value(line.as_bytes()).expect("a reply")
+    };
+    checked.settings(
+        "redis_version:5.0.14\r\nrole:slave\r\nconnected_slaves:1\r\nmaxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n\
+         aof_enabled:0\r\nrdb_last_bgsave_status:err\r\n",
+    );
+    let tries = tries("k");
+    let may_all = || tries.iter().map(|_| says("+OK")).collect::<Vec<_>>();
+    for is_dry_run in [true, false] {
+        checked.judge_rights(Some("app"), &tries, may_all(), is_dry_run);
+    }
+    for (command, answer) in [
+        (
+            "hset",
+            "-NOPERM User app has no permissions to run the 'hset' command",
+        ),
+        (
+            "del",
+            "-NOPERM User app has no permissions to access the 'k' key",
+        ),
+        (
+            "publish",
+            "-NOPERM User app has no permissions to access the 'c' channel",
+        ),
+        (
+            "pubsub",
+            "-NOPERM User app has no permissions to run the 'pubsub|numsub' command",
+        ),
+        (
+            "eval",
+            "-ERR unknown command 'eval', with args beginning with: 'return 0'",
+        ),
+    ] {
+        let answers = tries.iter().map(|(_, args)| match args[0] == command {
+            true => says(answer),
+            false => says("+OK"),
+        });
+        checked.judge_rights(Some("app"), &tries, answers.collect(), true);
+    }
+    checked.judge_holds([("locks", says(":1"))]);
+    for answer in [
+        "-MOVED 7 10.0.0.8:6379",
+        "-OOM command not allowed when used memory > 'maxmemory'.",
+        "-ERR Could not find scripting engine 'lua'",
+        "-ERR syntax error",
+    ] {
+        checked.judge_holds([("locks", says(answer)), ("fair locks", says(answer))]);
+    }
+    let refused = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+    let advice = advice(&refused, None, "connecting");
+    for advice in [advice, None] {
+        let server = checked.server.clone();
+        checked
+            .findings
+            .push(away(server, &refused.to_string(), advice));
+    }
+    let clocks = [("10.0.0.8:6379", 0, 5), ("10.0.0.9:6379", 1505, 2000)];
+    checked.findings.extend(skewed(
+        &clocks.map(|(server, least, most)| (server.to_owned(), least, most)),
+    ));
+    Report::of(checked.findings).to_string()
 }

@@ -30,7 +30,7 @@ fn spans_are_serialized_as_numbers_and_kinds_as_words() {
     assert_eq!(written, expected);
 }
 
-/// What the script says, but for what is left out.
+/// The info from a reply of the script with these parts.
 fn said(
     kind: &str,
     value: &str,
@@ -150,4 +150,57 @@ fn what_is_shown_says_who_and_where() {
         )
     );
     assert_eq!(shown(Duration::from_secs(900)), "15 min");
+}
+
+/// What each kind of lock looks like, held and free.
+pub(crate) fn samples() -> Vec<String> {
+    let none = ["", ""];
+    let write = format!("{OWNER}:write");
+    let both = [
+        ["mode", "write", ""],
+        [&*write, "1", ""],
+        [OWNER, "1", "700"],
+    ];
+    let held = [[OWNER, "2", ""]];
+    let process = Process {
+        host: "web-3".into(),
+        pid: 4711,
+        address: "10.0.0.9:51422".into(),
+        label: "shop".into(),
+        idle: Duration::from_secs(1),
+    };
+    let processes = Processes::from([(OWNER.trim_end_matches(":17").to_owned(), process)]);
+    let shown = [
+        said("none", "", &[], &[], &[], none),
+        said("lock", "", &held, &[], &[], none),
+        said("lock", "", &[[OWNER, "0", "1500"]], &[], &[], none),
+        said(
+            "lock",
+            "",
+            &held,
+            &[["b:3", ""], [OWNER, "9000"]],
+            &[],
+            none,
+        ),
+        said("none", "", &[], &[], &[], ["7", ""]),
+        said("lock", "", &held, &[], &[], ["8", ""]),
+        said("read-write lock", "", &both, &[], &[], none),
+        said("string", "3", &[], &[], &[], none),
+        said("string", "3", &[], &[], &[["00ff", "300"]], none),
+        said("string", "3", &[], &[], &[], ["", "1"]),
+    ];
+    let shown = shown.into_iter().enumerate().map(|(n, info)| {
+        let mut info = info.expect("it is read");
+        info.join(&processes);
+        info.listening = Some(n as u64);
+        let denied = "NOPERM User app has no permissions";
+        match n {
+            1 => info.unknown = vec![unknown_processes(&denied), unknown_listeners(&denied)],
+            3 => (info.held, info.waiting) = (2000, 3000),
+            6 => info.holders[1].lease_left = None,
+            _ => {}
+        }
+        info.to_string()
+    });
+    shown.collect()
 }

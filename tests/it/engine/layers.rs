@@ -10,7 +10,7 @@ use std::path::Path;
 /// The files and folders of `src/` in each layer, from top to bottom.
 const LAYERS: [&[&str]; 12] = [
     &["bin"],
-    &["lib", "client", "guide"],
+    &["lib", "client", "guide", "messages"],
     &["operations", "metrics", "testing"],
     &["sync"],
     &["acquire"],
