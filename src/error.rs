@@ -374,7 +374,7 @@ impl Error {
             } => {
                 write!(
                     f,
-                    "{agreed} servers of the {needed} needed agreed about `{name}`"
+                    "{agreed} of {needed} required servers agreed about `{name}`"
                 )?;
                 failures.iter().try_for_each(|(node, err)| {
                     write!(f, "; server {node}: ")?;
@@ -383,7 +383,7 @@ impl Error {
             }
             Self::NotReplicated { acked, needed } => write!(
                 f,
-                "{acked} replicas of the {needed} needed have acknowledged it, so it is released"
+                "{acked} of {needed} required replicas acknowledged the acquire, so it is undone; check the replicas, or lower Config::replica_ack"
             ),
             Self::Members { failures } => {
                 f.write_str("not every member of the multi-lock could be asked")?;
@@ -398,21 +398,21 @@ impl Error {
             ),
             Self::Cancelled => f.write_str("the wait was cancelled"),
             Self::Closed => {
-                f.write_str("the client is closed, or was opened in another process; open another")
+                f.write_str("the client is closed, or is the copy of a client in a forked process; open a new client")
             }
             Self::WrongType { name, found } => write!(
                 f,
-                "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs lock by this key",
+                "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs use the key as a lock",
                 found.as_deref().unwrap_or("its key holds something else")
             ),
             Self::Spawn { name, source } => {
                 let said = said(source);
-                write!(f, "the thread {name} could not be started: {said}")
+                write!(f, "the thread {name} could not be started: {said}; check the limits on threads and memory")
             }
             Self::InvalidCommand { why } => write!(f, "invalid guarded command: {why}"),
             Self::Late { name } => write!(
                 f,
-                "redis was too slow to say whether anybody has `{name}`; allow more time, or try again"
+                "redis was too slow to say whether `{name}` is free; allow more time, or try again"
             ),
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config { what } => write!(f, "invalid setting: {what}"),
@@ -454,7 +454,7 @@ impl fmt::Display for OutcomeUnknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}; it may have run: look at the data before you repeat it",
+            "{}; the command may have run: check the data before you repeat it",
             said(&self.0)
         )
     }
@@ -468,7 +468,7 @@ impl std::error::Error for OutcomeUnknown {
 }
 
 /// The text of an error, without a full stop; of a server's error, its code and its words.
-fn said(err: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn said(err: &(dyn std::error::Error + 'static)) -> String {
     let refusal = err.downcast_ref::<RedisError>().and_then(|err| {
         let code = err.code()?;
         Some(format!("{code} {}", err.detail().unwrap_or_default()))
@@ -476,6 +476,11 @@ fn said(err: &(dyn std::error::Error + 'static)) -> String {
     let text = refusal.unwrap_or_else(|| err.to_string());
     // How the client crate marks texts that are not a server's.
     let text = text.replacen(" - InvalidClientConfig", "", 1);
+    // The arguments of an unknown command are hashes and keys.
+    let text = text
+        .split(", with args beginning with")
+        .next()
+        .unwrap_or_default();
     text.trim_end_matches(['.', ' ']).to_owned()
 }
 
@@ -494,32 +499,32 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
     let detail = err.detail().unwrap_or_default();
     Some(match (err.code(), as_io(err).map(std::io::Error::kind)) {
         (Some("NOAUTH"), _) => {
-            "it wants a password: redis://user:password@host in the URL, or Config::credentials"
+            "the server requires a password: use redis://user:password@host, or Config::credentials"
         }
         (Some("WRONGPASS"), _) => {
-            "check the user and the password of the URL, or what Config::credentials gives"
+            "check the user and the password in the URL, or those that Config::credentials returns"
         }
         (Some("NOPERM"), _) if doing == RUNNING => {
             "give the user the right to run this command on all of its keys"
         }
         (Some("NOPERM"), _) => {
-            "give the user the rights of the line `ACL SETUSER` in redlatch::guide::operations, `ACL rights`; for a cluster also those in redlatch::guide::deployments"
+            "give the user the rights listed under `ACL rights` in redlatch::guide::operations, and for a cluster those in redlatch::guide::deployments"
         }
         (Some("ERR"), _) if detail.starts_with("unknown command") => {
-            "if it is a sentinel and no server, the URL begins with redis+sentinel://; otherwise its configuration must not rename or disable the command"
+            "if this is a Sentinel, use redis+sentinel://; otherwise its configuration must not rename or disable the command"
         }
         // Valkey can be built, and packaged, without the module.
         _ if detail.contains("scripting engine") => {
-            "locks need Lua scripts: load Valkey's Lua module, `loadmodule libvalkeylua.so` in its configuration"
+            "locks need Lua scripts: load Valkey's Lua module, with `loadmodule libvalkeylua.so` in the server's configuration"
         }
         (_, Some(Io::NotFound | Io::PermissionDenied)) if server?.starts_with('/') => {
-            "check the path of the URL: it has to be the `unixsocket` of a server that runs, and open to this user"
+            "check the path in the URL: it has to be the `unixsocket` of a running server, to which this user has access"
         }
         (_, Some(Io::ConnectionRefused)) => {
-            "check that the server runs, and the address and the port of the URL"
+            "check that the server is running, and the address and port in the URL"
         }
         (_, Some(Io::TimedOut)) if doing == "connecting" => {
-            "check the address and the port of the URL, and that no firewall is in between"
+            "check the address and port in the URL, and that no firewall is in between"
         }
         _ => return verdict::advice(err),
     })
@@ -672,10 +677,10 @@ impl fmt::Display for DeadlockReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotReentrant => {
-                "it holds it, and neither a mutex nor an owned guard is reentrant; use the guard that it has, or a reentrant lock"
+                "it holds the lock, and neither a mutex nor an owned guard is reentrant; use the guard that it has, or a reentrant lock"
             }
-            Self::OtherKind => "it holds the name as a lock of another kind; use one kind for it",
-            Self::Reading => "it reads, and wants to write; drop the read guard first",
+            Self::OtherKind => "it holds the name as a lock of another kind; use one kind for each name",
+            Self::Reading => "it has a read guard, and asks to write; drop the read guard first",
         })
     }
 }
@@ -732,11 +737,11 @@ impl LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Expired => "its lease ran out",
-            Self::Forced => "its key was removed: forced open, deleted or evicted",
-            Self::TakenOver => "somebody else holds it",
-            Self::Unreachable => "redis was out of reach for too long",
-            Self::MaxHold => "it was held for as long as it may be",
+            Self::Expired => "its lease expired",
+            Self::Forced => "its key is gone: force_unlock, a delete, an eviction, or a server that lost its data",
+            Self::TakenOver => "another owner holds it",
+            Self::Unreachable => "redis was unreachable for too long",
+            Self::MaxHold => "its max_hold elapsed",
             Self::Closed => "the client was closed",
         })
     }

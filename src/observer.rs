@@ -166,7 +166,7 @@ impl Observers {
         };
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| what(&**observer)));
         if told.is_err() {
-            report!(Error, "the observer panicked");
+            report!(Error, "the observer panicked; its methods must not");
         }
     }
 }

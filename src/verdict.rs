@@ -222,27 +222,40 @@ pub(crate) fn has_forgotten_scripts(reply: &Value) -> bool {
 fn not_followed(redirection: &RedisError) -> RedisError {
     RedisError::from((
         ErrorKind::InvalidClientConfig,
-        "the server is a node of a cluster, so the URL has to begin with redis+cluster://",
-        redirection.to_string(),
+        "the server is a node of a cluster, so use a redis+cluster:// URL",
+        line_of(redirection),
     ))
+}
+
+/// The reply of the server, as it was sent.
+fn line_of(err: &RedisError) -> String {
+    format!(
+        "{} {}",
+        err.code().unwrap_or_default(),
+        err.detail().unwrap_or_default()
+    )
 }
 
 /// The redirection of a request that was redirected too often. The nodes agree again once the slot has moved, so the error is
 /// transient, unlike the redirection.
 fn in_a_circle(redirection: &RedisError) -> RedisError {
-    let text = format!("the nodes of the cluster do not agree who has the slot: {redirection}");
+    let text = format!(
+        "the nodes of the cluster do not agree which of them has the slot: {}",
+        line_of(redirection)
+    );
     io::Error::other(text).into()
 }
 
 /// Returns advice about an error, where the server gives none.
 pub(crate) fn advice(err: &RedisError) -> Option<&'static str> {
     Some(match err.code()? {
+        _ if is_crowded(err) => "raise maxclients on the server, or use fewer clients",
         "READONLY" => {
-            "this server is a replica: give the URL of its master, or let sentinels find it with redis+sentinel://host:26379/service"
+            "this server is a replica: use the URL of its master, or let Sentinels find it with redis+sentinel://host:26379/service"
         }
         "NOREPLICAS" => "connect replicas, or lower min-replicas-to-write",
         "OOM" => "raise maxmemory, or keep locks on a server of their own",
-        "MISCONF" => "make room on the disk of the server, and look at its log",
+        "MISCONF" => "free disk space on the server, and check its log",
         _ => return None,
     })
 }

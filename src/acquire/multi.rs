@@ -103,7 +103,7 @@ impl Members {
             let has_same_key = other.key_and_server() == one.key_and_server();
             if has_same_key && !one.is_same(other) {
                 fault = Some(Arc::from(format!(
-                    "two members of a multi-lock are locks of one key, `{}`, and not the same",
+                    "two members of the multi-lock have the key `{}`, and differ in their kinds, clients or settings",
                     one.name
                 )));
             }
@@ -113,7 +113,7 @@ impl Members {
             fault = Some("a RedLock cannot be a member of a multi-lock".into());
         }
         if parts.is_empty() {
-            fault = Some("a multi-lock without members".into());
+            fault = Some("a multi-lock needs a member".into());
         }
         let names: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
         let mut of_key: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -241,7 +241,7 @@ impl Members {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
                     let part = &self.parts[indices[at]];
                     return Err(Error::config(format!(
-                        "two members of a multi-lock are the lock `{}` of one server, {:?}",
+                        "two members of the multi-lock are the lock `{}` of one server, {:?}, by two clients",
                         part.name,
                         part.session().endpoint
                     )));

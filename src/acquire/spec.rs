@@ -148,7 +148,7 @@ impl LockSpec {
             .is_some_and(|(ends, least)| least > ends)
         {
             return Err(Error::config(
-                "at_least is longer than the fixed lease or max_hold, which end the hold before"
+                "at_least is longer than the fixed lease or max_hold, which ends the hold earlier"
                     .into(),
             ));
         }
@@ -212,7 +212,7 @@ impl LockSpec {
 
     /// The error of an acquire whose grant arrived after its lease was over, when others may have had the lock.
     pub(crate) fn granted_too_late(&self) -> Error {
-        let why = socket::timed_out("the lease was over before the grant arrived");
+        let why = socket::timed_out("the lease expired before the grant arrived");
         self.error("acquiring the lock", Fault::Unreachable(why))
     }
 

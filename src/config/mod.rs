@@ -471,7 +471,7 @@ impl Config {
         }
         if self.label.len() > 64 || !self.label.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(Error::config(
-                "label is not printable ASCII without spaces of at most 64 bytes".into(),
+                "label has to be at most 64 bytes of printable ASCII without spaces".into(),
             ));
         }
         let mut server = self.source.server()?;
@@ -484,7 +484,7 @@ impl Config {
             if server.login.password.is_some() {
                 let its = self.source.name();
                 return Err(Error::config(format!(
-                    "credentials: {its} has a password already; take it out of {its}"
+                    "credentials: {its} has a password already; remove it from {its}"
                 )));
             }
             server.login.asked = credentials;
@@ -498,10 +498,10 @@ impl Config {
         let why = match &server.deployment {
             _ if !self.lazy => return Ok(()),
             Deployment::Cluster { .. } => {
-                "a cluster says first who has what; several of its nodes in the URL make up for those that are away"
+                "a client of a cluster has to ask which node has which slot first; name several nodes in the URL, since some may be unreachable"
             }
             _ if self.replica_ack == ReplicaAck::Majority => {
-                "ReplicaAck::Majority counts the replicas first; ReplicaAck::AtLeast does not"
+                "ReplicaAck::Majority has to count the replicas first; use ReplicaAck::AtLeast"
             }
             _ => return Ok(()),
         };
@@ -515,7 +515,7 @@ impl Config {
                 format!("{}, so nothing would be encrypted", self.source.is_plain())
             }
             None if self.source.has_sealed_tls() => {
-                "the `tls_params` of the ConnectionInfo cannot be read outside of the redis crate; say with Config::tls which CA and which client certificate they have".into()
+                "only the redis crate can read the `tls_params` of the ConnectionInfo; set their CA and client certificate with Config::tls".into()
             }
             tls if server.is_encrypted => {
                 server.tls = Some(tls.clone().unwrap_or_default().build()?);

@@ -33,11 +33,11 @@ pub enum ReplicaAck {
 impl ReplicaAck {
     pub(crate) fn check(self, is_cluster: bool) -> Result<()> {
         if self == Self::Majority && is_cluster {
-            let what = "replica_ack Majority is not for a cluster, whose masters may have different numbers of replicas; use AtLeast";
+            let what = "replica_ack Majority does not work with a cluster, whose masters may have different numbers of replicas; use AtLeast";
             return Err(Error::config(what.into()));
         }
         if self == Self::AtLeast(0) {
-            let what = "replica_ack AtLeast(0) asks for nothing; that is ReplicaAck::None";
+            let what = "replica_ack AtLeast(0) waits for no replica; use ReplicaAck::None";
             return Err(Error::config(what.into()));
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::config::credentials::Credentials;
 use crate::config::replicas::ReplicaAck;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsSettings;
-use crate::error::{Error, Result, printable};
+use crate::error::{Error, Result, printable, said};
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,9 +131,9 @@ const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F
 
 const PORT_OUT_OF_RANGE: &str = "the port is out of range: 1 to 65535";
 
-const BRACKETS: &str = "an IPv6 address stands in brackets, as in redis://[::1]:6379/";
+const BRACKETS: &str = "an IPv6 address needs brackets, as in redis://[::1]:6379/";
 
-const ZONE: &str = "an IPv6 address with a zone cannot stand in a URL: use one without, as in redis://[fd00::1]:6379/, or the name of the host";
+const ZONE: &str = "an IPv6 address with a zone is not supported: use one without, as in redis://[fd00::1]:6379/, or the name of the host";
 
 /// The port of a Sentinel whose URL gives none.
 const SENTINEL_PORT: u16 = 26379;
@@ -191,7 +191,7 @@ impl Server {
     /// Reads a URL. Errors do not repeat it, since it may contain a password.
     pub(crate) fn of(url: &str) -> Result<Self> {
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(bad(format!("it has no scheme; known are {SCHEMES}")));
+            return Err(bad(format!("it has no scheme; supported are {SCHEMES}")));
         };
         let lower = scheme.to_ascii_lowercase();
         let (tls, kind) = match lower.replace("valkey", "redis").as_str() {
@@ -204,17 +204,21 @@ impl Server {
             "rediss+cluster" => (true, UrlKind::Cluster),
             _ if is_plausible(scheme) => {
                 return Err(bad(format!(
-                    "the scheme `{scheme}` is unknown; known are {SCHEMES}"
+                    "the scheme `{scheme}` is unknown; supported are {SCHEMES}"
                 )));
             }
             // The text may be a password in the wrong place.
-            _ => return Err(bad(format!("its scheme is unknown; known are {SCHEMES}"))),
+            _ => {
+                return Err(bad(format!(
+                    "its scheme is unknown; supported are {SCHEMES}"
+                )));
+            }
         };
         if tls && !cfg!(feature = "tls") {
             return Err(bad(format!("the scheme `{scheme}` {NEEDS_TLS}")));
         }
         if rest.contains('#') {
-            return Err(bad(format!("a `#` cannot stand there; {PERCENT_ENCODE}")));
+            return Err(bad(format!("it contains a `#`; {PERCENT_ENCODE}")));
         }
         let understood = match kind {
             UrlKind::Single => single(&format!("redis://{rest}")),
@@ -287,11 +291,11 @@ fn check_parameters(query: &str, known: &[&str]) -> Result<()> {
         false => "a parameter is unknown".into(),
     };
     let there_are = match known {
-        [] => "there are none here".into(),
-        known => format!("known here: `{}`", known.join("`, `")),
+        [] => "none is known here".into(),
+        known => format!("known: `{}`", known.join("`, `")),
     };
     Err(bad(format!(
-        "{which}, {there_are}; the database of a TCP address is written behind it, as in redis://host:6379/3, and timeouts are set with `Config`"
+        "{which} ({there_are}); write the database as in redis://host:6379/3, and set timeouts with `Config`"
     )))
 }
 
@@ -303,7 +307,7 @@ pub(crate) fn info_of(source: impl IntoConnectionInfo) -> Result<ConnectionInfo>
         let said = said.strip_suffix(err.detail().unwrap_or_default());
         let said = said.unwrap_or(err.category()).trim_end_matches([':', ' ']);
         bad_info(format!(
-            "{said}; Config::new reads URLs itself, those of Sentinels and clusters too"
+            "{said}; pass the URL to Config::new, which also reads those of Sentinels and clusters"
         ))
     })
 }
@@ -312,14 +316,14 @@ pub(crate) fn info_of(source: impl IntoConnectionInfo) -> Result<ConnectionInfo>
 fn login_of(info: &ConnectionInfo) -> std::result::Result<Login, &'static str> {
     let settings = info.redis_settings();
     if settings.protocol() != ProtocolVersion::RESP2 {
-        return Err("only protocol RESP2 is spoken");
+        return Err("redlatch speaks RESP2 only");
     }
     if settings.db() < 0 {
         return Err("the database number is negative");
     }
     let username = settings.username().filter(|name| !name.is_empty());
     if username.is_some() && settings.password().is_none() {
-        return Err("a user without a password");
+        return Err("the user is given without a password");
     }
     Ok(Login {
         username: username.map(str::to_owned),
@@ -336,19 +340,19 @@ fn address_of(info: &ConnectionInfo) -> std::result::Result<(Address, bool), Str
             return Err(format!("ConnectionAddr::TcpTls {NEEDS_TLS}"));
         }
         ConnectionAddr::TcpTls { insecure: true, .. } => {
-            return Err("`insecure` takes any certificate, which redlatch never does: make it false, and say with Config::tls by which CA the certificate is, or for which name if not for the host".into());
+            return Err("`insecure` accepts any certificate, which redlatch never does: set it to false, and name the server's CA, or its name if that is not the host, with Config::tls".into());
         }
         ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
         ConnectionAddr::Unix(path) if cfg!(unix) => {
             return Ok((Address::Unix(path.clone()), false));
         }
-        ConnectionAddr::Unix(_) => return Err("Unix sockets need Unix".into()),
-        other => return Err(format!("no connection to {other}")),
+        ConnectionAddr::Unix(_) => return Err("this system has no Unix sockets".into()),
+        other => return Err(format!("the address {other} is not supported")),
     };
     match (host.as_str(), port) {
         ("", _) => Err("the host is missing".into()),
         ("0.0.0.0" | "::", _) => {
-            Err("a server listens at 0.0.0.0 or ::, and no client connects there".into())
+            Err("0.0.0.0 and :: are for servers to listen at; use an address of the server".into())
         }
         (_, 0) => Err(PORT_OUT_OF_RANGE.into()),
         _ => Ok((Address::Tcp(host.clone(), port), tls)),
@@ -360,7 +364,7 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     if let Some(rest) = url.strip_prefix("redis://") {
         check_parts(rest.split('?').next().unwrap_or_default()).map_err(bad)?;
     }
-    let info = url.into_connection_info().map_err(bad)?;
+    let info = url.into_connection_info().map_err(|err| bad(said(&err)))?;
     let login = login_of(&info).map_err(bad)?;
     Ok((info, login))
 }
@@ -399,13 +403,13 @@ fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
     if !port.is_empty() && !port.parse::<u16>().is_ok_and(|port| port > 0) {
         return Err(match port.bytes().all(|byte| byte.is_ascii_digit()) {
             true => PORT_OUT_OF_RANGE,
-            false => "the port is not a number, as it is in redis://host:6379/",
+            false => "the port has to be a number, as in redis://host:6379/",
         });
     }
     let db = db.trim_matches('/');
     match db.is_empty() || db.parse::<i64>().is_ok() {
         true => Ok(()),
-        false => Err("the database is not a number, as it is in redis://host:6379/3"),
+        false => Err("the database has to be a number, as in redis://host:6379/3"),
     }
 }
 
@@ -415,7 +419,7 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
     let (service, db) = url.path.split_once('/').unwrap_or((url.path, ""));
     if service.is_empty() {
         return Err(bad(
-            "it names no service: redis+sentinel://host:port,host:port/service",
+            "the name of the service is missing; write redis+sentinel://host:port,host:port/service",
         ));
     }
     check_parameters(url.query, &["sentinel_user", "sentinel_password"])?;
@@ -424,13 +428,13 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
         match pair.split_once('=') {
             Some(("sentinel_user", value)) => user = value,
             Some((_, value)) => password = Some(value),
-            None => return Err(bad("a parameter without a value")),
+            None => return Err(bad("a parameter has no value")),
         }
     }
     let login_there = match password {
         Some(password) => parse(&format!("redis://{user}:{password}@sentinel/"))?.1,
         None if user.is_empty() => Login::default(),
-        None => return Err(bad("a `sentinel_user` without a `sentinel_password`")),
+        None => return Err(bad("`sentinel_user` needs a `sentinel_password`")),
     };
     let (info, login) = parse(&format!("redis://{}redis/{db}", url.userinfo))?;
     // The service may be percent-encoded, like a user.
@@ -471,9 +475,7 @@ impl<'a> UrlParts<'a> {
         let mut addresses = Vec::new();
         for host in hosts.split(',') {
             if host.is_empty() {
-                return Err(bad(
-                    "an address is missing: they are written as host:port,host:port",
-                ));
+                return Err(bad("an address is missing; write host:port,host:port"));
             }
             let behind = host.rsplit_once(']').map_or(host, |(_, behind)| behind);
             let url = match behind.trim_end_matches(':').contains(':') {

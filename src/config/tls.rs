@@ -221,7 +221,7 @@ impl TlsConfig {
                 with_it.map_err(|err| {
                     bad(match err {
                         rustls::Error::InconsistentKeys(_) => {
-                            "the private key is not that of the certificate".into()
+                            "the private key does not belong to the certificate".into()
                         }
                         err => err.to_string(),
                     })
@@ -342,7 +342,7 @@ mod tests {
             (tls().server_name("not a name"), "`not a name`"),
             (
                 tls().client_certificate(theirs, key.clone()),
-                "not that of the certificate",
+                "does not belong to the certificate",
             ),
             (
                 tls().client_certificate(ours.clone(), ours.clone()),

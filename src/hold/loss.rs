@@ -196,7 +196,7 @@ impl Notices {
         let panicked = |loss: &Loss| {
             report!(
                 Error,
-                "the listener for losses panicked over `{}`",
+                "the listener for losses (on_lost) panicked at the loss of `{}`",
                 loss.name
             );
         };
@@ -213,7 +213,10 @@ impl Notices {
         if let Some(callback) = &self.0
             && let Err(err) = callback.give(loss)
         {
-            report!(Warn, "cannot start the thread that reports losses: {err}");
+            report!(
+                Warn,
+                "the thread that reports losses could not be started: {err}; the next loss tries again"
+            );
         }
     }
 }

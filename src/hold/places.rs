@@ -90,7 +90,11 @@ impl Places {
                     }
                 }
             }
-            Err(err) => report!(Warn, "keeping places for `{}`: {err}", self.entry.name()),
+            Err(err) => report!(
+                Warn,
+                "keeping the places of waiting threads for `{}` failed: {err}",
+                self.entry.name()
+            ),
         }
         self.due_after(sent_at)
     }

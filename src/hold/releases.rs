@@ -29,12 +29,15 @@ impl OnReply for Releases {
             Ok(Released::Gone | Released::Taken) if release.undo || replayed => {}
             Ok(gone) => {
                 self.counters.releases_of_lost.add(1);
-                let what = format!("it was no longer ours ({gone:?})");
-                report!(Warn, "releasing `{name}` of {owner}: {what}");
+                let what = match gone {
+                    Released::Taken => "another owner held it",
+                    _ => "it was no longer held",
+                };
+                report!(Warn, "releasing `{name}` of {owner} came too late: {what}");
             }
             Err(unexpected) => {
                 self.counters.releases_failed.add(1);
-                report!(Warn, "releasing `{name}` of {owner}: {unexpected}");
+                report!(Warn, "releasing `{name}` of {owner} failed: {unexpected}");
             }
         }
     }
@@ -42,21 +45,21 @@ impl OnReply for Releases {
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
         let (name, owner) = (&release.name, &release.owner);
         if release.undo && !release.for_good {
-            report!(Debug, "undoing an acquire of `{name}`: {why}");
+            report!(Debug, "undoing an acquire of `{name}` failed: {why}");
             return;
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.
         self.counters.releases_failed.add(1);
         let (doing, then) = match release.for_good {
             true => (
-                format!("giving back permits of `{name}`"),
-                "given up, and they count as taken for good",
+                format!("returning permits of `{name}`"),
+                "they stay taken until `add_permits` replaces them",
             ),
             false => (
                 format!("releasing `{name}` of {owner}"),
-                "it frees itself when its lease runs out",
+                "it expires with its lease",
             ),
         };
-        report!(Warn, "{doing}: {why}; {then}");
+        report!(Warn, "{doing} failed: {why}; {then}");
     }
 }

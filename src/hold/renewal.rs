@@ -197,7 +197,11 @@ impl Hold {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return Next::Look(time::nanos(Instant::now())),
             Err(unexpected) => {
-                report!(Warn, "renewing `{}`: {unexpected}", self.entry().name());
+                report!(
+                    Warn,
+                    "renewing `{}` failed: {unexpected}",
+                    self.entry().name()
+                );
                 return Next::Lost(LossReason::TakenOver);
             }
         };

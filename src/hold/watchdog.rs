@@ -328,7 +328,10 @@ pub(crate) fn run(task: Task) {
                     task.watchdog.arm(its, again);
                 }
                 task.watchdog.housekeep_soon();
-                report!(Error, "the watchdog panicked and goes on");
+                report!(
+                    Error,
+                    "the watchdog panicked, and continues; please report this"
+                );
             }
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct LocalSemaphore<W, R> {
 
 /// Where the permits go that a thread releases.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "whoever is given permits has to be woken"]
+#[must_use = "threads that are given permits have to be woken"]
 pub(crate) struct Given<W> {
     /// Queued threads that were handed their permits.
     pub(crate) to: Vec<W>,

@@ -93,7 +93,7 @@ impl Subscribers {
             let subscriber = self.at(node).unwrap_or_else(|err| {
                 report!(
                     Warn,
-                    "a thread for messages could not be started ({err}); threads that wait ask again and again"
+                    "the thread for messages could not be started: {err}; waiting threads poll"
                 );
                 self.subscriber_of(node)
             });

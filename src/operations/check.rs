@@ -11,7 +11,7 @@ use super::inspect::each_of;
 use super::text;
 use super::trial::Trial;
 use crate::config::replicas::ReplicaAck;
-use crate::error::{Result, advice, excerpt};
+use crate::error::{Result, advice, excerpt, said};
 use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
@@ -190,7 +190,7 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
             Ok(clock) => clocks.extend(clock),
             Err(err) => {
                 let advice = advice(&err, None, "connecting");
-                one.findings.push(away(server, &err.to_string(), advice));
+                one.findings.push(away(server, &said(&err), advice));
             }
         }
         findings.append(&mut one.findings);
@@ -199,11 +199,12 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
 }
 
 fn away(server: String, why: &str, advice: Option<&str>) -> Finding {
-    let advice = advice.unwrap_or("start it, or correct the URL, the network or the login");
+    let advice =
+        advice.unwrap_or("check that it is running, and the URL, the network and the login");
     Finding {
         server,
         severity: Severity::Problem,
-        what: format!("it cannot be asked: {why}"),
+        what: format!("it cannot be checked: {why}"),
         advice: advice.into(),
     }
 }
@@ -227,7 +228,7 @@ fn skewed(clocks: &[Clock]) -> Option<Finding> {
         server: first.clone(),
         severity: Severity::Warning,
         what: format!("its clock is {apart_ms} ms ahead of that of {last}"),
-        advice: "have both follow a time server: a clock that is set ends leases early or late"
+        advice: "synchronize both with a time server: setting a clock ends leases early or late"
             .into(),
     })
 }
@@ -267,7 +268,10 @@ impl Checked<'_> {
             Ok(info) => self.settings(&info),
             Err(err) => self.found(
                 Severity::Note,
-                format!("role, version, eviction, persistence and replicas are not known: {err}"),
+                format!(
+                    "role, version, eviction, persistence and replicas are unknown: {}",
+                    said(&err)
+                ),
                 "give the user +info",
             ),
         }
@@ -341,17 +345,17 @@ impl Checked<'_> {
                 ErrorKind::InvalidClientConfig => Some("correct the URL"),
                 _ => advice(&err, None, "checking"),
             };
-            let what = failed.entry(excerpt(&err.to_string()).into_owned());
+            let what = failed.entry(excerpt(&said(&err)).into_owned());
             what.or_insert((BTreeSet::new(), advice)).0.insert(label);
         }
         if failed.is_empty() && !moved {
-            let what = "a hold of each kind was taken and released";
+            let what = "a hold of each kind was acquired and released";
             self.found(Severity::Note, what.into(), "");
         }
         for (why, (kinds, advice)) in failed {
             let kinds: Vec<_> = kinds.into_iter().collect();
-            let what = format!("cannot take {}: {why}", kinds.join(", "));
-            let advice = advice.unwrap_or("look at its log and its configuration");
+            let what = format!("cannot acquire {}: {why}", kinds.join(", "));
+            let advice = advice.unwrap_or("check its log and its configuration");
             self.found(Severity::Problem, what, advice);
         }
     }
@@ -368,7 +372,7 @@ impl Checked<'_> {
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         let (role, replicas) = (is("role"), is("connected_slaves"));
-        let what = format!("version {version}, role {role}, {replicas} replicas");
+        let what = format!("version {version}, role {role}, replicas: {replicas}");
         self.found(Severity::Note, what, "");
         if number < OLDEST {
             let what = format!("version {version} is too old");
@@ -381,7 +385,7 @@ impl Checked<'_> {
         if role != "master" {
             self.found(
                 Severity::Problem,
-                format!("its role is {role}, so it takes no writes"),
+                format!("its role is {role}, so it accepts no writes"),
                 "connect to the master, or through Sentinels or the cluster",
             );
         }
@@ -394,7 +398,7 @@ impl Checked<'_> {
         if replicas.parse().unwrap_or(0) < needed {
             self.found(
                 Severity::Problem,
-                format!("acquires wait for {needed} replicas (replica_ack), and {replicas} are connected"),
+                format!("acquires wait for {needed} replicas (replica_ack); connected replicas: {replicas}"),
                 "connect replicas, or lower Config::replica_ack",
             );
         }
@@ -406,23 +410,23 @@ impl Checked<'_> {
         if is("maxmemory") != "0" && !["", "noeviction"].contains(&policy) {
             self.found(
                 Severity::Warning,
-                format!("it deletes keys when its memory is full ({policy}), locks among them"),
+                format!("it deletes keys when its memory is full ({policy}), even those of locks that are held"),
                 on_eviction,
             );
         }
         if is("aof_enabled") != "1" {
             self.found(
                 Severity::Note,
-                "appendonly is off: a restart forgets the locks taken since the last snapshot"
+                "appendonly is off: a restart forgets the locks acquired since the last snapshot"
                     .into(),
-                "turn appendonly on where two holders after a restart would do harm",
+                "turn appendonly on if two holders after a restart would do harm",
             );
         }
         if is("rdb_last_bgsave_status") == "err" || is("aof_last_write_status") == "err" {
             self.found(
                 Severity::Warning,
-                "it cannot write its data to disk, and may refuse to lock".into(),
-                "make room on its disk, and look at its log",
+                "it cannot write its data to disk, and may reject acquires".into(),
+                "free space on its disk, and check its log",
             );
         }
     }
@@ -470,11 +474,11 @@ impl Checked<'_> {
             let how = if can_be_asked {
                 ""
             } else {
-                ", as far as trying shows"
+                ", as far as trials show"
             };
             self.found(
                 Severity::Note,
-                format!("the user may do all that every kind needs{how}"),
+                format!("the user has every right that the locks need{how}"),
                 "",
             );
         }
@@ -490,12 +494,12 @@ impl Checked<'_> {
             match is_unknown {
                 true => self.found(
                     severity,
-                    format!("it does not know {lack}, for: {kinds}"),
+                    format!("it does not know {lack}, needed for: {kinds}"),
                     "its configuration must not rename or disable the command",
                 ),
                 false => {
                     let user = user.unwrap_or("<user>");
-                    let what = format!("the user lacks {lack}, for: {kinds}");
+                    let what = format!("the user lacks {lack}, needed for: {kinds}");
                     self.found(severity, what, &format!("ACL SETUSER {user} {lack}"));
                 }
             }
@@ -542,7 +546,7 @@ fn time_ms(answer: Value) -> Option<i128> {
 const INSPECTING: &str = "inspect, list";
 
 /// The label of commands for notifications, without which waiting threads poll.
-const WAITING: &str = "notified waiting";
+const WAITING: &str = "notifications";
 
 /// The kinds that a script is for, by the beginning of its file's name.
 const KINDS: [(&str, &str); 9] = [

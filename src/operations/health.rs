@@ -71,8 +71,16 @@ impl Health {
 
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let not = if self.reachable { "" } else { " not" };
-        write!(f, "redis is{not} reachable, for {} s", self.since.as_secs())?;
+        let reachable = if self.reachable {
+            "reachable"
+        } else {
+            "unreachable"
+        };
+        write!(
+            f,
+            "redis has been {reachable} for {} s",
+            self.since.as_secs()
+        )?;
         if let Some(why) = &self.why {
             write!(f, ": {why}")?;
         }
@@ -81,7 +89,7 @@ impl fmt::Display for Health {
             let name = Shown(&its.name);
             write!(
                 f,
-                "; {name} was confirmed {ago:.1} s ago, with a lease of {lease:.1} s"
+                "; the hold of {name} was last confirmed {ago:.1} s ago, with a lease of {lease:.1} s"
             )?;
         }
         Ok(())

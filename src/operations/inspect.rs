@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::acquire::spec::LockSpec;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, said};
 use crate::net::request::Request;
 use crate::operations::processes::{self, Process, Processes};
 #[cfg(feature = "serde")]
@@ -239,20 +239,20 @@ pub(super) fn look(
     let mut processes = Processes::new();
     match text(clients) {
         Ok(list) => processes = processes::of_list(&list),
-        Err(err) => info.unknown.push(unknown_processes(&err)),
+        Err(err) => info.unknown.push(unknown_processes(&said(&err))),
     }
     match listening.extract_error() {
         Ok(counts) => info.listening = Some(sum(&counts)),
-        Err(err) => info.unknown.push(unknown_listeners(&err)),
+        Err(err) => info.unknown.push(unknown_listeners(&said(&err))),
     }
     Ok((info, processes))
 }
 
-fn unknown_processes(err: &dyn fmt::Display) -> String {
+fn unknown_processes(err: &str) -> String {
     format!("processes: {err}; give the user +client|list")
 }
 
-fn unknown_listeners(err: &dyn fmt::Display) -> String {
+fn unknown_listeners(err: &str) -> String {
     format!("listening processes: {err}; give the user +pubsub")
 }
 
@@ -434,20 +434,23 @@ impl fmt::Display for LockInfo {
             process,
         } in &self.holders
         {
-            write!(f, "\n  {mode} by {}", Shown(owner))?;
+            match mode {
+                HoldMode::Permit => write!(f, "\n  permit {}", Shown(owner))?,
+                mode => write!(f, "\n  {mode} by {}", Shown(owner))?,
+            }
             match count {
-                0 => f.write_str(", released and kept")?,
+                0 => f.write_str(", released but kept (at_least)")?,
                 1 => {}
                 count => write!(f, ", {count} times")?,
             }
             match lease_left {
                 Some(left) => write!(f, ", {} left", shown(*left))?,
-                None => f.write_str(", without an end")?,
+                None => f.write_str(", never expires")?,
             }
             where_it_is(f, process.as_ref())?;
         }
         if self.held > self.holders.len() as u64 && !self.holders.is_empty() {
-            write!(f, "\n  … {} in all", self.held)?;
+            write!(f, "\n  … {} holders in all", self.held)?;
         }
         for (place, waiter) in (1..).zip(&self.queue) {
             write!(f, "\n  waiting {place}. {}", Shown(&waiter.owner))?;
@@ -465,7 +468,7 @@ impl fmt::Display for LockInfo {
             write!(f, "\n  {listening} process{s} for its release")?;
         }
         for what in &self.unknown {
-            write!(f, "\n  not known: {what}")?;
+            write!(f, "\n  unknown: {what}")?;
         }
         Ok(())
     }

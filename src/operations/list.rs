@@ -52,7 +52,7 @@ impl fmt::Display for LockSummary {
         )?;
         match self.lease_left {
             Some(left) => write!(f, ", {:.1} s left", left.as_secs_f64()),
-            None => f.write_str(", without an end"),
+            None => f.write_str(", never expires"),
         }
     }
 }

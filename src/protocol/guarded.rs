@@ -76,7 +76,7 @@ impl Guarded<'_> {
         if is_about_connection(args[0]) {
             let name = String::from_utf8_lossy(args[0]);
             return Err(format!(
-                "`{name}` is about a connection, and a guarded command runs in a script, which has none"
+                "`{name}` acts on a connection, and a guarded command runs in a script, which has none"
             ));
         }
         let keys = keys_of(&args);
@@ -99,7 +99,7 @@ impl Guarded<'_> {
         if keys.len().max(args.len()) > MOST {
             let many = keys.len().max(args.len());
             return Err(format!(
-                "it has {many} keys or arguments; {MOST} are possible"
+                "it has {many} keys or arguments; at most {MOST} are possible"
             ));
         }
         let evidence = self.protocol.evidence(self.mode, self.owner.as_bytes());
@@ -124,7 +124,7 @@ impl Guarded<'_> {
         match keys.iter().find(|key| slot_of(key) != slot) {
             None => Ok(()),
             Some(key) => Err(format!(
-                "the key `{}` is in another slot of the cluster than the lock's, `{lock}`; a hash tag puts both into one, as `{{stock:42}}:left` is in that of `stock:42`",
+                "the key `{}` is in another slot of the cluster than the lock's, `{lock}`; a hash tag puts both into one: `{{stock:42}}:left` is in the slot of `stock:42`",
                 String::from_utf8_lossy(key)
             )),
         }

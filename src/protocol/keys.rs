@@ -50,7 +50,7 @@ pub(crate) fn of_one_slot(key: &str, other: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::InvalidName {
-        why: "its braces put the key and the channel that Redisson gives it into different slots of the cluster",
+        why: "its braces put the key and its channel into different slots of the cluster; use no braces, or one pair with text inside",
     })
 }
 

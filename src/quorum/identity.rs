@@ -117,7 +117,7 @@ impl MastersCheck {
             if let Identity::NoMaster(role) = identity {
                 let endpoint = &session.endpoint;
                 return Err(Error::config(format!(
-                    "{endpoint:?} is no master, but a {role}"
+                    "{endpoint:?} is not a master but a {role}"
                 )));
             }
         }
@@ -166,7 +166,7 @@ impl MastersCheck {
             let twin = known[..node].iter().position(|other| other == run_id);
             if let (Some(twin), Some(_)) = (twin, run_id) {
                 return Err(Error::config(format!(
-                    "clients {twin} and {node} of a RedLock are those of one server, {:?}",
+                    "clients {twin} and {node} of the RedLock are connected to the same server, {:?}",
                     nodes.list[node].session.endpoint
                 )));
             }

@@ -475,12 +475,12 @@ impl Session {
         self.masters.stop();
         if !released || releases > 0 {
             let why = format!(
-                "redis has not acknowledged {releases} releases and {undos} undone attempts; the leases end them"
+                "redis has not acknowledged {releases} releases and {undos} undone attempts; they expire with their leases"
             );
             if releases > 0 {
-                report!(Warn, "closing a client: {why}");
+                report!(Warn, "closing a client failed: {why}");
             }
-            return Err(("giving locks back while closing", why));
+            return Err(("releasing locks while closing", why));
         }
         if !joined {
             return Err((

@@ -28,7 +28,7 @@ impl Drop for SharedSession {
         {
             report!(
                 Warn,
-                "dropping a client: {err}; what it held frees itself when the leases run out"
+                "closing a dropped client failed: {err}; its holds expire with their leases"
             );
         }
     }

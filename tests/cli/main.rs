@@ -349,7 +349,7 @@ fn a_program_whose_lock_is_lost_is_ended() {
             .unwrap()
             .read_to_string(&mut why)
             .unwrap();
-        assert!(why.contains("is lost"), "{why}");
+        assert!(why.contains("was lost"), "{why}");
     }
 }
 

@@ -174,14 +174,14 @@ fn a_probe_says_whether_the_process_is_ready() {
     let client = open(&server);
     let (status, body) = health::probe(&client);
     assert_eq!(
-        (status, body.contains("is reachable")),
+        (status, body.contains("been reachable")),
         (200, true),
         "{body}"
     );
     server.kill();
     let (status, body) = health::probe(&client);
     assert_eq!(
-        (status, body.contains("not reachable")),
+        (status, body.contains("unreachable")),
         (503, true),
         "{body}"
     );

@@ -152,7 +152,7 @@ impl Job {
                         self.was_lost = true;
                         self.end(options.grace);
                         let name = Shown(&loss.name);
-                        say(format_args!("`{name}` is lost: {}; the command is ended", loss.reason));
+                        say(format_args!("`{name}` was lost: {}; ending the command", loss.reason));
                     }
                     _ => {}
                 },
@@ -391,7 +391,7 @@ fn guardian() -> Option<Child> {
     }
     if let Err(err) = &guardian {
         say(format_args!(
-            "if this process is killed, the command goes on: {err}"
+            "the command would outlive a kill of this process: {err}"
         ));
     }
     guardian.ok()

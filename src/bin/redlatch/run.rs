@@ -216,7 +216,7 @@ fn attempt(
             if set != i64::from(permits) {
                 let name = Shown(name);
                 let why = format!(
-                    "`{name}` is set to {set} at once, not {permits}; `redlatch permits {name} {permits}` changes that"
+                    "the number of permits of `{name}` is {set}, not {permits}; `redlatch permits {name} {permits}` changes that"
                 );
                 return Err(Failure::new(USAGE, why));
             }

@@ -116,7 +116,7 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
-            return Err(Failure::new(BUSY, "left as it is".into()));
+            return Err(Failure::new(BUSY, "left unchanged".into()));
         }
     }
     Ok(match its.kind {

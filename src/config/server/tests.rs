@@ -229,11 +229,11 @@ fn what_the_client_crate_is_given_follows_the_rules_for_urls() {
         (
             here(),
             RedisConnectionInfo::default().set_username("alice"),
-            "a user without a password",
+            "given without a password",
         ),
         (host("", 1), secret(), "the host is missing"),
-        (host("0.0.0.0", 1), secret(), "no client connects there"),
-        (host("::", 1), secret(), "no client connects there"),
+        (host("0.0.0.0", 1), secret(), "are for servers to listen at"),
+        (host("::", 1), secret(), "are for servers to listen at"),
         (host("h", 0), secret(), "the port is out of range"),
         (encrypted(true), secret(), of_tls),
     ] {
@@ -276,8 +276,8 @@ fn what_is_wrong_with_a_url_is_said_without_its_password() {
         ("Secret7://127.0.0.1/", "its scheme is unknown"),
         ("redis://:secret@127.0.0.1/?protocol=resp3", "RESP2"),
         ("redis://:secret@127.0.0.1/-1", "negative"),
-        ("redis://alice@127.0.0.1/", "a user without a password"),
-        ("redis://h?db=3", "`db` is unknown, known here: `protocol`"),
+        ("redis://alice@127.0.0.1/", "given without a password"),
+        ("redis://h?db=3", "`db` is unknown (known: `protocol`)"),
         ("redis://h?db=3", "redis://host:6379/3"),
         (
             "redis://h/?timeout=5s",
@@ -297,31 +297,31 @@ fn what_is_wrong_with_a_url_is_said_without_its_password() {
         ("redis://h:0", "the port is out of range"),
         (
             "redis://h:secret/",
-            "the port is not a number, as it is in redis://host:6379/",
+            "the port has to be a number, as in redis://host:6379/",
         ),
-        ("redis://:secret@h:abc", "the port is not a number"),
-        ("redis://user:secret", "the port is not a number"),
-        ("redis://[::1]:abc", "the port is not a number"),
+        ("redis://:secret@h:abc", "the port has to be a number"),
+        ("redis://user:secret", "the port has to be a number"),
+        ("redis://[::1]:abc", "the port has to be a number"),
         (
             "redis://h/secret",
-            "the database is not a number, as it is in redis://host:6379/3",
+            "the database has to be a number, as in redis://host:6379/3",
         ),
-        ("redis://h/3x", "the database is not a number"),
-        (
-            "redis://::1/",
-            "stands in brackets, as in redis://[::1]:6379/",
-        ),
-        ("redis://:secret@fe80::1:6379/", "stands in brackets"),
-        ("redis://[::1/", "stands in brackets"),
+        ("redis://h/3x", "the database has to be a number"),
+        ("redis://::1/", "needs brackets, as in redis://[::1]:6379/"),
+        ("redis://:secret@fe80::1:6379/", "needs brackets"),
+        ("redis://[::1/", "needs brackets"),
         (
             "redis://[fe80::1%eth0]:6379/",
-            "with a zone cannot stand in a URL",
+            "with a zone is not supported",
         ),
-        ("redis+cluster://fe80::1,b/", "stands in brackets"),
-        ("redis+sentinel://a,b:secret/m", "the port is not a number"),
+        ("redis+cluster://fe80::1,b/", "needs brackets"),
+        (
+            "redis+sentinel://a,b:secret/m",
+            "the port has to be a number",
+        ),
         (
             "redis+sentinel://a/m/secret",
-            "the database is not a number",
+            "the database has to be a number",
         ),
     ] {
         let what = refusal(url);
@@ -355,7 +355,7 @@ fn sentinels_are_named_with_their_service() {
     assert_eq!(found.login.password.as_deref(), Some("p/w"));
     assert_eq!(found.db, 2);
     for (url, said) in [
-        ("redis+sentinel://a,b", "names no service"),
+        ("redis+sentinel://a,b", "the name of the service is missing"),
         ("redis+sentinel://a,,b/m", "an address is missing"),
         ("redis+sentinel:///m", "an address is missing"),
         ("redis+sentinel://a/m?db=1", "the parameter `db` is unknown"),

@@ -212,7 +212,7 @@ impl WatchdogThread {
                 && self.task.nodes.at(&its.call).generation().is_some() => {}
             None => self.under_way.push_back(its),
             Some(Err(err)) => {
-                report!(Debug, "renewing {} locks: {err}", its.holds.len());
+                report!(Debug, "renewing {} locks failed: {err}", its.holds.len());
                 // The outcome is unknown, and a renewal may be repeated: it sets the time to live and adds nothing.
                 its.over.lost();
                 self.postpone(its);
@@ -237,7 +237,7 @@ impl WatchdogThread {
             // them, but serves each key that it still has: that error is handled one by one, below. All others are
             // retried together.
             Verdict::Later(err) if its.holds.len() > 1 && reach(&err) != Reach::Keys => {
-                report!(Debug, "renewing {} locks: {err}", its.holds.len());
+                report!(Debug, "renewing {} locks failed: {err}", its.holds.len());
                 return self.postpone(its);
             }
             Verdict::Later(err) | Verdict::Never(err) => err,
@@ -254,7 +254,10 @@ impl WatchdogThread {
     /// Sends a request of its own for each hold: the user may have lost the right to one of them, which must not fail
     /// the others.
     fn one_by_one(&mut self, mut its: Sent, why: &dyn std::fmt::Debug) {
-        report!(Debug, "renewing several locks together: {why:?}");
+        report!(
+            Debug,
+            "renewing several locks in one request failed: {why:?}; renewing each alone"
+        );
         for hold in its.holds.drain(..) {
             self.send(vec![hold.request()], vec![hold], its.begun);
         }
@@ -286,7 +289,7 @@ impl WatchdogThread {
             Next::Look(due) => self.task.watchdog.arm(hold, due),
             Next::Lost(reason) => self.task.lose(&hold, reason),
             Next::Refused(err) => {
-                report!(Debug, "renewing `{}`: {err}", hold.name());
+                report!(Debug, "renewing `{}` failed: {err}", hold.name());
                 self.rest(hold);
             }
         }

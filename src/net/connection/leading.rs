@@ -322,7 +322,7 @@ impl Connection {
 
     pub(super) fn fail_silent(&self, generation: u64) {
         let mut state = self.state.lock();
-        let mut why = "redis was silent with a reply due";
+        let mut why = "redis was silent while a reply was due";
         if let Some((up, in_flight)) = state.up(generation) {
             // A successor may have taken over, or a reply may have come, since the caller looked.
             if !in_flight.is_silent(Duration::ZERO) {
@@ -350,7 +350,7 @@ fn outcome(
     state: &ConnectionState,
     call: &CallState,
 ) -> Option<Result<(Value, Instant), WaitFault>> {
-    let no_connection = || socket::timed_out("there was no connection to send it over");
+    let no_connection = || socket::timed_out("there was no connection to send the command over");
     Some(match &call.phase {
         CallPhase::Awaiting => return None,
         CallPhase::Done(value) => Ok((value.clone(), call.sent_at)),

@@ -383,7 +383,10 @@ impl Connection {
         // The logger may block, so no thread waits for these records.
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if let Err(err) = undone {
-            report!(Trace, "undoing over a dropped connection: {err}");
+            report!(
+                Trace,
+                "undoing acquires over a dropped connection failed: {err}"
+            );
         }
     }
 }

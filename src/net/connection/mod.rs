@@ -240,7 +240,7 @@ impl Connection {
     /// The node is not a master any more: its connection is dropped once no reply is due.
     pub(crate) fn retire(&self) {
         if let Some(generation) = self.generation() {
-            let why = socket::timed_out("the node is no master any more");
+            let why = socket::timed_out("the node is no longer a master");
             self.leave_when_answered(generation, &why);
         }
     }

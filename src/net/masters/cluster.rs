@@ -40,12 +40,11 @@ impl Masters {
         };
         let shards =
             shards(&reply, address, self.endpoint.server.is_encrypted).ok_or_else(|| {
-                let why =
-                    "answers CLUSTER SLOTS with something that does not say who has which slot";
+                let why = "sent a reply to CLUSTER SLOTS that names no nodes of slots";
                 wrong(std::io::ErrorKind::InvalidData, why)
             })?;
         if shards.is_empty() {
-            let why = "knows of no slots: the cluster is not set up";
+            let why = "knows of no slots: create the cluster first";
             return Err(wrong(std::io::ErrorKind::NotFound, why));
         }
         if self.sharded.get().is_none() {
@@ -56,10 +55,7 @@ impl Masters {
         connection.writer.shut_down();
         if self.table.write().learn(&shards) {
             self.version.fetch_add(1, Ordering::AcqRel);
-            report!(
-                Debug,
-                "{address} has said who has which of the {SLOTS} slots"
-            );
+            report!(Debug, "{address} has named the nodes of the {SLOTS} slots");
         }
         Ok(())
     }

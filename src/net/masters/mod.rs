@@ -240,7 +240,7 @@ impl Masters {
         while self.is_doubted() || asking.under_way {
             let now = Instant::now();
             if now >= until || stop() || asking.is_closed {
-                return Err(timed_out("nobody has named the masters in time"));
+                return Err(timed_out("no node has named the masters in time"));
             }
             let mut look_at = until.min(now + SLICE);
             if !asking.under_way {
@@ -347,7 +347,11 @@ impl Masters {
                 }
                 Err(err) => err,
             };
-            report!(Debug, "asking {} for the masters: {failure}", those[at]);
+            report!(
+                Debug,
+                "asking {} for the masters failed: {failure}",
+                those[at]
+            );
             failures.push(failure);
         }
         match self.asking.lock().service.begin_again() {
@@ -374,7 +378,7 @@ impl Masters {
         let asked = connect(&endpoint, "sentinel")
             .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial));
         asked.map(Some).map_err(|err| {
-            let text = format!("no sentinel has named the master of `{service}`: {address}: {err}");
+            let text = format!("no Sentinel has named the master of `{service}`: {address}: {err}");
             retold(&err, text)
         })
     }

@@ -113,7 +113,7 @@ impl Masters {
         if !self.asking.lock().under_way {
             self.doubt();
         }
-        let nobody = || timed_out("no sentinel has named the master in time");
+        let nobody = || timed_out("no Sentinel has named the master in time");
         dial.waits_for(nobody());
         // The master has to be reached as well.
         let until = Instant::now() + dial.left()? / 4 * 3;
@@ -143,7 +143,7 @@ impl Masters {
         let earlier = asking.service.made(epoch, &connection.writer);
         drop(asking);
         for socket in earlier {
-            report!(Debug, "a connection to a master that was replaced is cut");
+            report!(Debug, "closing a connection to a master that was replaced");
             socket.shut_down();
         }
     }
@@ -170,7 +170,7 @@ impl Masters {
         };
         let mut asking = self.asking.lock();
         if asking.service.lags(&named) {
-            let lags = format!("it lags behind, and names {}", named.address);
+            let lags = format!("it is out of date, and names {}", named.address);
             return Err(io::Error::other(lags).into());
         }
         if named.epoch > asking.service.epoch && !asking.service.made.is_empty() {
@@ -194,7 +194,7 @@ impl Masters {
             let is_answered = sentinel.is_some();
             let heard = sentinel.map_or(Ok(()), listen);
             if let Err(err) = &heard {
-                report!(Debug, "listening to a sentinel: {err}");
+                report!(Debug, "listening to a Sentinel failed: {err}");
             }
             let mut asking = self.asking.lock();
             if !is_answered && asking.thread == thread && !asking.is_closed {
@@ -228,7 +228,7 @@ fn listen(mut sentinel: Duplex) -> RedisResult<()> {
         let slice = if is_asked { SHARE } else { 2 * SHARE };
         match sentinel.reader.read(slice)? {
             None if !hears => return Ok(()),
-            None if is_asked => return Err(timed_out("it is silent")),
+            None if is_asked => return Err(timed_out("it does not answer")),
             None => {
                 sentinel.write("looking around", &[&["PING"]])?;
                 is_asked = true;
@@ -249,13 +249,13 @@ fn is_message(parts: &[Value]) -> bool {
 /// Reads the answer to `SENTINEL GET-MASTER-ADDR-BY-NAME`.
 fn said_address(reply: Value) -> RedisResult<Option<Address>> {
     let odd =
-        |text: &str| io::Error::other(format!("it gave no address: {}", excerpt(text))).into();
+        |text: &str| io::Error::other(format!("it named no address: {}", excerpt(text))).into();
     let reply =
         reply
             .extract_error()
             .map_err(|err| match err.to_string().contains("unknown command") {
                 true => wrong_url(
-                    "it is no sentinel: use redis:// for a single server, redis+cluster:// for a cluster; sentinels listen on port 26379 as a rule".into(),
+                    "it is not a Sentinel: use redis:// for a single server, redis+cluster:// for a cluster; Sentinels usually listen on port 26379".into(),
                 ),
                 false => err,
             })?;

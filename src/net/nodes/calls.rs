@@ -166,7 +166,7 @@ impl Nodes {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
-        report!(Debug, "{}: {why}; trying again", call.request.doing);
+        report!(Debug, "{} failed: {why}; retrying", call.request.doing);
         let rested = Instant::now() + pause;
         if rested >= until {
             return Err(self.at(call).unreachable(why));
@@ -241,7 +241,7 @@ impl Nodes {
         Fault::Unknown(match self.unanswered(to, fault, refused_for_now) {
             Ok(why) => why,
             Err(Fault::Late(why) | Fault::Unreachable(why) | Fault::Refused(why)) => why,
-            Err(_) => socket::timed_out("the client was closed before the answer came"),
+            Err(_) => socket::timed_out("the client was closed before the reply arrived"),
         })
     }
 

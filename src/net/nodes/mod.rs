@@ -206,7 +206,10 @@ impl Nodes {
     /// Waits until the masters of the slots are known, if that is in doubt.
     fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
         if let Err(err) = self.map.refresh(until, stop) {
-            report!(Debug, "looking for the masters of the cluster: {err}");
+            report!(
+                Debug,
+                "looking for the masters of the cluster failed: {err}"
+            );
         }
     }
 
@@ -245,7 +248,7 @@ impl Nodes {
 
     /// Settles entries of the ledger that are useless. Not all at once, since an outage may leave very many.
     fn give_up_useless(&self) -> WorkLeft {
-        let why = socket::timed_out("redis has not accepted it while it was of use");
+        let why = socket::timed_out("redis did not execute it in time");
         let useless = self.ledger.take_useless(Instant::now(), USELESS);
         for call in &useless {
             call.state.lock().phase = CallPhase::Broken(why.clone());

@@ -16,7 +16,7 @@ pub(in crate::net) fn connect_to(dial: &mut Dial, endpoint: &Endpoint) -> RedisR
     let socket = open_socket(dial, endpoint)?;
     // The reason names the server, so it is set once the TCP connection stands.
     dial.waits_for(timed_out(
-        "the function given to Config::credentials has not returned in time",
+        "the function given to Config::credentials did not return in time",
     ));
     let login = dial.unbounded(|| endpoint.login())?;
     dial.waits_for(timed_out("redis did not answer the greeting in time"));

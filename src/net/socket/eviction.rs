@@ -27,7 +27,7 @@ impl Endpoint {
         if let Some(policy) = text.as_deref().and_then(evicting) {
             report!(
                 Warn,
-                "redis, {self}, deletes keys when its memory is full (maxmemory-policy {policy}), and a lock whose key is deleted is free; `noeviction` keeps them"
+                "redis, {self}, deletes keys when its memory is full (maxmemory-policy {policy}), which frees locks that are held; set maxmemory-policy to `noeviction`"
             );
         }
     }

@@ -138,9 +138,9 @@ fn needs_role(endpoint: &Endpoint) -> bool {
 impl GreetingStep {
     fn answered(&self, endpoint: &Endpoint, reply: &Value) -> RedisResult<()> {
         match self.what {
-            "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => {
-                Err(io::Error::other("it was named the master and is a replica").into())
-            }
+            "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => Err(
+                io::Error::other("a Sentinel named it as the master, but it is a replica").into(),
+            ),
             "ROLE" => endpoint.answers_role(reply),
             "HELLO" => endpoint.answers_hello(Some(reply)),
             "INFO" => {
@@ -168,7 +168,7 @@ impl GreetingStep {
             _ if is_crowded(&err) || err.code() == Some("DENIED") => Err(err),
             // Only operators need the name, so a user that may not set it can still lock.
             "CLIENT" => {
-                report!(Debug, "naming a connection: {err}");
+                report!(Debug, "naming a connection failed: {err}");
                 Ok(())
             }
             // Without ROLE, a replica shows later by the commands that it rejects.
@@ -190,7 +190,7 @@ impl GreetingStep {
             }
             "SELECT" => {
                 let db = endpoint.server.db;
-                Err(adding(&err, &format!("the database asked for is {db}")))
+                Err(adding(&err, &format!("the URL asks for database {db}")))
             }
             _ => Err(err),
         }
@@ -200,7 +200,7 @@ impl GreetingStep {
 fn strange(what: &str, reply: &Value) -> RedisError {
     let reply = format!("{reply:?}");
     let said = format!(
-        "what answers there is no redis: to {what} it said {}",
+        "unexpected reply to {what}: {}; is this a Redis server?",
         excerpt(&reply)
     );
     io::Error::new(io::ErrorKind::ConnectionAborted, said).into()
@@ -218,22 +218,20 @@ fn without_wait(err: &RedisError) -> RedisError {
     if said.contains("replica") {
         return io::Error::other(said).into();
     }
-    let what = "replica_ack needs WAIT, which the server refuses";
+    let what = "replica_ack needs WAIT, which the server rejects";
     (ErrorKind::InvalidClientConfig, what, said).into()
 }
 
 /// An end where the first answer was due may mean that the server wants to be spoken to otherwise.
 fn explained(err: RedisError) -> RedisError {
     let what = match err.kind() {
-        ErrorKind::Parse => {
-            "what answers there does not speak the protocol of redis, so the port may be another's"
-        }
-        _ if err.is_connection_dropped() => "the server closed the connection when greeted",
+        ErrorKind::Parse => "the server does not speak the protocol of redis; is the port right?",
+        _ if err.is_connection_dropped() => "the server closed the connection during the greeting",
         _ => return err,
     };
     io::Error::new(
         io::ErrorKind::ConnectionAborted,
-        format!("{what}; if it speaks TLS, the URL begins with `rediss`"),
+        format!("{what}; if it speaks TLS, use rediss://"),
     )
     .into()
 }

@@ -35,7 +35,7 @@ impl Endpoint {
     pub(crate) fn keeps_login(&self, role: &str, why: &RedisError) {
         report!(
             Warn,
-            "logging in at redis, {self}, again ({role}) failed: {why}; the old connection is used as long as it lasts"
+            "renewing the login at redis, {self}, failed ({role}): {why}; the old connection stays in use"
         );
     }
 

@@ -71,7 +71,7 @@ impl Endpoint {
             Sort::Sentinel(service) => {
                 let service = service.as_deref().unwrap_or("service");
                 wrong_url(format!(
-                    "{self} is a sentinel, which keeps no locks: use {scheme}+sentinel://{here}/{service}"
+                    "{self} is a Sentinel, which keeps no locks: use {scheme}+sentinel://{here}/{service}"
                 ))
             }
         })
@@ -88,7 +88,7 @@ fn replica(scheme: &str, master: Option<Address>) -> RedisError {
         ),
     };
     io::Error::other(format!(
-        "it is a replica{of}, and only a master grants locks: use {url}, or let sentinels find the master with {scheme}+sentinel://host:26379/service"
+        "it is a replica{of}, and only a master grants locks: use {url}, or let Sentinels find the master with {scheme}+sentinel://host:26379/service"
     ))
     .into()
 }

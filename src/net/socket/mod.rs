@@ -111,16 +111,16 @@ impl Endpoint {
         let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
         let Some(why) = failure else {
             if before == Some(false) {
-                report!(Info, "connected to redis, {self}, again");
+                report!(Info, "redis, {self}, is reachable again");
             }
             if before != Some(true) {
                 self.observer.tell(|observer| observer.server_up(&server));
             }
             return;
         };
-        report!(Debug, "connecting to {self:?} ({role}): {why}");
+        report!(Debug, "connecting to {self:?} failed ({role}): {why}");
         if before == Some(true) {
-            report!(Warn, "no connection to redis, {self}, any more: {why}");
+            report!(Warn, "redis, {self}, is unreachable: {why}");
         }
         if before != Some(false) {
             let why = why.to_string();
@@ -256,7 +256,7 @@ impl Socket {
             stream.say_goodbye();
         }
         if let Err(err) = self.plain().shutdown(how) {
-            report!(Trace, "shutting a connection down: {err}");
+            report!(Trace, "shutting a connection down failed: {err}");
         }
     }
 
@@ -573,5 +573,9 @@ pub(crate) fn timed_out(what: &'static str) -> RedisError {
 
 /// There are more replies than commands, so none of those to come can be trusted.
 pub(crate) fn unasked() -> RedisError {
-    io::Error::new(io::ErrorKind::InvalidData, "a reply that nobody asked for").into()
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "a reply arrived that no command asked for",
+    )
+    .into()
 }

@@ -115,7 +115,7 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
         // Without a trace, or the port stays taken for a while.
         socket.set_linger(Some(Duration::ZERO))?;
-        let what = "nobody listens there, and the socket was connected to itself";
+        let what = "no server listens there, and the socket was connected to itself";
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, what));
     }
     // On a real network every second small write would wait for an acknowledgement.

@@ -402,7 +402,7 @@ fn error_of(text: &str) -> RedisResult<Value> {
     let line = format!("-{text}\r\n");
     match redis::parse_redis_value(line.as_bytes()) {
         Ok(error @ Value::ServerError(_)) => Ok(error),
-        _ => Err(no_reply("it is an error without a text".into())),
+        _ => Err(no_reply("the error has no text".into())),
     }
 }
 
@@ -412,7 +412,12 @@ fn unknown_kind(kind: u8) -> RedisError {
 
 /// The bytes are not RESP2.
 fn no_reply(why: String) -> RedisError {
-    (ErrorKind::Parse, "what came is no reply of redis", why).into()
+    (
+        ErrorKind::Parse,
+        "the bytes received are no reply of redis",
+        why,
+    )
+        .into()
 }
 
 fn too_large(what: String) -> RedisError {

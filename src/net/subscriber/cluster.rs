@@ -14,7 +14,10 @@ impl Subscriber {
         let until = Instant::now() + self.connect_timeout;
         let asked = self.map.refresh(until, &|| self.state.lock().stopped);
         if let Err(err) = asked {
-            report!(Debug, "looking for the masters of the cluster: {err}");
+            report!(
+                Debug,
+                "looking for the masters of the cluster failed: {err}"
+            );
         }
         self.leave_moved();
     }

@@ -195,7 +195,7 @@ pub(crate) fn samples() -> Vec<String> {
         info.listening = Some(n as u64);
         let denied = "NOPERM User app has no permissions";
         match n {
-            1 => info.unknown = vec![unknown_processes(&denied), unknown_listeners(&denied)],
+            1 => info.unknown = vec![unknown_processes(denied), unknown_listeners(denied)],
             3 => (info.held, info.waiting) = (2000, 3000),
             6 => info.holders[1].lease_left = None,
             _ => {}

@@ -95,7 +95,7 @@ fn what_is_wrong_with_the_url_is_said() {
     let node = Client::open(Config::new(cluster.nodes[0].url()).lazy()).unwrap();
     let name = cluster.name_at(1, "elsewhere");
     let err = node.mutex(&name).lock().unwrap_err();
-    says(&err, &["Moved", "redis+cluster://"]);
+    says(&err, &["MOVED", "redis+cluster://"]);
     assert!(!err.is_retryable());
 
     let nobody = format!("redis+cluster://127.0.0.1:{}/", crate::support::free_port());

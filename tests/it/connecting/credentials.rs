@@ -162,7 +162,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
     };
     let refused = in_time("opening", RESPONSE, || Client::open(config(Arc::default())));
     let said = refused.unwrap_err().to_string();
-    assert!(said.contains("has not returned in time"), "{said}");
+    assert!(said.contains("did not return in time"), "{said}");
     answer.send(()).unwrap();
 
     answer.send(()).unwrap();
@@ -288,7 +288,7 @@ fn a_login_that_is_refused_leaves_the_connections_as_they_are() {
     eventually("it is renewed", || client.stats().renewals > 0);
     let before = ids(&server, "", "blue");
     vault.set("green", "wrong");
-    let again = format!("logging in at redis, {}, again", server.addr());
+    let again = format!("renewing the login at redis, {}, failed", server.addr());
     eventually("both are refused twice", || {
         logs.count(log::Level::Warn, &again) >= 4
     });

@@ -65,7 +65,11 @@ fn the_usual_mistakes_are_explained() {
     explained(
         "the wrong port",
         lock(at(none, "")),
-        &[&none.to_string(), "refused", "check that the server runs"],
+        &[
+            &none.to_string(),
+            "refused",
+            "check that the server is running",
+        ],
     );
     explained(
         "the wrong password",
@@ -98,7 +102,7 @@ fn the_usual_mistakes_are_explained() {
         &[
             "NOPERM",
             "evalsha",
-            "`ACL SETUSER`",
+            "`ACL rights`",
             "guide::operations",
             "`orders`",
         ],
@@ -107,12 +111,12 @@ fn the_usual_mistakes_are_explained() {
     explained(
         "a user without rights to the key",
         open("keyless:secret@"),
-        &["NOPERM", "key", "`ACL SETUSER`", "for `orders`"],
+        &["NOPERM", "key", "`ACL rights`", "for `orders`"],
     );
     explained(
         "a database that the server does not have",
         lock(config(&format!("redis://bob:secret@{addr}/99"))),
-        &["out of range", "the database asked for is 99"],
+        &["out of range", "the URL asks for database 99"],
     );
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port.to_string()]);
     let said = format!("it is a replica of 127.0.0.1:{port}");
@@ -133,14 +137,18 @@ fn the_usual_mistakes_are_explained() {
     wrong_url(
         "a sentinel as a server",
         &sentinel.url(),
-        &["is a sentinel", &to_use],
+        &["is a Sentinel", &to_use],
     );
     let plain = Server::start_with(&[]);
     let to_use = format!("use redis://{}/", plain.addr());
     wrong_url(
         "a server as a sentinel",
         &format!("redis+sentinel://{}/orders", plain.addr()),
-        &[&plain.addr().to_string(), "is no sentinel", "use redis://"],
+        &[
+            &plain.addr().to_string(),
+            "is not a Sentinel",
+            "use redis://",
+        ],
     );
     wrong_url(
         "a server as a cluster",
@@ -168,7 +176,7 @@ fn the_usual_mistakes_are_explained() {
     explained(
         "a Unix socket that is missing",
         lock(config("unix:///nowhere/redis.sock")),
-        &["/nowhere/redis.sock", "check the path of the URL"],
+        &["/nowhere/redis.sock", "check the path in the URL"],
     );
     explained(
         "a host that does not exist",
@@ -209,14 +217,14 @@ fn the_usual_mistakes_are_explained() {
         explained(
             "TLS to a server without it",
             lock(config(&url).tls(crate::support::trusting())),
-            &["does not speak TLS", "the URL begins with `redis`"],
+            &["does not speak TLS", "use redis://"],
         );
         let identity = crate::support::authority().issue(&["127.0.0.1"]);
         let secure = Server::start_tls(&identity, &[]);
         explained(
             "no TLS to a server that wants it",
             lock(config(&format!("redis://{}/", secure.client_addr()))),
-            &["if it speaks TLS, the URL begins with `rediss`"],
+            &["if it speaks TLS, use rediss://"],
         );
     }
     {
@@ -320,7 +328,7 @@ fn what_may_have_counted_is_not_to_be_repeated() {
     for (what, call) in calls {
         connected();
         proxy.set(Target::Link, Mode::SwallowReplies);
-        let err = explained(what, call(), &["it may have run: look at the data"]);
+        let err = explained(what, call(), &["the command may have run: check the data"]);
         assert!(err.may_have_run() && !err.is_retryable(), "{what}: {err:?}");
     }
     connected();
@@ -439,6 +447,10 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
     );
     reader.unlock().unwrap();
     client.close(RESPONSE).unwrap();
-    let err = explained("a closed client", mutex.lock(), &["closed", "open another"]);
+    let err = explained(
+        "a closed client",
+        mutex.lock(),
+        &["closed", "open a new client"],
+    );
     assert!(!err.is_retryable());
 }

@@ -98,7 +98,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
             let refused = |result: Result<(), Error>| {
                 expect(matches!(result, Err(Error::Closed)), "refused as closed");
                 let said = result.map_or_else(|err| err.to_string(), |()| String::new());
-                expect(said.contains("opened in another process"), "it says why");
+                expect(said.contains("forked process"), "it says why");
             };
             expect(!outer.is_valid() && !read.is_valid(), "no guard is valid");
             expect(!leased_permit.is_valid(), "no permit is valid");

@@ -75,7 +75,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
         drop(guard);
         other.lock().unwrap().unlock().unwrap();
-        hears_and_locks("no longer ours");
+        hears_and_locks("came too late");
 
         let _lost = client.mutex(&name).lock().unwrap();
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
@@ -92,7 +92,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         // Redis is unreachable for the logger as well.
         assert!(hears(&away).1.is_err());
         logs.unhook(&away);
-        let (_, locked) = hears("it frees itself");
+        let (_, locked) = hears("it expires with its lease");
         assert!(locked.is_err(), "{locked:?}");
         assert!(Instant::now() > until);
         proxy.pass();

@@ -220,7 +220,7 @@ fn what_cannot_be_kept_is_refused() {
     assert!(lock.try_lock().unwrap().is_some());
     eventually("the released name is kept", || {
         let name = client.inspect("a").unwrap().to_string();
-        name.contains("released and kept")
+        name.contains("released but kept")
     });
 }
 

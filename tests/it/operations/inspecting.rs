@@ -248,7 +248,7 @@ fn a_user_without_the_rights_is_told_which() {
         unknown.contains("+client|list") && unknown.contains("+pubsub"),
         "{unknown}"
     );
-    assert!(info.to_string().contains("not known: processes"), "{info}");
+    assert!(info.to_string().contains("unknown: processes"), "{info}");
 }
 
 timed!(a_server_that_is_away_is_an_error_in_time);
@@ -304,7 +304,7 @@ fn each_master_of_a_red_lock_is_asked() {
     assert!(looked[2].1.is_err());
     let report = lock.check();
     assert!(
-        !report.is_fit() && report.to_string().contains("it cannot be asked"),
+        !report.is_fit() && report.to_string().contains("it cannot be checked"),
         "{report}"
     );
 }

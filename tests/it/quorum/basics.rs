@@ -318,8 +318,8 @@ fn servers_that_are_not_independent_masters_are_refused() {
 
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &servers[0].port().to_string()]);
     let of_replica = Client::open(Config::new(replica.url()).lazy()).unwrap();
-    assert!(refused(&[b, c, &of_replica]).contains("no master"));
-    assert!(refused(&[a, b, &of_replica]).contains("no master"));
+    assert!(refused(&[b, c, &of_replica]).contains("not a master"));
+    assert!(refused(&[a, b, &of_replica]).contains("not a master"));
     // The replica may have been promoted since; its role is asked again.
     replica.cli(&["REPLICAOF", "NO", "ONE"]);
     let four = RedLock::new([a, b, c, &of_replica], unique("four")).unwrap();

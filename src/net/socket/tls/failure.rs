@@ -29,10 +29,12 @@ impl Context {
             Error::InvalidCertificate(why) => lasting(self.certificate(why)),
             Error::AlertReceived(alert) => self.alert(*alert),
             Error::InvalidMessage(_) => lasting(
-                "what answers there does not speak TLS; if it is a redis without TLS, the URL begins with `redis`"
+                "the server does not speak TLS; if it is a Redis server without TLS, use redis://"
                     .into(),
             ),
-            Error::PeerIncompatible(_) => lasting(format!("no common way to encrypt: {err}")),
+            Error::PeerIncompatible(_) => lasting(format!(
+                "the client and the server have no way to encrypt in common: {err}"
+            )),
             err => io::Error::other(format!("TLS: {err}")).into(),
         }
     }
@@ -49,17 +51,17 @@ impl Context {
             NotValidYetContext { time, not_before } => {
                 let left = not_before.as_secs().saturating_sub(time.as_secs());
                 format!(
-                    "the server's certificate is not valid yet, but in {}; or the clock of this machine is wrong",
+                    "the server's certificate becomes valid in {}; is the clock of this machine right?",
                     span(left)
                 )
             }
             // A CA of the same name, with another key.
             UnknownIssuer | BadSignature => match self.trusts {
                 Trusts::System => {
-                    "the server's certificate is by no CA that this system trusts; name its CA with `TlsConfig::ca_file`"
+                    "the server's certificate is signed by no CA that this system trusts; name its CA with `TlsConfig::ca_file`"
                 }
                 Trusts::Own => {
-                    "the server's certificate is not by the CA that was given with `TlsConfig::ca_file` or `ca_pem`"
+                    "the server's certificate is not signed by the CA given with `TlsConfig::ca_file` or `ca_pem`"
                 }
             }
             .into(),
@@ -73,15 +75,15 @@ impl Context {
                     names => format!("for {}", excerpt(&names.join(", "))),
                 };
                 format!(
-                    "the server's certificate is {names} and not for {}; if it is the right server, say its name with `TlsConfig::server_name`",
+                    "the server's certificate is {names} and not for {}; if this is the right server, set one of its names with `TlsConfig::server_name`",
                     expected.to_str()
                 )
             }
             why if format!("{why:?}").contains("CaUsedAsEndEntity") => {
-                "the server's certificate is marked as that of a CA (CA:TRUE), which no server may use: let the CA issue one"
+                "the server's certificate is marked as that of a CA (CA:TRUE), which no server may use: have the CA issue one for the server"
                     .into()
             }
-            why => format!("the server's certificate was refused: {why}"),
+            why => format!("the server's certificate was rejected: {why}"),
         }
     }
 
@@ -89,11 +91,11 @@ impl Context {
         use AlertDescription as Alert;
         let text = match alert {
             Alert::CertificateRequired | Alert::NoCertificate => {
-                "the server requires a client certificate: `TlsConfig::client_certificate`".into()
+                "the server requires a client certificate: set it with `TlsConfig::client_certificate`".into()
             }
             // How OpenSSL says the same over TLS 1.2.
             Alert::HandshakeFailure if !self.has_certificate => {
-                "the server refuses the handshake; it may require a client certificate: `TlsConfig::client_certificate`"
+                "the server rejected the handshake; it may require a client certificate: set it with `TlsConfig::client_certificate`"
                     .into()
             }
             Alert::BadCertificate
@@ -106,14 +108,14 @@ impl Context {
             | Alert::DecryptError
                 if self.has_certificate =>
             {
-                format!("the server does not accept the client certificate: {alert:?}")
+                format!("the server rejected the client certificate: {alert:?}")
             }
             Alert::ProtocolVersion => "the server speaks neither TLS 1.2 nor 1.3".into(),
             Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::UnrecognisedName => {
-                format!("the server refuses the handshake: {alert:?}")
+                format!("the server rejected the handshake: {alert:?}")
             }
             alert => {
-                return io::Error::other(format!("TLS: the server ended it with {alert:?}")).into();
+                return io::Error::other(format!("the server ended the TLS connection: {alert:?}")).into();
             }
         };
         lasting(text)
@@ -172,7 +174,7 @@ mod tests {
                     time: at(100),
                     not_before: at(7_301),
                 },
-                "not valid yet, but in 2 hours",
+                "becomes valid in 2 hours",
             ),
             (UnknownIssuer, "`TlsConfig::ca_file` or `ca_pem`"),
             (
@@ -192,7 +194,7 @@ mod tests {
                 },
                 "for no name at all and not for 10.0.0.1",
             ),
-            (Revoked, "refused: Revoked"),
+            (Revoked, "rejected: Revoked"),
         ] {
             let err = context(false).explain(&Error::InvalidCertificate(why));
             assert!(err.to_string().contains(said), "{err}");
@@ -222,10 +224,15 @@ mod tests {
             (
                 true,
                 AlertDescription::HandshakeFailure,
-                "refuses the handshake",
+                "rejected the handshake",
                 false,
             ),
-            (true, AlertDescription::UnknownCA, "does not accept", false),
+            (
+                true,
+                AlertDescription::UnknownCA,
+                "rejected the client",
+                false,
+            ),
             (
                 false,
                 AlertDescription::ProtocolVersion,

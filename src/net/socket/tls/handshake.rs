@@ -16,7 +16,8 @@ use crate::net::socket::dial::Dial;
 use crate::net::socket::{GLANCE, timed_out};
 
 /// The reason of a timeout. A server without TLS takes the beginning of a handshake for that of a command, and waits as well.
-const BEGINNING: &str = "the server did not answer the TLS handshake in time; if it does not speak TLS, the URL begins with `redis`";
+const BEGINNING: &str =
+    "the server did not answer the TLS handshake in time; if it does not speak TLS, use redis://";
 const REST: &str = "the server did not finish the TLS handshake in time";
 
 /// Agrees on the keys. `host` is where the connection leads to, which is who the server has to be unless the settings say
@@ -31,7 +32,7 @@ pub(in crate::net::socket) fn secure(
         Some(name) => name.clone(),
         None => ServerName::try_from(host.to_owned()).map_err(|_| {
             lasting(format!(
-                "no certificate is for `{host}`; say who the server is with `TlsConfig::server_name`"
+                "no certificate can be for `{host}`; set a name of the server with `TlsConfig::server_name`"
             ))
         })?,
     };

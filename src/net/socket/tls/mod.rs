@@ -181,7 +181,7 @@ where
             let answered = self.push(&mut session);
             drop(session);
             if let Err(err) = answered {
-                report!(Trace, "answering over TLS: {err}");
+                report!(Trace, "answering over TLS failed: {err}");
             }
         }
         drained.ok_or_else(|| io::ErrorKind::Interrupted.into())
@@ -266,7 +266,7 @@ impl TlsStream {
             .and_then(|()| self.push(&mut session));
         drop(session);
         if let Err(err) = said {
-            report!(Trace, "ending a TLS connection: {err}");
+            report!(Trace, "ending a TLS connection failed: {err}");
         }
     }
 }
