@@ -232,7 +232,7 @@ impl Subscriber {
         }
         report!(
             Debug,
-            "redis owes an answer on the connection for messages; connecting again"
+            "redis did not answer in time on the connection for messages; connecting again"
         );
         writer.shut_down();
         None

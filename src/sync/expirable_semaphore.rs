@@ -499,7 +499,9 @@ impl ExpirableSemaphore {
     fn parse(&self, ids: &[impl AsRef<str>], most: usize) -> Result<Vec<Option<PermitId>>> {
         let count = ids.len();
         if count > most {
-            return Err(Error::config(format!("{count} ids; {most} are possible")));
+            return Err(Error::config(format!(
+                "{count} ids; at most {most} are possible at once"
+            )));
         }
         self.entry()?;
         self.inner.session().check_open()?;
