@@ -271,7 +271,7 @@ impl Subscriber {
             (Some(News::Refused(channel)), Some(err)) => {
                 report!(
                     Warn,
-                    "redis does not let this user subscribe to `{channel}` ({err}); threads that wait there ask again and again"
+                    "redis does not let this user subscribe to `{channel}` ({err}); waiting threads poll until the user has the right"
                 );
             }
             (Some(News::Allowed), _) => {
@@ -319,7 +319,10 @@ impl Subscriber {
     pub(crate) fn run(&self) {
         // Nothing here should panic; if something does, waiting threads must still be notified.
         while std::panic::catch_unwind(AssertUnwindSafe(|| self.listen_until_stopped())).is_err() {
-            report!(Error, "the subscriber panicked and goes on");
+            report!(
+                Error,
+                "the thread for messages panicked; it goes on with a new connection"
+            );
             self.hang_up();
         }
     }

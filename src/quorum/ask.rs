@@ -100,7 +100,7 @@ impl Quorum {
     ) -> Result<(Arc<Self>, Arc<str>)> {
         if clients.len() < 2 {
             return Err(Error::config(format!(
-                "a RedLock over {} masters; it needs at least two, and survives the loss of one from three on",
+                "a RedLock needs at least two masters, and three to survive the loss of one; it was given {}",
                 clients.len()
             )));
         }

@@ -354,7 +354,9 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn add_permits(&self, more: i64) -> Result<()> {
         if i32::try_from(more).is_err() {
-            return Err(Error::config(format!("{more} permits at once")));
+            return Err(Error::config(format!(
+                "{more} permits are too many; from -2147483648 to 2147483647 are possible"
+            )));
         }
         self.change(Change::Add(more))?;
         Ok(())
@@ -411,7 +413,7 @@ impl ExpirableSemaphore {
         Ok(self.state()?[2])
     }
 
-    /// Releases the permit with this id, whoever took it; `false` if no permit with this id is taken.
+    /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. A holder in this client is notified of the loss at
     /// once ([`LossReason::Forced`]), a holder elsewhere at its next renewal. A request that is sent again after a
@@ -718,7 +720,7 @@ impl ExpirableSemaphore {
     fn take(&self, n: u32, wait: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
         if !(1..=MOST).contains(&usize::try_from(n).unwrap_or(usize::MAX)) {
             return Err(Error::config(format!(
-                "{n} permits at once; from 1 to {MOST} are possible"
+                "{n} permits at once are not possible; from 1 to {MOST} are"
             )));
         }
         let entry = self.entry()?;
