@@ -747,7 +747,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// A hold that was lost, and how. Its text is one line for people.
+/// A hold that was lost, and how. `Display` writes one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {

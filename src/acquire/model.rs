@@ -1131,7 +1131,7 @@ impl<const N: usize> Model for Plain<N> {
             ),
             Step::Connect(c) => format!("{} connects, and sends what is unacknowledged", of(c)),
             Step::LoseSubscription(c) => {
-                format!("{}'s subscription is lost; it subscribes anew", of(c))
+                format!("{}'s subscription is lost; it subscribes again", of(c))
             }
             Step::Expire => "the lease ends by the server's clock".to_owned(),
             Step::Restart => "the server restarts, empty".to_owned(),

@@ -73,7 +73,7 @@ pub(super) struct Channels {
 
 struct Channel {
     waiters: Vec<Waiter>,
-    /// A waiter left the subscription behind. It is kept until then even if no thread waits on it.
+    /// A waiter left the subscription behind, which is kept until then even if no thread waits on it.
     lingers_until: Option<Instant>,
     /// Which subscription to this channel it is.
     epoch: u64,
@@ -118,7 +118,7 @@ enum Command {
         channel: Arc<str>,
         epoch: u64,
         /// The command replaces a subscription of an earlier connection, so a message may have been missed.
-        anew: bool,
+        again: bool,
     },
     Unsubscribe {
         channel: Arc<str>,
@@ -268,7 +268,7 @@ impl Channels {
                 exchange.send(Command::Subscribe {
                     channel: Arc::clone(name),
                     epoch,
-                    anew: false,
+                    again: false,
                 });
             }
             Channel {
@@ -344,8 +344,8 @@ impl Channels {
         }
     }
 
-    /// There is a connection, over which all wanted channels are subscribed. `anew`: it replaces an earlier connection.
-    pub(super) fn connected(&mut self, anew: bool) {
+    /// There is a connection, over which all wanted channels are subscribed. `again`: the connection replaces an earlier one.
+    pub(super) fn connected(&mut self, again: bool) {
         let mut exchange = Exchange {
             sharded: self.sharded,
             ..Exchange::default()
@@ -355,7 +355,7 @@ impl Channels {
             exchange.send(Command::Subscribe {
                 channel: Arc::clone(name),
                 epoch: channel.epoch,
-                anew,
+                again,
             });
         }
         self.exchange = Some(exchange);
@@ -405,7 +405,7 @@ impl Channels {
         let Command::Subscribe {
             channel: name,
             epoch,
-            anew,
+            again,
         } = exchange.awaiting.pop_front()?
         else {
             return None;
@@ -422,7 +422,7 @@ impl Channels {
             // channel's confirmation.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(true);
-                if anew {
+                if again {
                     waiter.listener.resubscribed();
                 }
             }
@@ -484,7 +484,7 @@ impl Channels {
             exchange.send(Command::Subscribe {
                 channel: Arc::clone(name),
                 epoch: channel.epoch,
-                anew: false,
+                again: false,
             });
         }
         false

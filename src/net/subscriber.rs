@@ -329,7 +329,7 @@ impl Subscriber {
 
     fn listen_until_stopped(&self) {
         let mut failures = 0;
-        let mut anew = false;
+        let mut has_connected = false;
         loop {
             {
                 let mut state = self.state.lock();
@@ -352,7 +352,7 @@ impl Subscriber {
                 Ok(connection) => {
                     let mut next = Ok(connection);
                     while let Ok(connection) = next {
-                        let again = std::mem::replace(&mut anew, true);
+                        let again = std::mem::replace(&mut has_connected, true);
                         if again {
                             self.counters.resubscriptions.add(1);
                         }
@@ -409,12 +409,12 @@ impl Subscriber {
 
     /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
     /// replace it, since its login was old.
-    fn listen(&self, connection: Duplex, anew: bool) -> Result<Duplex, RedisError> {
+    fn listen(&self, connection: Duplex, again: bool) -> Result<Duplex, RedisError> {
         let mut succession = Succession::of(&connection, &self.endpoint);
         let mut reader = connection.reader;
         {
             let mut state = self.state.lock();
-            state.channels.connected(anew);
+            state.channels.connected(again);
             state.live = Some(Live {
                 writer: connection.writer,
                 writing: false,

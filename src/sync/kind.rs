@@ -172,7 +172,7 @@ pub(crate) mod sealed {
         const REPORTED_AS: &'static str;
     }
 
-    /// What a ticket can become.
+    /// A guard that a ticket can become.
     pub trait Adopt: Sized {
         const TICKET: &'static str;
 

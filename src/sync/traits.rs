@@ -222,7 +222,7 @@ pub(crate) mod sealed {
 
         fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>>;
 
-        /// The same, by a guard that may move to other threads.
+        /// Takes the lock by a guard that may move to other threads.
         fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>>;
     }
 

@@ -385,11 +385,11 @@ impl Explore for World {
                 Command::Subscribe {
                     channel,
                     epoch,
-                    anew,
+                    again,
                 } => {
                     let wanted = self.channels.wanted.get(channel);
                     let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
-                    (channel, is_current, anew).hash(h);
+                    (channel, is_current, again).hash(h);
                 }
                 Command::Unsubscribe { channel } => channel.hash(h),
                 Command::Ping => {}

@@ -14,7 +14,7 @@
 //!       │     │                  │                            │
 //!       │     └── TRYAGAIN, CLUSTERDOWN: after a pause ◄──────┘
 //!       │
-//!       └── away: the slots are asked for anew, until somebody has them or the time is up
+//!       └── away: the slots are asked for again, until somebody has them or the time is up
 //! ```
 //!
 //! **A call for which a thread waits** follows a redirection at once, a few times in a row, and is made again if its outcome is

@@ -152,7 +152,7 @@ fn what_is_shown_says_who_and_where() {
     assert_eq!(shown(Duration::from_secs(900)), "15 min");
 }
 
-/// What each kind of lock looks like, held and free.
+/// The text for each kind of lock, held and free.
 pub(crate) fn samples() -> Vec<String> {
     let none = ["", ""];
     let write = format!("{OWNER}:write");
