@@ -2,7 +2,7 @@
 --
 -- KEYS[1]    available  integer; how many permits are available
 -- KEYS[2]    channel    where waiters of this semaphore listen
--- KEYS[3]    request    says that this request was carried out
+-- KEYS[3]    request    the result of this request: "done", or "none" without a semaphore
 -- KEYS[4…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer; a negative number removes permits
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
@@ -17,13 +17,13 @@ local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
 local first = redis.pcall('set', KEYS[3], 'done', 'nx', 'px', keep_ms)
 if not first then
-  return 0
+  return redis.call('get', KEYS[3]) == 'none' and -1 or 0
 end
 if first.err then
   -- SET fails if Redis has no memory left. PEXPIRE needs none, and after a script's first write Redis no longer rejects
   -- writes for lack of memory. PEXPIRE also says whether an earlier run has remembered the request.
   if redis.call('pexpire', KEYS[3], keep_ms) == 1 then
-    return 0
+    return redis.call('get', KEYS[3]) == 'none' and -1 or 0
   end
   redis.call('set', KEYS[3], 'done', 'px', keep_ms)
 end
@@ -31,7 +31,8 @@ if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
 end
 if create ~= '1' and redis.call('exists', KEYS[1]) == 0 then
-  redis.call('del', KEYS[3])
+  -- Remembered too: a late copy of this request must not add permits to the next semaphore.
+  redis.call('set', KEYS[3], 'none', 'px', keep_ms)
   return -1
 end
 local now = redis.pcall('incrby', KEYS[1], permits)

@@ -85,8 +85,12 @@ const TABLE: &[Table] = &[
             "drain q7 q6    | 0  | q5=done@120s q7=0@120s s=0@60s",
             "DEL s q5 q7    |    | nothing",
             "drain q8       | 0",
+            // A late copy of the request adds nothing to the next semaphore.
+            "release_if_there 1 q8 | -1 | q8=none@120s",
+            "SET s 3        |    | q8=none@120s s=3",
             "release_if_there 1 q8 | -1",
-            "release 1 q8   | 1  | q8=done@120s s=1 | 1",
+            "DEL s          |    | q8=none@120s",
+            "release 1 q9   | 1  | q8=none@120s q9=done@120s s=1 | 1",
         ],
     ),
 ];
