@@ -145,7 +145,7 @@ impl<H: Holding> Entry<H> {
         for waiter in &waiters {
             waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
-        // The thread that asked may have been the first in the queue of a semaphore.
+        // The first in the queue of a semaphore may be among the dismissed, which wake nobody. So the new first is called here.
         waiters.extend(state.call_first(first, Instant::now()));
         drop(state);
         notify(waiters);

@@ -209,8 +209,8 @@ impl Subscriber {
         }
     }
 
-    /// When the server has owed an answer for the command timeout, if it owes one. Once that is over, the connection is closed,
-    /// and the subscriber's thread makes another.
+    /// The instant at which an unanswered command is overdue; `None` if all are answered. Once that has passed, the connection is
+    /// closed, and the subscriber's thread makes another.
     ///
     /// Waiting threads ask: that thread blocks in a read, and without a waiter it does not matter whether the connection works.
     /// If `pings`, and nothing has come for a while, the server is asked for a sign of life.
@@ -224,12 +224,13 @@ impl Subscriber {
             state.channels.ping();
             self.write(&mut state);
         }
-        let silent_since = state.asked_at?.max(heard_at);
-        drop(state);
-        let due = silent_since + self.command_timeout;
+        let due = state.asked_at?.max(heard_at) + self.command_timeout;
         if now < due {
             return Some(due);
         }
+        // The other waiters do not close it again.
+        state.heard_at = None;
+        drop(state);
         report!(
             Debug,
             "redis did not answer in time on the connection for messages; connecting again"

@@ -79,7 +79,7 @@ impl Nodes {
         })
     }
 
-    /// Calls with the same `request` each time, which needs no undo.
+    /// Calls with the same `request` at each sending, and without an undo.
     pub(crate) fn ask(
         &self,
         request: &Request,
