@@ -32,7 +32,7 @@ impl LockSpec {
         give_back: impl FnOnce(),
     ) -> Result<Answer> {
         let session = self.session();
-        session.replicate(&mut request);
+        session.replicate(&mut request, self.command_timeout);
         let answer = session
             .connection
             .ask(&request, until, &|| session.is_closed());

@@ -302,7 +302,7 @@ impl<'a> Contender<'a> {
         });
         let entry = Arc::clone(&self.entry);
         let hold = Arc::new(Hold::new(entry, mode, number, params.lease, params.ttl));
-        session.replicate(&mut request);
+        session.replicate(&mut request, self.lock.command_timeout);
         // With a place the request may be sent again with the same number. The undo would remove the place, so it is
         // sent only when the contender gives up.
         let is_undone = self.place.is_none();

@@ -59,7 +59,7 @@ pub(crate) fn give(
 /// connection.
 pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> Arc<Call> {
     let keys = request_keys(session, entry);
-    let keep_ms = session.remember_ms();
+    let keep_ms = session.remember_ms(session.command_timeout);
     let request = semaphore::release(&entry.protocol, &keys, &keep_ms, permits);
     let is_heard = session.subscriber.listens_to(&entry.protocol.channel());
     let deferred = Deferred {

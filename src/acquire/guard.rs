@@ -182,6 +182,7 @@ impl GuardInner {
     pub(crate) fn below(&self) -> Result<Option<Self>> {
         let mut reading = LockSpec::like(&self.shared, &self.hold).sharing();
         reading.as_thread = Some(self.thread);
+        reading.command_timeout = self.command_timeout;
         reading.take(WaitMode::Once)
     }
 

@@ -297,7 +297,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
         let mut attempt = || {
             let drawn = asked.insert(self.kind.draw(session));
             let mut request = self.kind.request(drawn);
-            session.replicate(&mut request);
+            session.replicate(&mut request, spec.command_timeout);
             let undo = Some(Arc::clone(drawn) as Arc<dyn Undo>);
             Attempt { request, undo }
         };

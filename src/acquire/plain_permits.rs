@@ -47,7 +47,7 @@ impl Grants for Plain {
         Arc::new(PermitRequest {
             entry: Arc::clone(&self.entry),
             keys: request_keys(session, &self.entry),
-            keep_ms: session.remember_ms(),
+            keep_ms: session.remember_ms(session.command_timeout),
             replay: session.replay(),
         })
     }

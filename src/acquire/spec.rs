@@ -426,7 +426,7 @@ impl LockSpec {
         let (session, key) = (self.session(), protocol.key());
         session.check_open()?;
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
-        let request = make(protocol, &keys, &session.remember_ms());
+        let request = make(protocol, &keys, &session.remember_ms(self.command_timeout));
         let until = Instant::now() + self.command_timeout;
         let (reply, doing, sendings) = self.ask_counting(request, until)?;
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
@@ -477,7 +477,7 @@ impl LockSpec {
             Some(quorum) => self.survey(|until| quorum.force(until))?,
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
-                let keep_ms = self.session().remember_ms();
+                let keep_ms = self.session().remember_ms(self.command_timeout);
                 // A second one could take the lock from the next holder.
                 let force = entry.protocol.force(keys.own(), &keep_ms).counting();
                 let (reply, doing) = self.ask(force)?;

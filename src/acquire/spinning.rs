@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::pacer::{PAUSE, Pacer};
+use crate::config::TIMEOUTS;
 
 /// By how much the end of a lease has to move to count as another lease or a renewal: replies can be late.
 const LATER: Duration = Duration::from_millis(20);
@@ -55,7 +56,7 @@ impl Spin {
     pub(super) fn next_pause(&mut self) -> Duration {
         self.attempts = self.attempts.saturating_add(1);
         match &self.back_off {
-            Some(back_off) => back_off(self.attempts).max(PAUSE),
+            Some(back_off) => back_off(self.attempts).clamp(PAUSE, *TIMEOUTS.end()),
             None => self.pacer.next_pause(),
         }
     }

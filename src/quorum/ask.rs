@@ -349,7 +349,11 @@ impl Quorum {
     /// it is sent.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
         let home = self.nodes.home();
-        let (id, keep_ms) = (home.owners.id(home.owners.draw()), home.remember_ms());
+        let timeout = until.saturating_duration_since(Instant::now());
+        let (id, keep_ms) = (
+            home.owners.id(home.owners.draw()),
+            home.remember_ms(timeout),
+        );
         let forced = self.survey(until, |protocol| {
             protocol.force(&keys::request(protocol.key(), &id), &keep_ms)
         })?;

@@ -352,8 +352,8 @@ impl Session {
     }
 
     /// Makes an acquire wait for the replicas that the settings require. For a majority, first asks the server how
-    /// many replicas there are.
-    pub(crate) fn replicate(&self, request: &mut Request) {
+    /// many replicas there are. The call has this `timeout`, in which the reply to `WAIT` has to come.
+    pub(crate) fn replicate(&self, request: &mut Request, timeout: Duration) {
         if self.endpoint.server.replica_ack == ReplicaAck::Majority {
             self.replicas.ask(&self.endpoint, || {
                 let role = Call::question(Request::command("asking for replicas", &["ROLE"]));
@@ -362,7 +362,7 @@ impl Session {
         }
         let needed = self.endpoint.replicas_needed();
         if needed > 0 {
-            let full = self.command_timeout / 4;
+            let full = self.command_timeout.min(timeout) / 4;
             let timeout = self.replicas.timeout(full, Instant::now());
             request.acknowledgements = Some(Acknowledgements {
                 needed,
@@ -392,10 +392,10 @@ impl Session {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// How long Redis remembers such a request, in milliseconds: twice that time, since a frozen server may execute
-    /// the last repetition late.
-    pub(crate) fn remember_ms(&self) -> String {
-        lease_ms(2 * self.replay()).to_string()
+    /// How long Redis remembers such a request of a call with this `timeout`, in milliseconds: twice the time in which
+    /// the request may be repeated, since a frozen server may execute the last repetition late.
+    pub(crate) fn remember_ms(&self, timeout: Duration) -> String {
+        lease_ms(2 * self.replay().max(2 * timeout)).to_string()
     }
 
     /// Closes the client, or waits until another thread has closed it. All these threads get the same result, since

@@ -564,8 +564,8 @@ impl ExpirableSemaphore {
     /// Changes when the permit with this id ends: `lease` from now, sooner or later; `false` if it is not taken.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id): the next renewal of an
-    /// [`ExpirablePermit`] sets its own lease again.
+    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). An [`ExpirablePermit`] does not learn of the
+    /// change, and its next renewal sets its own lease again: use [`ExpirablePermit::update_lease`] for these.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -881,8 +881,6 @@ impl ExpirablePermit {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the permit is released.
     #[must_use]
     pub fn lost(&self) -> &LossReceiver {
         self.lost.of(|listener| {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
+use redis::Value;
+
+use crate::error::{Error, Result};
 use crate::protocol::{fenced, script};
 use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
@@ -96,7 +98,14 @@ impl Handle<Fenced> {
     pub fn last_token(&self) -> Result<Option<u64>> {
         let spec = &self.target;
         let (reply, doing) = spec.ask(fenced::last_token(&spec.look()?.protocol))?;
-        script::last_token(reply).map_err(|odd| spec.session().error(doing, self.name(), odd))
+        match &reply {
+            Value::BulkString(text) if !script::is_a_token(text) => Err(Error::WrongType {
+                name: self.name().to_owned(),
+                found: Some("the key of its tokens holds a string that is no token".into()),
+            }),
+            _ => script::last_token(reply)
+                .map_err(|odd| spec.session().error(doing, self.name(), odd)),
+        }
     }
 }
 

@@ -38,9 +38,9 @@ pub type SpinLock = Handle<Spin>;
 impl Handle<Spin> {
     /// Returns a handle that pauses for as long as `back_off` returns, instead of for the usual 1 to 128 ms.
     ///
-    /// `back_off` receives the number of attempts that have failed since the lock last changed hands, at least 1. A
-    /// pause shorter than 1 ms counts as 1 ms. A pause ends early when the holder's lease ends, and at the caller's
-    /// deadline.
+    /// `back_off` receives the number of attempts that have failed since the lock changed hands or was renewed, counted
+    /// from one. A pause counts as 1 ms at least, and as an hour at most. It ends early when the holder's lease ends,
+    /// and at the caller's deadline.
     ///
     /// ```no_run
     /// use std::time::Duration;

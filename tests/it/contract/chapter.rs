@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Error, LossReason, MultiLock};
+use redlatch::{Client, Error, LossReason, MultiLock, ReplicaAck};
 
 use crate::support::{
     Crew, LONG, Server, elsewhere, eventually, fails, loosely, ms, open, scoped, settings, timed,
@@ -133,6 +133,8 @@ fn a_spin_lock_pauses_as_its_handle_says() {
     let before = client.stats().commands;
     assert!(hasty.try_lock_for(ms(100)).unwrap().is_none());
     assert!(client.stats().commands - before <= 110);
+    let endless = client.spin_lock(&name).back_off(|_| Duration::MAX);
+    assert!(endless.try_lock_for(ms(20)).unwrap().is_none());
     drop(guard);
     steady.lock().unwrap().unlock().unwrap();
 }
@@ -211,6 +213,8 @@ fn the_last_token_is_known_without_holding_the_lock() {
     let counter = format!("redisson_lock_token:{{{name}}}");
     server.cli(&["SET", &counter, "41"]);
     assert_eq!(lock.last_token().unwrap(), Some(41));
+    server.cli(&["SET", &counter, "x"]);
+    assert!(matches!(lock.last_token(), Err(Error::WrongType { .. })));
     server.cli(&["DEL", &counter]);
     server.cli(&["RPUSH", &counter, "7"]);
     assert!(matches!(lock.last_token(), Err(Error::WrongType { .. })));
@@ -244,6 +248,8 @@ fn a_handle_has_a_timeout_of_its_own() {
     let key = format!("{{{}}}:x", updated.name());
     let get = redis::cmd("GET").arg(key).to_owned();
     let rw = client.rw_lock(unique("rw")).command_timeout(timeout);
+    let written = client.rw_lock(unique("written")).command_timeout(timeout);
+    let written = written.write().unwrap();
     let latch = client.latch(unique("latch")).command_timeout(timeout);
     let election = client.election(unique("election")).command_timeout(timeout);
     server.freeze();
@@ -252,7 +258,7 @@ fn a_handle_has_a_timeout_of_its_own() {
             ("lock", Box::new(|| mutex("a").lock().map(drop))),
             ("is_locked", Box::new(|| mutex("b").is_locked().map(drop))),
             ("read", Box::new(|| rw.read().map(drop))),
-            ("acquire", Box::new(|| uploads.delete().map(drop))),
+            ("delete", Box::new(|| uploads.delete().map(drop))),
             ("count", Box::new(|| latch.count().map(drop))),
             ("campaign", Box::new(|| election.campaign().map(drop))),
             (
@@ -269,7 +275,39 @@ fn a_handle_has_a_timeout_of_its_own() {
     });
     // The connection is in doubt by now, and not yet known to be broken.
     fails("unlock", 3 * timeout, || held.unlock());
+    fails("downgrade", 3 * timeout, || written.downgrade().map(drop));
     server.thaw();
+}
+
+timed!(a_request_that_counts_is_remembered_for_as_long_as_its_handle_may_repeat_it);
+fn a_request_that_counts_is_remembered_for_as_long_as_its_handle_may_repeat_it() {
+    const HOUR: Duration = ms(3_600_000);
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("counted");
+    let uploads = client.semaphore(&name).command_timeout(HOUR);
+    assert!(uploads.try_set_permits(1).unwrap());
+    let mutex = client.mutex(unique("forced")).command_timeout(HOUR);
+    let guard = mutex.lock().unwrap();
+    assert!(mutex.force_unlock().unwrap());
+    let known = server.keys().into_iter().filter(|key| *key != name);
+    let lives: Vec<i64> = known.map(|key| server.ask(&["PTTL", &key])).collect();
+    let longer = |ms: &i64| Duration::from_millis(u64::try_from(*ms).unwrap()) > HOUR;
+    assert!(lives.len() == 2 && lives.iter().all(longer), "{lives:?}");
+    drop(guard);
+}
+
+timed!(replicas_are_waited_for_within_the_timeout_of_the_handle);
+fn replicas_are_waited_for_within_the_timeout_of_the_handle() {
+    let server = Server::start();
+    let config = settings(&server).command_timeout(2 * LONG);
+    let client = Client::open(config.replica_ack(ReplicaAck::AtLeast(1))).unwrap();
+    let mutex = client.mutex(unique("alone")).command_timeout(ms(400));
+    let said = mutex.lock().map(drop);
+    assert!(
+        matches!(said, Err(Error::NotReplicated { acked: 0, .. })),
+        "{said:?}"
+    );
 }
 
 timed!(threads_that_wait_fail_by_their_own_timeouts);
