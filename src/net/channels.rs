@@ -264,6 +264,7 @@ impl Channels {
             *last_epoch += 1;
             let epoch = *last_epoch;
             let asked = exchange.is_some();
+            // Without a connection, `connected` sends the command later.
             if let Some(exchange) = exchange {
                 exchange.send(Command::Subscribe {
                     channel: Arc::clone(name),
@@ -280,6 +281,7 @@ impl Channels {
                 refused: false,
             }
         });
+        // No answer comes between these two steps: `answered` needs the same mutex, and then finds the waiter.
         waiter.set_listening(channel.is_listening());
         channel.waiters.push(Waiter {
             number: self.last_waiter,
@@ -317,6 +319,7 @@ impl Channels {
             .is_some_and(|(until, _)| *until <= now)
             && let Some((until, name)) = self.lingering.pop_front()
         {
+            // A waiter that took the channel over and left it behind again has set a later moment, with an entry of its own.
             if let Some(channel) = self.wanted.get_mut(&name)
                 && channel.lingers_until == Some(until)
             {
@@ -337,6 +340,7 @@ impl Channels {
         if self.wanted.is_empty() && self.wanted.capacity() > SPARE {
             self.wanted = HashMap::new();
         }
+        // The answer to a SUBSCRIBE under way comes first, finds no channel or a later epoch, and confirms nothing.
         if (channel.asked || channel.confirmed)
             && let Some(exchange) = &mut self.exchange
         {
@@ -468,9 +472,11 @@ impl Channels {
         for command in std::mem::take(&mut exchange.postponed) {
             let is_due = match &command {
                 Command::Subscribe { channel, epoch, .. } => {
+                    // A waiter that left and came back has sent a command of its own, with a later epoch.
                     let channel = wanted.get(channel);
                     channel.is_some_and(|channel| channel.epoch == *epoch)
                 }
+                // A waiter that came since has subscribed, which an UNSUBSCRIBE now would end.
                 Command::Unsubscribe { channel } => !wanted.contains_key(channel),
                 Command::Ping => false,
             };
@@ -478,6 +484,7 @@ impl Channels {
                 exchange.send(command);
             }
         }
+        // With `asked` set, the question of an earlier round has no answer yet.
         let refused = wanted.iter_mut();
         for (name, channel) in refused.filter(|(_, its)| its.refused && !its.asked) {
             channel.asked = true;

@@ -185,6 +185,8 @@ impl Pipeline {
                 true
             }
             _ => {
+                // A thread that waits finds this connection by the node. `keep` takes only deferred calls; the thread of any
+                // other call submits it again.
                 call.sent_to(self.to.node);
                 self.ledger.keep([call]);
                 false
@@ -275,6 +277,7 @@ impl Pipeline {
             drop(its);
         }
         let leaving = self.in_flight.as_mut().and_then(InFlight::leave);
+        // A connection that is about to be dropped takes nothing more from the ledger.
         if leaving.is_none() && call.deferred.is_some() {
             self.feed(now);
         }
@@ -316,6 +319,7 @@ impl Pipeline {
             // has found the hold, and hears of the release when it is executed now.
             Verdict::SendText => {
                 call.send_text();
+                // The call is idle only while this mutex is held, so no thread that waits here takes it for a lost one.
                 call.discount_sending(None);
                 if let Some(in_flight) = &mut self.in_flight {
                     in_flight.enqueue(call, now);
@@ -331,6 +335,7 @@ impl Pipeline {
             Verdict::Later(err) => {
                 call.discount_sending(Some(err.clone()));
                 call.reset_redirections();
+                // From here on the connection to another node may take the call, so its state is not changed any more.
                 self.ledger.keep([call]);
                 self.rests_until = Some(now + REST);
                 if let Some(in_flight) = &mut self.in_flight

@@ -132,6 +132,8 @@ impl Subscriber {
         waiter: &Arc<impl Listener + 'static>,
     ) -> Option<Subscription> {
         let mut state = self.state.lock();
+        // `retires` sets this under the mutex, and only while no channel is wanted. So no waiter is left to a thread that
+        // ends.
         if state.retired {
             return None;
         }
@@ -199,8 +201,11 @@ impl Subscriber {
             state.channels.unwritten().filter(|_| is_up)
         });
         match (wrote, &mut state.live) {
+            // `write_turn` found this connection last, and the mutex was not released since.
             (Ok(Some(_)), Some(live)) => live.writing = false,
+            // The connection was lost during the write. The next one has a `writing` of its own.
             (Ok(_), _) => {}
+            // `writing` stays set: no thread writes over this connection any more, until `hang_up` drops it.
             (Err(err), _) => MutexGuard::unlocked(state, || {
                 report!(Debug, "subscribing: {err}");
                 // The subscriber's thread finds the connection closed and makes another.
@@ -243,6 +248,7 @@ impl Subscriber {
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
+        // In one section: a connection made just now finds `stopped` in `listen`, and an earlier one is shut down here.
         let live = state.live.take();
         drop(state);
         self.changed.notify_all();
@@ -257,6 +263,7 @@ impl Subscriber {
         state.news_at = Some(Instant::now());
         let waiters = state.channels.message(channel);
         drop(state);
+        // A waiter that has left since the mutex was released may ask once more than needed, which does no harm.
         for waiter in waiters {
             waiter.message();
         }
@@ -339,6 +346,8 @@ impl Subscriber {
                     if self.retires(&mut state) {
                         return;
                     }
+                    // A thread that subscribes notifies with the mutex held, so no wake-up is lost. Nothing notifies when
+                    // the table of a cluster changes, so there the wait is limited.
                     match self.map.is_one() {
                         true => self.changed.wait(&mut state),
                         false => drop(self.changed.wait_for(&mut state, PING_AFTER / 4)),
@@ -385,7 +394,7 @@ impl Subscriber {
                 self.look_around();
             }
             let mut state = self.state.lock();
-            // However many subscribe meanwhile.
+            // A thread that subscribes notifies as well, which must not shorten the pause.
             let again_at = Instant::now() + time::jittered(rule.after(failures));
             while !state.stopped && Instant::now() < again_at {
                 self.changed.wait_until(&mut state, again_at);
@@ -421,12 +430,14 @@ impl Subscriber {
                 writing: false,
             });
             state.heard_at = Some(Instant::now());
+            // `stop` came before `live` was set, and could not shut this socket down.
             if state.stopped {
                 return Err(socket::timed_out("the client is closed"));
             }
         }
         let mut version = 0;
         loop {
+            // Read before the table: a change during `leave_moved` has a later version, which the next round finds.
             let now = self.map.version();
             if std::mem::replace(&mut version, now) != now {
                 self.leave_moved();

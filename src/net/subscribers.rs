@@ -99,6 +99,7 @@ impl Subscribers {
             });
             match subscriber.try_subscribe(channel, waiter) {
                 Some(subscription) => return subscription,
+                // The thread retires. `forget` compares, so a successor that another waiter has started by now stays.
                 None => self.forget(node, &subscriber),
             }
         }
@@ -123,9 +124,11 @@ impl Subscribers {
         }
         let subscriber = self.subscriber_of(node);
         let Some(running) = state.running.clone() else {
+            // After `stop`, `join` must not wait for a new thread.
             subscriber.stop();
             return Ok(subscriber);
         };
+        // The thread may end at once. `forget` waits for this mutex, and so finds the entry that is inserted below.
         let (its, all) = (Arc::clone(&subscriber), Weak::clone(&self.this));
         thread::Builder::new().name(THREAD.into()).spawn(move || {
             let _running = running;
@@ -170,6 +173,7 @@ impl Subscribers {
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.running = None;
+        // In one section: a subscriber that `at` starts is among these, or its thread is not started.
         let known: Vec<_> = state.known.values().cloned().collect();
         drop(state);
         known.iter().for_each(|subscriber| subscriber.stop());

@@ -27,6 +27,7 @@ impl Connection {
             }
             if idle_for >= PING_AFTER {
                 let ping = Request::command("looking around", &["PING"]);
+                // No thread waits for the PONG. Housekeeping reads it, and drops a connection that stays silent.
                 in_flight.enqueue(&Call::question(ping), now);
                 drop(state);
                 self.write_out(false);
@@ -63,6 +64,8 @@ impl Connection {
             Phase::Closed => return WorkLeft::Nothing,
             Phase::Down(_) => {
                 let owes = state.pipeline.owes();
+                // `want` takes the mutex again. If another thread dials in between, `want` finds that attempt and starts
+                // none.
                 drop(state);
                 if owes {
                     self.want();
@@ -71,6 +74,7 @@ impl Connection {
             }
             Phase::Up(_) => {}
         }
+        // After a rest of the ledger, or a full socket, no reply may come that has the next batch taken.
         state.pipeline.feed(Instant::now());
         let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {
@@ -86,6 +90,8 @@ impl Connection {
             && now < heard_at + self.max_silence;
         // Until the replies that are due have arrived, a successor cannot take over, and no queued command is written.
         let is_urgent = more || in_flight.unwritten.is_full() || up.successor.is_some();
+        // Taking the reader ends an appointment. The appointed thread was woken, finds the reader gone, and follows until
+        // `step_down` appoints again.
         let reader = match fresh && !is_urgent {
             true => None,
             false => up.leadership.take(),

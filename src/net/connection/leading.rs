@@ -62,6 +62,7 @@ impl Connection {
             }
             let (now, generation) = (Instant::now(), state.generation);
             let Some((up, in_flight)) = state.up(generation) else {
+                // Not reached: `take_down` ends `Up` and settles all awaiting calls without releasing the mutex.
                 return Err(WaitFault::Closed);
             };
             // The time is up, but the reply may lie unread in the socket: the thread appointed to read it may not have been
@@ -218,6 +219,8 @@ impl Connection {
                     read_at = now;
                     continue;
                 }
+                // `fail` wakes all followers. If another thread has taken the connection down, which ends this read, that
+                // thread wakes them.
                 Err(err) => return self.fail(generation, &err, false),
             };
             let now = Instant::now();
@@ -229,6 +232,7 @@ impl Connection {
                     return self.step_down(reader, generation, now, served);
                 }
                 Then::Fail(err) => return self.fail(generation, &err, false),
+                // `lost` no longer knew the calls that were answered before. Dropping `served` wakes their threads.
                 Then::Gone => return,
             }
             read_at = now;
@@ -271,6 +275,7 @@ impl Connection {
                     if replied.was_followed {
                         served.0.push(replied.call);
                     }
+                    // A call that another thread submits before `fail` has the mutex is settled as lost.
                     if let Some(err) = replied.leaving {
                         return Then::Fail(err);
                     }
@@ -315,6 +320,7 @@ impl Connection {
             up.all_looked_at = now;
             served.0.extend(in_flight.followed_calls().cloned());
         }
+        // Threads that saw this one lead have queued bytes and gone on, so it writes these before the next leader is woken.
         self.write_queued(state, true);
         served.wake();
         wake(next);
@@ -334,6 +340,8 @@ impl Connection {
             state.doubted_until = in_flight.last_heard + self.max_silence;
         }
         drop(state);
+        // A reply that is read before `fail` has the mutex settles its own call. The connection is dropped all the same, and
+        // the other calls are settled as lost.
         self.fail(generation, &socket::timed_out(why), true);
     }
 

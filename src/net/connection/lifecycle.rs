@@ -104,6 +104,7 @@ impl Connection {
         let mut state = self.state.lock();
         loop {
             let down = match &state.phase {
+                // If this connection is lost before the caller uses it, `submit` queues nothing and returns `None`.
                 Phase::Up(_) => return Ok(()),
                 Phase::Closed => return Err(Fault::Closed),
                 Phase::Down(down) => down,
@@ -120,6 +121,7 @@ impl Connection {
             };
             // All waiting threads come here. The first one dials, and the others then find an attempt under way.
             if is_needed && now >= again_at {
+                // If no thread can be started, the next attempt is due later, so this loop does not spin.
                 self.dial(&mut state);
                 continue;
             }
@@ -188,6 +190,8 @@ impl Connection {
             > 0;
         match made {
             Ok(connection) => {
+                // An attempt beside this one ends at its next step. If it succeeds while this connection stands, it finds
+                // `Up` above, and drops its own.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);
@@ -294,6 +298,7 @@ impl Connection {
             }
             return Wrote::Yes;
         };
+        // No thread reads or writes over the old socket: none is `writing`, and the reader is in its place.
         let mut old = std::mem::replace(up, self.up_over(successor));
         up.leadership.inherit(&mut old.leadership);
         in_flight.go_on(Instant::now());
@@ -301,6 +306,7 @@ impl Connection {
             old.writer.shut_down();
             drop(old);
         });
+        // The mutex was released: the successor may be led, written to or lost by now. `write_queued` looks again.
         self.write_queued(state, all)
     }
 
@@ -345,6 +351,8 @@ impl Connection {
         // Taking the phase out decides which thread takes the connection down: any other finds no `Up` of this generation.
         let up = match std::mem::replace(&mut state.phase, next) {
             Phase::Up(up) => up,
+            // The client is closed while there is no connection. An attempt that still succeeds finds `Closed`, and is
+            // dropped.
             Phase::Down(down) => return down.give_up(),
             Phase::Closed => return,
         };

@@ -148,6 +148,8 @@ impl Connection {
     ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
         in_flight.check_before_write = false;
+        // The check makes the socket non-blocking, so it is left out during a write. If that write fails, the outcome
+        // counts as unknown.
         if up.writing {
             return Some(state);
         }

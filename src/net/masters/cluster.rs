@@ -54,6 +54,7 @@ impl Masters {
         }
         connection.writer.shut_down();
         if self.table.write().learn(&shards) {
+            // Raised after the table has changed: a thread that finds the new version reads the new table.
             self.version.fetch_add(1, Ordering::AcqRel);
             report!(Debug, "{address} has named the nodes of the {SLOTS} slots");
         }

@@ -237,6 +237,7 @@ impl Masters {
     ) -> RedisResult<()> {
         let mut asking = self.asking.lock();
         let begun = asking.times;
+        // The thread that asks clears the doubt before its first question, so its answer is awaited as well.
         while self.is_doubted() || asking.under_way {
             let now = Instant::now();
             if now >= until || stop() || asking.is_closed {
@@ -244,12 +245,14 @@ impl Masters {
             }
             let mut look_at = until.min(now + SLICE);
             if !asking.under_way {
+                // A round that ended before this call began says nothing about now.
                 if let Some(failure) = asking.failure.as_ref().filter(|_| asking.times != begun) {
                     return Err(failure.clone());
                 }
                 let again_at = asking.next.due(true);
                 if now >= again_at {
                     self.begin(&mut asking);
+                    // `begin` released the mutex for a moment, so everything is checked again.
                     continue;
                 }
                 look_at = look_at.min(again_at);
@@ -281,6 +284,7 @@ impl Masters {
             false => this.follow(number),
         });
         if let Err(err) = started {
+            // Resets `under_way`, or all callers would wait for a thread that does not exist.
             self.end(asking, Instant::now(), Some(err.into()));
         }
         let sentinel = asking.service.sentinel();
@@ -300,6 +304,8 @@ impl Masters {
         let asked = asked.unwrap_or_else(panicked);
         let mut asking = self.asking.lock();
         self.end(&mut asking, began, asked.as_ref().err().cloned());
+        // If the client was closed during the questions, `stop` did not find this Sentinel to shut it down. So it is dropped
+        // here.
         let sentinel = asked.ok().flatten().filter(|_| !asking.is_closed);
         asking.service.sentinel = sentinel.as_ref().map(|its| Arc::downgrade(&its.writer));
         sentinel

@@ -140,6 +140,7 @@ impl Masters {
     /// A connection was made to the master of this epoch: cuts those to earlier ones.
     fn made(&self, epoch: u64, connection: &Duplex) {
         let mut asking = self.asking.lock();
+        // If another thread has reached a later master since, this connection is among those that are cut.
         let earlier = asking.service.made(epoch, &connection.writer);
         drop(asking);
         for socket in earlier {
@@ -174,6 +175,8 @@ impl Masters {
             return Err(io::Error::other(lags).into());
         }
         if named.epoch > asking.service.epoch && !asking.service.made.is_empty() {
+            // The mutex is released to connect. Only the thread that asks sets `master`, and one asks at a time, so no later
+            // answer is overwritten below.
             drop(asking);
             // Connections that work are cut only for a server that is a master.
             let master = self.endpoint.master(named.address.clone());
@@ -200,10 +203,12 @@ impl Masters {
             if !is_answered && asking.thread == thread && !asking.is_closed {
                 self.changed.wait_for(&mut asking, 2 * SHARE);
             }
+            // After `begin`, the thread that it started asks and listens instead of this one.
             if asking.thread != thread || asking.is_closed {
                 return;
             }
             asking.first += usize::from(heard.is_err());
+            // Set before the mutex is released, so that no other thread begins to ask beside this one.
             asking.under_way = true;
         }
     }

@@ -125,6 +125,7 @@ impl Nodes {
                                 acknowledged: call.acknowledged(),
                             });
                         }
+                        // The server has not run the call, so there is nothing to undo, and the same call is sent again.
                         Verdict::SendText | Verdict::Elsewhere(_) => {
                             refused_for_now = None;
                             continue;
@@ -197,6 +198,7 @@ impl Nodes {
             if let Some(generation) = to.send(call) {
                 return Ok((to, generation));
             }
+            // `send` queues nothing without a connection, nor an attempt that has to wait for the backlog first.
             to = self.up(call, until, stop)?;
             to.wait_for_backlog(until, stop)?;
             call.record_waited();
@@ -216,6 +218,7 @@ impl Nodes {
                 Ok(err)
             }
             WaitFault::TimedOut => {
+                // The reply may still be due. Housekeeping reads it, or finds the connection silent and drops it.
                 to.doubt();
                 to.housekeep_soon();
                 Err(match (to.no_answer(), refused_for_now) {

@@ -164,6 +164,7 @@ impl Nodes {
     fn connection(&self, node: usize) -> &Arc<Connection> {
         let place = self.connections.place(node);
         place.get().unwrap_or_else(|| {
+            // Held until the connection is in its place: `close` finds it there, or it is closed from the start.
             let closed = self.closed.lock();
             place.get_or_init(|| Arc::new(self.new_connection(node, *closed)))
         })
@@ -251,6 +252,7 @@ impl Nodes {
         let why = socket::timed_out("redis did not execute it in time");
         let useless = self.ledger.take_useless(Instant::now(), USELESS);
         for call in &useless {
+            // The call is neither in the ledger nor on a connection, so no other thread settles it.
             call.state.lock().phase = CallPhase::Broken(why.clone());
             if let Some(info) = &call.deferred {
                 self.on_reply.given_up(info, &why);
@@ -353,6 +355,7 @@ impl Nodes {
                 None => socket::timed_out("no master is known for the key's slot"),
                 Some(node) => {
                     let to = self.connection(node);
+                    // In a cluster, another node may get the slot while this one is unreachable.
                     let turn = match self.are_one() {
                         true => until,
                         false => until.min(Instant::now() + TURN),

@@ -312,6 +312,7 @@ impl Socket {
                 !matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock)
             }
         };
+        // A read would not wait on a socket that stays non-blocking, so that one is given up as well.
         socket.set_nonblocking(false).is_err() || ended
     }
 

@@ -63,8 +63,10 @@ fn look_up(
             (err.kind(), why)
         });
         let mut all = LOOKED_UP.lock();
+        // Still the same entry: the last thread that it counts removes it, and it counts this one.
         if let Entry::Occupied(mut its) = all.entry(key) {
             its.get_mut().threads -= 1;
+            // All that wait now get this answer. Threads that come later wait for the next one.
             let told = std::mem::take(&mut its.get_mut().next);
             if its.get().threads == 0 {
                 its.remove();
@@ -78,6 +80,8 @@ fn look_up(
         drop(all);
         let mut found = next.0.lock();
         loop {
+            // The answer is stored under this mutex, so it is found here or notifies this thread. An attempt that is given
+            // up is notified by none, so `left` is asked from time to time.
             if let Some(found) = &*found {
                 break found.clone();
             }

@@ -8,8 +8,8 @@
 //!    read:  socket ──► lock, decrypt, unlock
 //! ```
 //!
-//! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and a thread
-//! that is writing writes it too.
+//! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and goes
+//! out at once, or before the bytes that are written next if a thread is writing.
 //!
 //! Bytes must not be encrypted twice. So if the socket does not take all of it, the writer is told that all but the last byte
 //! is written, and offers that one again until the socket has taken the rest.
@@ -175,6 +175,7 @@ where
         let mut session = self.session.lock();
         session.feed(&encrypted[..n]);
         let drained = session.drain(buf);
+        // If a thread is writing, the answer stays in `outgoing`, and precedes the bytes that are written next.
         if !session.outgoing.is_empty() && !session.is_writing {
             // An answer of the protocol. Bytes that the socket does not take go before those that are written next, and a
             // failure shows in the next read.
