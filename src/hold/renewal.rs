@@ -222,6 +222,7 @@ impl Hold {
                 }
                 Next::Renewed(self.due_after(sent_at))
             }
+            // If the holder has released the hold since the request was sent, `lose` does nothing: rule 2 at `Hold`.
             Some(why) => Next::Lost(why),
         }
     }

@@ -223,6 +223,7 @@ impl Watchdog {
                     return Some(housekeep);
                 }
                 Some(at) => {
+                    // An earlier moment that is armed from now on is compared with this one, and ends the wait.
                     state.wakes_at = at;
                     self.changed.wait_until(&mut state, time::instant(at));
                 }
@@ -387,6 +388,8 @@ impl WatchdogThread {
             let Some((due, its)) = watchdog.take_due(now, early) else {
                 break;
             };
+            // Off the schedule from here until `arm` or `queue`. A thread that ends the hold in between finds nothing to
+            // disarm, and these two then find the hold over.
             let its = self.in_hand.insert(its);
             match its.attend(now) {
                 // The hold was released or lost since it became due, so it stays off the schedule.
