@@ -801,6 +801,33 @@ fn a_hold_is_renewed_for_as_long_as_it_is_wanted(kind: Kind) {
     guard.unlock().unwrap();
 }
 
+// Levels that a thread left and a hold that it lost do not end the renewal of the next hold, which another thread has.
+fn a_hold_is_renewed_whatever_became_of_those_before_it(kind: Kind) {
+    let lease = loosely(ms(300));
+    let server = Server::start();
+    let name = unique("next");
+    let client = open_with_lease(&server, lease);
+    let lock = kind.of(&client, &name);
+    let outer = lock.lock().unwrap();
+    drop(lock.lock().unwrap());
+    outer.unlock().unwrap();
+    let lost = lock.lock().unwrap();
+    lose(kind, &server, &name);
+    let loss = lost.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Forced);
+    assert_lost(kind, lost.unlock(), &name, LossReason::Forced);
+    elsewhere(|| {
+        let next = lock.lock().unwrap();
+        let until = Instant::now() + 2 * lease;
+        while Instant::now() < until {
+            assert!(next.is_valid() && server.exists(&name));
+            thread::sleep(ms(10));
+        }
+        assert!(next.lost().try_recv().is_err());
+        next.unlock().unwrap();
+    });
+}
+
 fn a_fixed_lease_ends_and_its_holder_is_notified(kind: Kind) {
     let lease = loosely(ms(300));
     let server = Server::start();
@@ -1410,6 +1437,37 @@ fn reentry_renews_a_fixed_lease(kind: Kind) {
     by_now(kind, "it is free", || !server.exists(&name));
 }
 
+// Leaving an inner level does not change the lease, and the next hold has the lease of its own handle.
+fn leaving_an_inner_level_keeps_the_lease(kind: Kind) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let server = Server::start();
+    let name = unique("levels");
+    let client = open(&server);
+    let lock = kind.of(&client, &name);
+    let left = || lock.remaining_lease().unwrap();
+    let long = lock.lease(HOUR);
+    let outer = long.lock().unwrap();
+    let inner = [(); 2].map(|()| long.lock().unwrap());
+    for guard in inner {
+        guard.unlock().unwrap();
+        assert!(
+            left() > Some(HOUR - ms(60_000)) && left() <= Some(HOUR),
+            "{:?}",
+            left()
+        );
+    }
+    assert!(outer.is_valid() && outer.hold_count() == 1);
+    outer.unlock().unwrap();
+    assert_eq!(left(), None);
+    let next = lock.lock().unwrap();
+    assert!(
+        left() > Some(ms(25_000)) && left() <= Some(ms(30_000)),
+        "{:?}",
+        left()
+    );
+    next.unlock().unwrap();
+}
+
 fn a_panic_gives_the_lock_back(kind: Kind) {
     let server = Server::start();
     let name = unique("panic");
@@ -1496,6 +1554,7 @@ macro_rules! contract {
                 a_pair_of_lock_and_drop_is_two_commands,
                 nothing_is_renewed_after_its_release,
                 a_hold_is_renewed_for_as_long_as_it_is_wanted,
+                a_hold_is_renewed_whatever_became_of_those_before_it,
                 a_fixed_lease_ends_and_its_holder_is_notified,
                 max_hold_ends_renewal_and_frees_the_lock,
                 a_forgotten_guard_with_max_hold_frees_the_lock,
@@ -1512,6 +1571,7 @@ macro_rules! contract {
                 questions_are_answered_truly,
                 reentry_is_for_the_holding_thread,
                 reentry_renews_a_fixed_lease,
+                leaving_an_inner_level_keeps_the_lease,
                 a_panic_gives_the_lock_back,
                 a_guard_owns_what_it_needs,
             }

@@ -31,6 +31,7 @@ mod as_any_other {
         a_pair_of_lock_and_drop_is_two_commands,
         nothing_is_renewed_after_its_release,
         a_hold_is_renewed_for_as_long_as_it_is_wanted,
+        a_hold_is_renewed_whatever_became_of_those_before_it,
         a_fixed_lease_ends_and_its_holder_is_notified,
         max_hold_ends_renewal_and_frees_the_lock,
         a_forgotten_guard_with_max_hold_frees_the_lock,
@@ -46,6 +47,7 @@ mod as_any_other {
         questions_are_answered_truly,
         reentry_is_for_the_holding_thread,
         reentry_renews_a_fixed_lease,
+        leaving_an_inner_level_keeps_the_lease,
         a_panic_gives_the_lock_back,
         a_guard_owns_what_it_needs,
     }
@@ -200,6 +202,43 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
         go.send(()).unwrap();
     }
     crew.join();
+    eventually("nothing is left", || server.dbsize() == 0);
+}
+
+// The guard of the writer still exists, so the end of its lease alone lets the readers in.
+timed!(readers_come_in_together_when_the_fixed_lease_of_a_writer_ends);
+fn readers_come_in_together_when_the_fixed_lease_of_a_writer_ends() {
+    const THREADS: u64 = 2;
+    let server = Server::start();
+    let name = unique("over");
+    let clients = [open(&server), open(&server)];
+    let fixed = clients[0].rw_lock(&name).lease(loosely(ms(400)));
+    let writer = fixed.write().unwrap();
+    let until = writer.valid_until();
+    let (sender, received) = unbounded();
+    let (go, gone) = bounded::<()>(0);
+    let mut crew = Crew::new();
+    for client in &clients {
+        for _ in 0..THREADS {
+            let (lock, sender, gone) = (client.rw_lock(&name), sender.clone(), gone.clone());
+            crew.spawn(move || {
+                let _guard = lock.read().unwrap();
+                sender.send(Instant::now()).unwrap();
+                gone.recv().unwrap();
+            });
+        }
+    }
+    for _ in 0..2 * THREADS {
+        // No reader leaves before all have entered.
+        let came = received.recv_timeout(LONG).unwrap();
+        assert!(came >= until, "{:?} too early", until - came);
+        assert!(came < until + loosely(SLACK), "{:?} late", came - until);
+    }
+    for _ in 0..2 * THREADS {
+        go.send(()).unwrap();
+    }
+    crew.join();
+    drop(writer);
     eventually("nothing is left", || server.dbsize() == 0);
 }
 

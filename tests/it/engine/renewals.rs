@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use redlatch::{Client, LossReason};
 
-use crate::support::{Losses, Proxy, Server, Target, config, eventually, loosely, ms, timed};
+use crate::support::{
+    LONG, Losses, Proxy, Server, Target, config, eventually, loosely, ms, scoped, timed,
+};
 
 const MANY: usize = 300;
 
@@ -134,4 +137,30 @@ fn a_server_that_is_busy_for_a_moment_renews_many_by_one_request_again() {
         proxy.pass();
     }
     assert!(guards.iter().all(|guard| guard.is_valid()));
+}
+
+// Each hold has its own entry, so the release of one hold does not remove the next one of the same name.
+timed!(the_watchdog_knows_every_hold_of_threads_that_try_all_the_time);
+fn the_watchdog_knows_every_hold_of_threads_that_try_all_the_time() {
+    const HOLDS: u64 = 500;
+    let server = Server::start();
+    let client = Client::open(config(&server.url())).unwrap();
+    let lock = client.reentrant_lock("tried");
+    let (held, until) = (AtomicU64::new(0), Instant::now() + LONG);
+    scoped(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while held.load(Ordering::SeqCst) < HOLDS && Instant::now() < until {
+                    let Some(guard) = lock.try_lock().unwrap() else {
+                        continue;
+                    };
+                    assert!(client.stats().holds == 1 && guard.is_valid());
+                    held.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert!(held.into_inner() >= HOLDS);
+    eventually("no hold is left to renew", || client.stats().holds == 0);
+    assert_eq!(client.stats().lost, 0);
 }

@@ -2,14 +2,15 @@
 //! has its own.
 
 use std::sync::mpsc::TryRecvError;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, LossReason};
 
 use crate::support::rwlock::{Actor, hash};
 use crate::support::{
-    BY_MESSAGE, LONG, STRANGER, Server, elsewhere, eventually, logs, loosely, ms, open, settings,
-    timed, unique, within,
+    BY_MESSAGE, LONG, STRANGER, Server, elsewhere, eventually, logs, loosely, ms, open,
+    open_with_lease, scoped, settings, timed, unique, within,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -120,6 +121,34 @@ fn nobody_joins_while_a_thread_of_the_process_waits_to_write() {
     reader.leaves();
     drop((guard, again));
     eventually("nothing is left", || server.keys().is_empty());
+}
+
+// Threads share a hold or have their own. A reader that leaves does not end the renewal of those that stay.
+timed!(readers_that_overlap_are_renewed_although_others_come_and_go);
+fn readers_that_overlap_are_renewed_although_others_come_and_go() {
+    let lease = loosely(ms(300));
+    let server = Server::start();
+    let (name, client) = (unique("overlap"), open_with_lease(&server, lease));
+    let lock = client.rw_lock(&name);
+    let begun = Instant::now();
+    scoped(|scope| {
+        for n in 0..8 {
+            // Two come at a time, a third of a lease after those before them.
+            let (lock, starts) = (&lock, begun + n / 2 * lease / 3);
+            scope.spawn(move || {
+                thread::sleep(starts.saturating_duration_since(Instant::now()));
+                let guard = lock.read().unwrap();
+                let until = Instant::now() + 3 * lease / 2;
+                while Instant::now() < until {
+                    assert!(guard.is_valid() && guard.lost().try_recv().is_err());
+                    thread::sleep(ms(10));
+                }
+                guard.unlock().unwrap();
+            });
+        }
+    });
+    assert!(server.keys().is_empty());
+    assert_eq!((client.stats().holds, client.stats().lost), (0, 0));
 }
 
 // The list of those to be notified of a loss drops the readers that have left.
