@@ -14,7 +14,7 @@ use crate::support::permits::{
 };
 use crate::support::{
     BY_MESSAGE, Crew, LONG, Losses, Mode, Proxy, SLACK, Server, Target, config, eventually,
-    loosely, ms, open, open_with_lease, scoped, subscribed, timed, within,
+    increment, loosely, ms, open, open_with_lease, scoped, short_lived, subscribed, timed, within,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -136,6 +136,26 @@ fn ids_of_anybody_are_released_one_by_one() {
             .iter()
             .all(|key| key == sem.name() || key.contains(":request:"))
     });
+}
+
+#[test]
+fn an_expired_id_among_several_releases_none_of_them() {
+    let server = Server::start();
+    let client = open(&server);
+    let sem = with_permits(&client, 4);
+    let kept = sem.acquire_many(2).unwrap();
+    let expired = short_lived(|lease| sem.clone().lease(lease).acquire());
+    eventually("it expires", || counts(&sem) == (2, 2, 4));
+    let ids: Vec<&str> = kept.iter().map(ExpirablePermit::id).collect();
+    let with_expired = [&ids[..], &[expired.id()]].concat();
+    assert!(!sem.release_all_ids(&with_expired).unwrap());
+    assert!(!sem.release_all_ids(&[expired.id()]).unwrap());
+    assert_eq!(counts(&sem), (2, 2, 4));
+    assert!(kept.iter().all(ExpirablePermit::is_valid));
+    assert!(sem.release_all_ids(&ids).unwrap());
+    assert_eq!(counts(&sem), (4, 0, 4));
+    assert!(!sem.release_all_ids(&ids).unwrap());
+    assert_eq!(counts(&sem), (4, 0, 4));
 }
 
 #[test]
@@ -496,6 +516,30 @@ fn another_process_gets_its_turn_while_threads_take_one_permit_after_another() {
         assert!(is_offered(), "nobody was let go first");
     });
     eventually("all are back", || counts(&sem) == (2, 0, 2));
+}
+
+#[test]
+fn a_single_permit_keeps_threads_of_several_clients_apart() {
+    const ROUNDS: i64 = 20;
+    let server = Server::start();
+    let clients = [(); 3].map(|()| open(&server));
+    let sem = with_permits(&clients[0], 1);
+    scoped(|scope| {
+        for client in &clients {
+            for _ in 0..3 {
+                let sem = client.expirable_semaphore(sem.name());
+                let mut con = server.connection();
+                scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let permit = sem.acquire().unwrap();
+                        increment(&mut con, "counter");
+                        drop(permit);
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(server.get_int("counter"), 3 * 3 * ROUNDS);
 }
 
 timed!(a_released_permit_wakes_one_who_waits_by_message);

@@ -11,8 +11,8 @@ use redlatch::{CancelToken, Client, Config, Error, Semaphore, SemaphorePermit};
 use crate::support::scripts::{cannot_save, listen_to_all, out_of_memory};
 use crate::support::semaphore::{CHANNEL, published_counts};
 use crate::support::{
-    Crew, LONG, Mode, Proxy, Server, Target, Trap, eventually, logs, loosely, ms, scoped, timed,
-    unique, within,
+    BY_MESSAGE, Crew, LONG, Mode, Proxy, Server, Target, Trap, eventually, logs, loosely, ms,
+    scoped, timed, unique, within,
 };
 
 fn open(server: &Server) -> Client {
@@ -311,6 +311,69 @@ fn a_release_of_many_wakes_as_many_as_it_serves() {
     assert_eq!(served.load(Ordering::SeqCst), 8);
     let woken: u64 = clients.iter().map(|client| client.stats().wakes).sum();
     assert!(woken <= 12, "{woken} wakes: a herd");
+}
+
+timed!(single_permits_add_up_for_one_who_wants_many);
+fn single_permits_add_up_for_one_who_wants_many() {
+    let (server, client, semaphore) = semaphore(2);
+    let other = open(&server);
+    let other = other.semaphore("s");
+    scoped(|scope| {
+        let wants = |n| {
+            let (sent, semaphore) = (client.stats().commands, &semaphore);
+            let waiting = scope.spawn(move || {
+                let permits = semaphore.try_acquire_many_for(n, LONG).unwrap();
+                permits.expect("in time").forget();
+                Instant::now()
+            });
+            eventually("it waits", || waits(&client, sent, &server));
+            waiting
+        };
+        let four = wants(4);
+        other.release(1).unwrap();
+        assert_eq!(server.get_int("s"), 3, "no part of them is taken");
+        let released = Instant::now();
+        other.release(1).unwrap();
+        let waited = four.join().unwrap() - released;
+        assert!(waited < loosely(BY_MESSAGE), "{waited:?}");
+        settles(&server, 0);
+        // A permit that comes and goes is not enough for two, but an added one is.
+        let two = wants(2);
+        other.release(1).unwrap();
+        other.try_acquire().unwrap().unwrap().release().unwrap();
+        assert_eq!(server.get_int("s"), 1);
+        let added = Instant::now();
+        other.add_permits(1).unwrap();
+        let waited = two.join().unwrap() - added;
+        assert!(waited < loosely(BY_MESSAGE), "{waited:?}");
+    });
+    settles(&server, 0);
+}
+
+timed!(the_greatest_number_of_permits_is_taken_by_turns_with_a_single_one);
+fn the_greatest_number_of_permits_is_taken_by_turns_with_a_single_one() {
+    const ALL: u32 = i32::MAX.unsigned_abs();
+    let (server, _client, _) = semaphore(ALL);
+    let clients = [(); 3].map(|()| open(&server));
+    let inside = AtomicI64::new(0);
+    scoped(|scope| {
+        for (n, client) in clients.iter().enumerate() {
+            let inside = &inside;
+            scope.spawn(move || {
+                for round in 0..6 {
+                    let want = if (n + round) % 2 == 0 { ALL } else { 1 };
+                    let permits = client.semaphore("s").try_acquire_many_for(want, LONG);
+                    let permits = permits.unwrap().expect("in time");
+                    let all = inside.fetch_add(i64::from(want), Ordering::SeqCst);
+                    assert!(all + i64::from(want) <= i64::from(ALL), "{all} and {want}");
+                    thread::yield_now();
+                    inside.fetch_sub(i64::from(want), Ordering::SeqCst);
+                    permits.release().unwrap();
+                }
+            });
+        }
+    });
+    settles(&server, i64::from(ALL));
 }
 
 #[test]
