@@ -105,9 +105,8 @@ impl Renewal {
         }
     }
 
-    /// When this is due again, if no reply has arrived by `at`; of `time::nanos`.
-    pub(crate) fn look_again(&self, at: Instant) -> u64 {
-        let at = time::nanos(at);
+    /// When this is due again, if no reply has arrived by `at`; both of `time::nanos`.
+    pub(crate) fn look_again(&self, at: u64) -> u64 {
         match self {
             Self::Hold(hold) => hold.look_again(at),
             Self::Places(_) => at,

@@ -290,7 +290,9 @@ impl Lease {
 
     /// When the hold is due again, if no reply has arrived by `at`; both of `time::nanos`.
     pub(crate) fn look_again(&self, at: u64) -> u64 {
-        at.min(self.until).min(self.max_until)
+        // The parts end by themselves, as in `due_after`.
+        let until = if self.has_parts { NEVER } else { self.until };
+        at.min(until).min(self.max_until)
     }
 
     pub(crate) fn duty(&self, now: Instant, mode: Mode) -> Duty {

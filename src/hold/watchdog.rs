@@ -117,6 +117,9 @@ impl Watchdog {
         if !its.is_held() {
             return state.schedule.disarm(&its);
         }
+        // The holder may have shortened the lease, and have armed the hold, since `due` was computed. Without this, that
+        // end would be replaced by a later moment, and the loss reported late.
+        let due = its.look_again(due);
         state.schedule.arm(its, due);
         let is_prepared = state.is_prepared;
         self.wake_at(state, due);
@@ -127,10 +130,10 @@ impl Watchdog {
 
     /// Queues `its` for renewal, unless it is over, and schedules it for its end.
     fn queue(&self, its: &Renewal, now: Instant) {
-        let ends = its.ends(now);
         let mut state = self.state.lock();
         match its.is_held() {
-            true => state.schedule.queue(its, ends),
+            // The end is read with the mutex held, as in `arm`.
+            true => state.schedule.queue(its, its.ends(now)),
             false => state.schedule.disarm(its),
         }
     }
@@ -325,8 +328,7 @@ pub(crate) fn run(task: Task) {
                 // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed
                 // again.
                 if let Some(its) = thread.in_hand.take() {
-                    let again = its.look_again(Instant::now() + SLICE);
-                    task.watchdog.arm(its, again);
+                    task.watchdog.arm(its, time::nanos(Instant::now() + SLICE));
                 }
                 task.watchdog.housekeep_soon();
                 report!(
@@ -428,5 +430,40 @@ impl Task {
                 self.watchdog.arm(hold, hold.due_after(Instant::now()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::hold::Registry;
+    use crate::hold::entry::EntryKey;
+    use crate::local::lock::{LeasePolicy, Mode};
+    use crate::protocol::fenced;
+    use crate::protocol::owner::Owners;
+
+    #[test]
+    fn a_hold_is_armed_for_its_end_even_if_it_was_due_later() {
+        let (second, owners) = (Duration::from_secs(1), Arc::new(Owners::new()));
+        let registry = Registry::new("".into(), false, second, second, &owners);
+        let key = EntryKey {
+            kind: &fenced::KIND,
+            id: "name".into(),
+        };
+        let entry = registry.get(&key).expect("a good name");
+        let policy = LeasePolicy::Renewed { max_hold: None };
+        let hold = Hold::new(entry, Mode::Exclusive, owners.draw(), policy, 30 * second);
+        let (hold, now) = (Arc::new(hold), Instant::now());
+        hold.grant(now);
+        // Computed by one thread, which comes to arm the hold only after another has shortened the lease.
+        let due = hold.due_after(now);
+        hold.change(|lease| lease.announce_fixed(now, second));
+        let ends = time::nanos(hold.valid_until());
+        assert!(ends < due);
+        let watchdog = Watchdog::new(None);
+        watchdog.arm(&hold, due);
+        let first = |state: &WatchdogState| state.schedule.first_due().map(|(due, _)| due);
+        assert_eq!(first(&watchdog.state.lock()), Some(ends));
     }
 }

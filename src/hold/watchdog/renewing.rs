@@ -307,7 +307,7 @@ impl WatchdogThread {
         if let Some((hold, left)) = hold.record_failed(Instant::now()) {
             self.task.client.renewal_failed(hold, left);
         }
-        let again = hold.look_again(Instant::now() + self.task.little());
+        let again = time::nanos(Instant::now() + self.task.little());
         self.task.watchdog.arm(hold, again);
     }
 }
