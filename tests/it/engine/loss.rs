@@ -130,7 +130,7 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
 
 timed!(after_an_outage_what_ends_first_is_renewed_first);
 fn after_an_outage_what_ends_first_is_renewed_first() {
-    const HOLDS: usize = 600; // several batches
+    const HOLDS: usize = 200;
     let server = Server::start_with(&[
         "--slowlog-log-slower-than",
         "0",
@@ -138,22 +138,37 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
         "100000",
     ]);
     let proxy = Proxy::start(server.addr());
-    let span = loosely(ms(4_500));
+    let span = loosely(ms(9_000));
     let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
-    let prefix = unique("outage");
-    let guards: Vec<_> = (0..HOLDS)
-        .map(|n| client.mutex(format!("{prefix}:{n}")).lock().unwrap())
-        .collect();
+    // Holds taken within a sixtieth of a lease are renewed together. Others would fail, and be tried again, each at its
+    // own time, in any order.
+    let taken = (0..3).find_map(|_| {
+        let (prefix, begun) = (unique("outage"), Instant::now());
+        // Long names, so that the renewals take several batches of 48 KiB.
+        let name = |n| format!("{prefix}:{n:03}:{:500}", "");
+        let guards: Vec<_> = (0..HOLDS)
+            .map(|n| client.mutex(name(n)).lock().unwrap())
+            .collect();
+        (begun.elapsed() < span / 60).then_some((prefix, guards))
+    });
+    let Some((prefix, guards)) = taken else {
+        return eprintln!("not judged: the machine is too slow");
+    };
     proxy.set(Target::All, Mode::Refuse);
     proxy.cut(Target::All);
     server.cli(&["SLOWLOG", "RESET"]);
     let all_are_due = Instant::now() + span / 3;
     eventually("all renewals are due", || Instant::now() > all_are_due);
+    let ends: Vec<_> = guards.iter().map(|guard| guard.valid_until()).collect();
+    let done = || {
+        let stats = client.stats();
+        stats.renewals + stats.lost
+    };
+    let before = done();
     proxy.pass();
     // No hold is lost unless the machine is extremely busy; both count as done.
     eventually("every hold was renewed or lost", || {
-        let stats = client.stats();
-        stats.renewals + stats.lost >= HOLDS as u64
+        done() >= before + HOLDS as u64
     });
 
     type Entry = (u64, u64, u64, Vec<String>, String, String);
@@ -162,14 +177,17 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
     for (.., command, _, _) in log.into_iter().rev() {
         let name = command.get(3).and_then(|key| key.strip_prefix(&prefix));
         if let Some(name) = name {
-            let place = name.trim_start_matches(':').parse().unwrap();
+            let place = name[1..4].parse().unwrap();
             if !renewed.contains(&place) {
                 renewed.push(place);
             }
         }
     }
     assert!(!renewed.is_empty());
-    assert!(renewed.is_sorted(), "{renewed:?}");
+    assert!(
+        renewed.is_sorted_by_key(|&place| ends[place]),
+        "{renewed:?}"
+    );
     drop(guards);
 }
 

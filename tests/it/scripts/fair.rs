@@ -568,11 +568,15 @@ fn many_dead_are_removed_at_once() {
         &["new a | taken | a | |", "new b | busy | a | b |"],
     );
     let [_, queue, timeouts, alive, _] = fair.keys();
-    for n in 0..200 {
-        let ticket = format!("c:{n}");
-        let () = server.ask(&["LPUSH", &queue, &ticket]);
-        let () = server.ask(&["ZADD", &timeouts, "1", &ticket]);
-        let () = server.ask(&["ZADD", &alive, "1", &ticket]);
+    // Three requests: b's place lasts for a second.
+    let dead: Vec<String> = (0..200).map(|n| format!("c:{n}")).collect();
+    let mut push = vec!["LPUSH", &queue];
+    push.extend(dead.iter().map(String::as_str));
+    let () = server.ask(&push);
+    for moments in [&timeouts, &alive] {
+        let mut add = vec!["ZADD", moments];
+        add.extend(dead.iter().flat_map(|ticket| ["1", ticket]));
+        let () = server.ask(&add);
     }
     assert_eq!(fair.step("release a"), "1");
     assert_eq!(fair.step("has b"), "taken");
