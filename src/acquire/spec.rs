@@ -361,21 +361,21 @@ impl LockSpec {
         }
     }
 
-    pub(crate) fn is_locked(&self) -> Result<bool> {
+    pub(crate) fn is_locked(&self, until: Instant) -> Result<bool> {
         if let Some(quorum) = &self.quorum {
-            return self.survey(|until| quorum.is_locked(until));
+            return self.survey(|| quorum.is_locked(until));
         }
         let entry = self.look()?;
-        let state = self.number(entry.protocol.state())?;
+        let state = self.number(entry.protocol.state(), until)?;
         Ok(entry.protocol.is_locked(self.mode, state))
     }
 
-    pub(crate) fn remaining(&self) -> Result<Option<Duration>> {
+    pub(crate) fn remaining(&self, until: Instant) -> Result<Option<Duration>> {
         let ms = match &self.quorum {
-            Some(quorum) => self.survey(|until| quorum.remaining(until))?,
+            Some(quorum) => self.survey(|| quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
-                self.number(entry.protocol.remaining())?
+                self.number(entry.protocol.remaining(), until)?
             }
         };
         Ok(match ms {
@@ -384,15 +384,14 @@ impl LockSpec {
         })
     }
 
-    /// Asks the servers of a quorum, for at most the command timeout.
-    fn survey<T>(&self, ask: impl FnOnce(Instant) -> std::result::Result<T, Short>) -> Result<T> {
+    /// Asks the servers of a quorum.
+    fn survey<T>(&self, ask: impl FnOnce() -> std::result::Result<T, Short>) -> Result<T> {
         self.session().check_open()?;
-        let until = Instant::now() + self.command_timeout;
-        ask(until).map_err(|short| short.into_error("asking a node", &self.name))
+        ask().map_err(|short| short.into_error("asking a node", &self.name))
     }
 
-    fn number(&self, request: Request) -> Result<i64> {
-        let (reply, doing) = self.ask(request)?;
+    fn number(&self, request: Request, until: Instant) -> Result<i64> {
+        let (reply, doing) = self.ask_by(request, until)?;
         self.integer(reply, doing)
     }
 
@@ -405,12 +404,27 @@ impl LockSpec {
     /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
     /// reply, and the purpose of the request.
     pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
-        self.ask_by(request, Instant::now() + self.command_timeout)
+        self.ask_by(request, self.until())
+    }
+
+    /// When a request that is sent now must be answered.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.command_timeout
     }
 
     /// Asks as [`ask`](Self::ask), until `until` at most.
     pub(crate) fn ask_by(&self, request: Request, until: Instant) -> Result<(Value, &'static str)> {
-        self.ask_counting(request, until)
+        self.ask_in(WaitMode::Once, request, until)
+    }
+
+    /// Asks as [`ask_by`](Self::ask_by), as a part of `wait`.
+    pub(crate) fn ask_in(
+        &self,
+        wait: WaitMode,
+        request: Request,
+        until: Instant,
+    ) -> Result<(Value, &'static str)> {
+        self.ask_counting(wait, request, until)
             .map(|(reply, doing, _)| (reply, doing))
     }
 
@@ -427,8 +441,8 @@ impl LockSpec {
         session.check_open()?;
         let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
         let request = make(protocol, &keys, &session.remember_ms(self.command_timeout));
-        let until = Instant::now() + self.command_timeout;
-        let (reply, doing, sendings) = self.ask_counting(request, until)?;
+        let until = self.until();
+        let (reply, doing, sendings) = self.ask_counting(WaitMode::Once, request, until)?;
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
         if sendings == 1 {
             session.requests.answered(key, keys.number);
@@ -451,7 +465,12 @@ impl LockSpec {
     }
 
     /// Returns the reply, the purpose of the request, and how often it was sent.
-    fn ask_counting(&self, request: Request, until: Instant) -> Result<(Value, &'static str, u32)> {
+    fn ask_counting(
+        &self,
+        wait: WaitMode,
+        request: Request,
+        until: Instant,
+    ) -> Result<(Value, &'static str, u32)> {
         let session = self.session();
         session.check_open()?;
         let doing = request.doing;
@@ -463,25 +482,24 @@ impl LockSpec {
                 undo: None,
             }
         };
-        let stop = || session.is_closed();
+        let stop = || self.must_stop(wait);
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         let answer = answer.map_err(|fault| self.error(doing, fault))?;
         Ok((answer.value, doing, sendings))
     }
 
-    pub(crate) fn force_unlock(&self) -> Result<bool> {
+    pub(crate) fn force_unlock(&self, until: Instant) -> Result<bool> {
         let entry = self.look()?;
         // Read before the request: a hold that is granted after it is not affected, and must not be reported as lost.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let forced = match &self.quorum {
-            Some(quorum) => self.survey(|until| quorum.force(until))?,
+            Some(quorum) => self.survey(|| quorum.force(until))?,
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms(self.command_timeout);
                 // A second one could take the lock from the next holder.
                 let force = entry.protocol.force(keys.own(), &keep_ms).counting();
-                let (reply, doing) = self.ask(force)?;
-                self.integer(reply, doing)? == 1
+                self.number(force, until)? == 1
             }
         };
         if forced {

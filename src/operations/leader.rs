@@ -7,13 +7,16 @@ use super::inspect::{inspect, look};
 use super::processes::Process;
 #[cfg(feature = "serde")]
 use super::serialized;
+use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::shown::Shown;
 use crate::sync::election::Election;
+use crate::time::Deadline;
 
 /// How often an observer asks who leads, and how often while nobody does.
 const EVERY: Duration = Duration::from_secs(1);
 const VACANT: Duration = Duration::from_millis(100);
+const FOREVER: WaitMode = WaitMode::Until(Deadline::NEVER);
 
 /// The leader of an election: see [`Election::leader`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,7 +130,7 @@ impl Leaders {
         self.election
             .pause(std::mem::replace(&mut self.pause, EVERY))?;
         let timeout = self.election.spec().command_timeout;
-        let holder = self.election.holder(Instant::now() + timeout)?;
+        let holder = self.election.holder(FOREVER, Instant::now() + timeout)?;
         if holder.is_none() {
             self.pause = VACANT;
         }

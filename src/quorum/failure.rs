@@ -39,7 +39,7 @@ impl Failure {
     pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         match self {
             Self::One(fault) => fault.into_error(doing, name),
-            Self::Several(short) => short.into_error("asking a node", name),
+            Self::Several(short) => short.into_error(doing, name),
         }
     }
 }

@@ -204,40 +204,51 @@ impl Election {
     }
 
     fn stand(&self, wait: WaitMode) -> Result<Option<Leadership>> {
-        let guard = match self.leftover(wait) {
-            Some(held) => Some(Guard::new(held)),
-            None => self.lock.take(wait)?,
+        let spec = self.spec();
+        spec.check_going(wait)?;
+        let budget = wait.budget(Instant::now(), spec.command_timeout);
+        let guard = match self.leftover(wait, budget.until) {
+            Ok(Some(held)) => Some(Guard::new(held)),
+            // One attempt ends with the time of the questions that preceded it.
+            Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
+                until: budget.until,
+                ends_with_caller: false,
+                waits: false,
+            })?,
+            Err(err) if !budget.ends_with_caller => return Err(err),
+            // Whether the end of the caller's time is an error is decided there.
+            _ => self.lock.take(wait)?,
         };
         Ok(guard.map(|guard| Leadership { guard }))
     }
 
-    /// Takes over from a process of this machine that ended while it led. An error is ignored, since the campaign that
-    /// follows meets the same one.
-    fn leftover(&self, wait: WaitMode) -> Option<GuardInner> {
-        let (spec, now) = (self.spec(), Instant::now());
-        if spec.must_stop(wait) {
-            return None;
-        }
-        let until = wait.budget(now, spec.command_timeout).until;
-        let (leader, _) = self.holder(until).ok()??;
-        let (client, _) = leader.rsplit_once(':')?;
+    /// Takes over from a process of this machine that ended while it led.
+    fn leftover(&self, wait: WaitMode, until: Instant) -> Result<Option<GuardInner>> {
+        let spec = self.spec();
+        let Some((leader, _)) = self.holder(wait, until)? else {
+            return Ok(None);
+        };
+        let Some((client, _)) = leader.rsplit_once(':') else {
+            return Ok(None);
+        };
         // Machines that were started from one image of a running machine look like the same one, and each has processes that
         // the other does not see. A process that still leads is connected.
         if !process::is_gone(client, spec.session().owners.client())
             || !self.is_disconnected(client, until)
         {
-            return None;
+            return Ok(None);
         }
         let mut spec = spec.clone();
         spec.as_thread = Some(owner::no_thread());
-        spec.adopt(&leader, until).ok()
+        // An error is ignored: the lock may have been taken since, and the attempt that follows meets any other error.
+        Ok(spec.adopt(&leader, until).ok())
     }
 
     /// The owner who leads, and the term; `None` if nobody leads.
-    pub(crate) fn holder(&self, until: Instant) -> Result<Option<(String, u64)>> {
+    pub(crate) fn holder(&self, wait: WaitMode, until: Instant) -> Result<Option<(String, u64)>> {
         let spec = self.spec();
         let entry = spec.unregistered_entry()?;
-        let (reply, doing) = spec.ask_by(fenced::holder(&entry.protocol), until)?;
+        let (reply, doing) = spec.ask_in(wait, fenced::holder(&entry.protocol), until)?;
         let holder = script::holder(reply);
         holder.map_err(|unexpected| spec.session().error(doing, &spec.name, unexpected))
     }

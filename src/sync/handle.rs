@@ -59,6 +59,13 @@ impl<A: AnyKind> Handle<A> {
         Ok(held.map(Guard::new))
     }
 
+    /// The parts, and when the last of them must have answered a question that is asked of each.
+    fn survey(&self) -> Result<(&[LockSpec], Instant)> {
+        let parts = self.target.checked()?;
+        let last = parts.iter().map(LockSpec::until).max();
+        Ok((parts, last.unwrap_or_else(Instant::now)))
+    }
+
     /// Waits until the calling thread holds the lock.
     ///
     /// Blocks without limit while others hold it, and at most for the client's command timeout (3 s unless set) while
@@ -399,8 +406,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn is_locked(&self) -> Result<bool> {
-        for part in self.target.checked()? {
-            if part.is_locked()? {
+        let (parts, until) = self.survey()?;
+        for part in parts {
+            if part.is_locked(until)? {
                 return Ok(true);
             }
         }
@@ -454,9 +462,10 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let (parts, until) = self.survey()?;
         let mut longest = None;
-        for part in self.target.checked()? {
-            longest = longest.max(part.remaining()?);
+        for part in parts {
+            longest = longest.max(part.remaining(until)?);
         }
         Ok(longest)
     }
@@ -483,9 +492,10 @@ impl<A: AnyKind> Handle<A> {
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that holds
     /// something else, which is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
+        let (parts, until) = self.survey()?;
         let mut forced = false;
-        for part in self.target.checked()? {
-            forced |= part.force_unlock()?;
+        for part in parts {
+            forced |= part.force_unlock(until)?;
         }
         Ok(forced)
     }

@@ -75,6 +75,9 @@ impl Nodes {
             {
                 Fault::Unknown(err)
             }
+            Fault::Stopped | Fault::Closed if may_have_counted => {
+                Fault::Unknown(closed_too_early())
+            }
             fault => fault,
         })
     }
@@ -244,7 +247,7 @@ impl Nodes {
         Fault::Unknown(match self.unanswered(to, fault, refused_for_now) {
             Ok(why) => why,
             Err(Fault::Late(why) | Fault::Unreachable(why) | Fault::Refused(why)) => why,
-            Err(_) => socket::timed_out("the client was closed before the reply arrived"),
+            Err(_) => closed_too_early(),
         })
     }
 
@@ -289,6 +292,11 @@ impl Nodes {
             }
         }
     }
+}
+
+/// Why the outcome of a call is unknown that was sent before its client was closed.
+fn closed_too_early() -> RedisError {
+    socket::timed_out("the client was closed before the reply arrived")
 }
 
 /// Adds what the first keys hold to a refusal whose reason is the type of a key, since the server does not name the key.

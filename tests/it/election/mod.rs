@@ -8,7 +8,9 @@ use std::time::Instant;
 use crossbeam_channel::bounded;
 use nix::sys::signal::Signal;
 use redis::cmd;
-use redlatch::{CancelToken, Client, Config, Error, GuardedScript, Leadership, LossReason};
+use redlatch::{
+    CancelToken, Client, Config, Election, Error, GuardedScript, Leadership, LossReason,
+};
 
 use crate::support::cluster::Cluster;
 use crate::support::sentinel::{Deployment, ask};
@@ -232,6 +234,37 @@ fn an_election_ends_with_its_term_its_token_and_its_client() {
         assert!(matches!(waits.join().unwrap(), Err(Error::Closed)));
     });
     drop(held);
+}
+
+timed!(a_campaign_on_a_frozen_server_takes_one_timeout_and_can_be_cancelled);
+fn a_campaign_on_a_frozen_server_takes_one_timeout_and_can_be_cancelled() {
+    let server = Server::start();
+    let [client, other] = [(); 2].map(|()| {
+        let client = open(&server);
+        let election = client.election("frozen");
+        election.campaign().unwrap().resign().unwrap();
+        client
+    });
+    server.freeze();
+    let patient = other.election("frozen").command_timeout(LONG);
+    let (stop, asked) = (CancelToken::new(), other.stats().commands);
+    scoped(|scope| {
+        let waits = scope.spawn(|| patient.clone().cancel_on(&stop).campaign());
+        eventually("it asks", || other.stats().commands > asked);
+        stop.cancel();
+        let ended = in_time("a cancelled campaign", BY_MESSAGE, || waits.join().unwrap());
+        assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+    });
+    assert!(patient.try_campaign_for(ms(100)).unwrap().is_none());
+    let election = client.election("frozen").command_timeout(ms(200));
+    for campaign in [Election::try_campaign, |election: &Election| {
+        election.campaign().map(Some)
+    }] {
+        // The first question ends the campaign.
+        let err = campaign(&election).unwrap_err();
+        assert!(err.to_string().contains("asking who leads"), "{err}");
+    }
+    server.thaw();
 }
 
 timed!(observers_see_who_leads_and_that_nobody_does);

@@ -616,6 +616,24 @@ fn requests_whose_replies_are_lost_count_once() {
     assert_eq!(kept.count(), 4);
 }
 
+#[test]
+fn a_request_that_was_sent_before_its_client_was_closed_may_have_counted() {
+    let server = Server::start();
+    let client = Client::open(Config::new(server.url()).command_timeout(LONG)).unwrap();
+    let latch = client.latch("closed");
+    assert!(latch.try_set_count(1).unwrap());
+    server.freeze();
+    thread::scope(|scope| {
+        let asked = client.stats().commands;
+        let counts = scope.spawn(|| latch.count_down());
+        eventually("it is sent", || client.stats().commands > asked);
+        client.close(ms(50)).unwrap_err();
+        let err = counts.join().unwrap().unwrap_err();
+        assert!(err.may_have_run(), "{err}");
+    });
+    server.thaw();
+}
+
 timed!(the_last_count_down_wakes_though_its_reply_is_lost);
 fn the_last_count_down_wakes_though_its_reply_is_lost() {
     let server = Server::start();

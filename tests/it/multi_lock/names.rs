@@ -102,7 +102,7 @@ fn names_are_a_set() {
     left(&server, &[]);
 }
 
-#[test]
+timed!(however_many_names_they_are_one_write_each_way);
 fn however_many_names_they_are_one_write_each_way() {
     let server = Server::start();
     let client = open(&server.url());
@@ -480,6 +480,20 @@ fn an_acquire_of_unknown_outcome_is_undone() {
         taken.join().unwrap();
     });
     left(&server, &[]);
+}
+
+timed!(a_question_to_all_members_ends_with_the_timeout);
+fn a_question_to_all_members_ends_with_the_timeout() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let lock = open(&proxy.url()).multi_lock(three());
+    assert!(!lock.is_locked().unwrap());
+    // Each member answers in time, all three do not.
+    proxy.set(Target::Link, Mode::Delay(ms(250)));
+    let lock = lock.command_timeout(ms(500));
+    assert!(lock.is_locked().is_err());
+    assert!(lock.remaining_lease().is_err());
+    assert!(lock.force_unlock().is_err());
 }
 
 #[test]
