@@ -445,11 +445,11 @@ fn a_lost_message_is_made_good() {
     );
     assert!(net.client.stats().resubscriptions >= 1);
 
-    // A silent connection gives no sign that messages are lost. Three hand-overs wait for a poll each.
+    // A silent connection gives no sign that messages are lost. Both hand-overs wait for a poll.
     let rescues = net.client.stats().missed_messages;
     let guard = net.other.fair_lock(&net.name).lock().unwrap();
     let mut line = Line::new(&net.server, &net.name);
-    for _ in 0..3 {
+    for _ in 0..2 {
         line.join_with(net.client.fair_lock(&net.name));
     }
     line.all_parked();
@@ -457,9 +457,10 @@ fn a_lost_message_is_made_good() {
     let begun = Instant::now();
     drop(guard);
     line.served_in_order();
-    // A waiter polls 1 s after its last request; the pings of the subscriber do not wake it.
+    // A waiter polls 1 s after its request, and again 2 s later: the first poll of the second may precede the release of
+    // the first. The pings of the subscriber wake no waiter.
     let took = begun.elapsed();
-    assert!(took < 3 * ms(1_000) + loosely(SLACK), "{took:?}");
+    assert!(took < ms(1_000 + 2_000) + loosely(SLACK), "{took:?}");
     assert!(net.client.stats().missed_messages > rescues);
     nothing_left(&net.server);
 }

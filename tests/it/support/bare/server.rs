@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, fmt, fs, io, thread};
 
@@ -112,8 +112,8 @@ pub(crate) fn clients_named(list: &str, role: &str) -> impl Iterator<Item = Clie
 /// A private `redis-server` on a loopback port and a Unix socket. Dropping it kills the process or leaves it to another
 /// test.
 ///
-/// If the test panics, the server's log goes to stderr. Helpers that send commands open a new connection each time, so
-/// that they work across [`restart`](Self::restart).
+/// If the test panics, the server's log goes to stderr. Helpers that send commands keep one connection, since many tests
+/// ask every few milliseconds, and open another once that is closed, so that they work across [`restart`](Self::restart).
 pub(crate) struct Server {
     /// `None` only during the drop.
     process: Option<Process>,
@@ -123,6 +123,8 @@ pub(crate) struct Server {
     /// How clients reach the server.
     deployment: Deployment,
     services: Services,
+    /// The connection of the helpers, while none uses it.
+    kept: Mutex<Option<Connection>>,
 }
 
 impl Server {
@@ -247,6 +249,7 @@ impl Server {
             lasts: AtomicBool::new(false),
             deployment: Deployment::Single,
             services: Services::default(),
+            kept: Mutex::default(),
         }
     }
 
@@ -400,7 +403,7 @@ impl Server {
         connection_to(&self.url())
     }
 
-    /// Sends one command on a new connection.
+    /// Sends one command.
     ///
     /// # Panics
     ///
@@ -410,7 +413,7 @@ impl Server {
         self.ask(command)
     }
 
-    /// Sends one command on a new connection; returns the reply as the type that the caller chooses.
+    /// Sends one command; returns the reply as the type that the caller chooses.
     #[track_caller]
     pub(crate) fn ask<T: FromRedisValue>(&self, command: &[&str]) -> T {
         match self.try_ask(command) {
@@ -421,9 +424,24 @@ impl Server {
 
     /// [`ask`](Self::ask) that returns a rejection as an error.
     pub(crate) fn try_ask<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
-        redis::cmd(command[0])
-            .arg(&command[1..])
-            .query(&mut try_connection_to(&self.url())?)
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(&command[1..]);
+        let kept = self.kept.lock().expect("a kept connection").take();
+        let ask = |mut con: Connection| {
+            let reply = cmd.query(&mut con);
+            // After a timeout the reply may still come.
+            if !matches!(&reply, Err(err) if err.is_io_error()) {
+                *self.kept.lock().expect("a kept connection") = Some(con);
+            }
+            reply
+        };
+        if let Some(con) = kept {
+            match ask(con) {
+                Err(err) if err.is_connection_dropped() => {}
+                reply => return reply,
+            }
+        }
+        ask(try_connection_to(&self.url())?)
     }
 
     /// The integer stored under `key`; 0 if the key does not exist.
@@ -582,6 +600,7 @@ impl fmt::Debug for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.services.forget();
+        self.kept.lock().expect("a kept connection").take();
         let lasts = self.alive && self.lasts.load(Ordering::Relaxed) && !thread::panicking();
         if lasts && pool::clean(&self.unix_url()) {
             let process = self.process.take();
