@@ -50,8 +50,9 @@ const LAST: Duration = Duration::from_millis(50);
 /// 1. A contender counts in `_contending` from before its first request until its hold is accepted or its last request
 ///    undone. Closing the client waits for that, so no hold is left behind unnoticed.
 /// 2. However a contender ends, `Drop` gives up its place or note and lets the next thread of the process ask.
-/// 3. A request of unknown outcome is undone, and its number is not used again. A place is the exception: without it in
-///    the queue, a request with its number neither joins the queue nor takes the lock, so it may be sent again.
+/// 3. A request of unknown outcome is undone, and its number is not used again. A contender with a
+///    [place](crate::hold::places) is the exception: its request has the number of the place and may be sent again,
+///    because Redis ignores the request once the place is gone from the queue.
 pub(crate) struct Contender<'a> {
     lock: &'a LockSpec,
     entry: Arc<Entry>,
@@ -59,7 +60,8 @@ pub(crate) struct Contender<'a> {
     wait: WaitMode,
     /// The thread's exclusive hold, if it takes a shared one as well.
     under: Option<Arc<Hold>>,
-    /// The number of its place in the queue, if Redis keeps one and the contender has a place.
+    /// The number of the contender's place in the queue that Redis keeps, if it has one: see
+    /// [`places`](crate::hold::places).
     place: Option<OwnerNumber>,
     /// The notes by which readers and writers take turns.
     turn: Option<Turn>,
@@ -303,8 +305,8 @@ impl<'a> Contender<'a> {
         let entry = Arc::clone(&self.entry);
         let hold = Arc::new(Hold::new(entry, mode, number, params.lease, params.ttl));
         session.replicate(&mut request, self.lock.command_timeout);
-        // With a place the request may be sent again with the same number. The undo would remove the place, so it is
-        // sent only when the contender gives up.
+        // A contender with a place sends its request again with the same number. An undo would remove the place, so it
+        // is sent only when the contender gives up.
         let is_undone = self.place.is_none();
         let undo = is_undone.then(|| Arc::clone(&hold) as Arc<dyn Undo>);
         *asked = Some(hold);
@@ -416,9 +418,9 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
         let last_release = state.lock.last_release();
-        // The subscription of this wait may still be open, and so may that of an earlier one. No other process releases
-        // the lock while this one holds it, so it costs nothing until the release, which ends it and does not count it.
-        // On the channel of a place, which belongs to one waiter, nothing is counted.
+        // A subscription may still be open: that of this wait, or of an earlier one. The subscription ends by itself
+        // about `LINGER` after its wait. If it is open at the release, `is_heard_by_us` takes it out of the count of
+        // listeners. On the channel of a place, which belongs to one waiter, nothing is counted.
         let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
         if may_linger && self.is_notified_with_others() {
             hold.record_subscription();

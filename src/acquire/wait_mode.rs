@@ -48,7 +48,7 @@ impl WaitMode {
         matches!(self, Self::Until(_))
     }
 
-    /// The caller's deadline; never for a single attempt.
+    /// When the wait, or the joint attempt, ends. A single attempt has no deadline.
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,

@@ -8,6 +8,14 @@
 //!                                       n > 1: a debt of n tenures ─► pause for a tenure ─► ask, or the debt is over
 //! ```
 //!
+//! Example with a tenure of 5 ms: the last release of the tenure has notified 3 other processes. The thread pauses for
+//! 1 ms and asks.
+//!
+//! - If it is granted the lock, nobody else wanted it, and nothing is owed.
+//! - If it is refused, the debt is 3 tenures: it is over 15 ms after the reply to that release. Until then each message
+//!   says that another process has released the lock, and that the next process may ask. So the thread pauses for 5 ms,
+//!   or for what is left of the 15 ms, before it asks again. Later messages are followed by a question at once.
+//!
 //! The [debt](crate::local::cohort) belongs to the process: each call checks it before its first question and after
 //! each message.
 
@@ -75,9 +83,8 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let most = if wait.asks_again() { left } else { PAUSE };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
-    // A message that arrives during the pause means that others take turns. Only the messages before the pause count as
-    // heard, so the thread pauses again. If the pause was cut short, there is no time for another: all messages until now
-    // count as heard, and the thread asks.
+    // A message during the pause calls for another pause, so it does not count as heard. After a shortened pause there is
+    // no time for one, so all messages count as heard.
     *messages_at_pause = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,

@@ -44,13 +44,15 @@ const SLICE: Duration = Duration::from_millis(5);
 /// The most entries handled without a pause, so that with very many of them renewals are sent in between.
 const PORTION: usize = 4096;
 
-/// How long after a request the housekeeping begins, and for how long it runs at most. Housekeeping reads replies for
-/// which no thread waits, and drops idle entries.
+/// Housekeeping begins this long after the first request for it, so that one run serves many requests. A run lasts no
+/// longer than this. Housekeeping reads replies for which no thread waits, and drops idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
-/// A span that is short beside the lease: this part of it, and at most this long. A renewal may be sent earlier by that
-/// span, together with others; the holds of other masters wait so long for the answers of one; a renewal that failed
-/// waits so long until it is sent again.
+/// A span that is short beside the lease: the lease divided by the first number, but at most the duration.
+///
+/// - Renewals that are due within the span are sent together with those that are due now.
+/// - The thread waits for the answers to a batch for about the span, so a slow master delays others by no more.
+/// - A renewal that failed is sent again after the span.
 const SLACK: (u32, Duration) = (60, Duration::from_millis(500));
 
 /// The work besides renewals that the thread does for its client.
@@ -109,18 +111,18 @@ impl Watchdog {
     }
 
     /// Schedules a hold, or places, for `due`, of `time::nanos`, unless the hold is over.
-    pub(crate) fn arm(&self, its: impl Into<Renewal>, due: u64) {
-        let its = its.into();
+    pub(crate) fn arm(&self, renewal: impl Into<Renewal>, due: u64) {
+        let renewal = renewal.into();
         let mut state = self.state.lock();
         // With the mutex held: a thread that ends the hold changes its state first and then takes this mutex to disarm
         // it. So either the end is seen here, or that thread removes what is added here.
-        if !its.is_held() {
-            return state.schedule.disarm(&its);
+        if !renewal.is_held() {
+            return state.schedule.disarm(&renewal);
         }
         // The holder may have shortened the lease, and have armed the hold, since `due` was computed. Without this, that
         // end would be replaced by a later moment, and the loss reported late.
-        let due = its.look_again(due);
-        state.schedule.arm(its, due);
+        let due = renewal.look_again(due);
+        state.schedule.arm(renewal, due);
         let is_prepared = state.is_prepared;
         self.wake_at(state, due);
         if !is_prepared {
@@ -128,20 +130,20 @@ impl Watchdog {
         }
     }
 
-    /// Queues `its` for renewal, unless it is over, and schedules it for its end.
-    fn queue(&self, its: &Renewal, now: Instant) {
+    /// Queues `renewal`, unless it is over, and schedules it for its end.
+    fn queue(&self, renewal: &Renewal, now: Instant) {
         let mut state = self.state.lock();
-        match its.is_held() {
+        match renewal.is_held() {
             // The end is read with the mutex held, as in `arm`.
-            true => state.schedule.queue(its, its.ends(now)),
-            false => state.schedule.disarm(its),
+            true => state.schedule.queue(renewal, renewal.ends(now)),
+            false => state.schedule.disarm(renewal),
         }
     }
 
     /// Takes a hold, or places, off the schedule. The hold must be over, or the watchdog's thread may put it back: rule
     /// 4 at [`Hold`].
-    pub(crate) fn disarm(&self, its: impl Into<Renewal>) {
-        self.state.lock().schedule.disarm(&its.into());
+    pub(crate) fn disarm(&self, renewal: impl Into<Renewal>) {
+        self.state.lock().schedule.disarm(&renewal.into());
     }
 
     /// Makes the thread run the housekeeping shortly.
@@ -181,7 +183,7 @@ impl Watchdog {
     pub(crate) fn unconfirmed(&self) -> Option<(Arc<Hold>, Duration)> {
         let all = self.state.lock().schedule.all();
         let now = Instant::now();
-        let holds = all.into_iter().filter_map(|its| match its {
+        let holds = all.into_iter().filter_map(|renewal| match renewal {
             Renewal::Hold(hold) => Some((hold.unconfirmed_for(now)?, hold)),
             Renewal::Places(_) => None,
         });
@@ -198,7 +200,7 @@ impl Watchdog {
     /// Takes everything off the schedule, and returns the holds.
     pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
         let all = self.state.lock().schedule.take_all();
-        let holds = all.into_iter().filter_map(|its| match its {
+        let holds = all.into_iter().filter_map(|renewal| match renewal {
             Renewal::Hold(hold) => Some(hold),
             Renewal::Places(_) => None,
         });
@@ -327,8 +329,9 @@ pub(crate) fn run(task: Task) {
             Err(_) => {
                 // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed
                 // again.
-                if let Some(its) = thread.in_hand.take() {
-                    task.watchdog.arm(its, time::nanos(Instant::now() + SLICE));
+                if let Some(renewal) = thread.in_hand.take() {
+                    task.watchdog
+                        .arm(renewal, time::nanos(Instant::now() + SLICE));
                 }
                 task.watchdog.housekeep_soon();
                 report!(
@@ -387,16 +390,16 @@ impl WatchdogThread {
         let Task { watchdog, .. } = &*self.task;
         let now = Instant::now();
         for _ in 0..PORTION {
-            let Some((due, its)) = watchdog.take_due(now, early) else {
+            let Some((due, renewal)) = watchdog.take_due(now, early) else {
                 break;
             };
             // Off the schedule from here until `arm` or `queue`. A thread that ends the hold in between finds nothing to
             // disarm, and these two then find the hold over.
-            let its = self.in_hand.insert(its);
-            match its.attend(now) {
+            let renewal = self.in_hand.insert(renewal);
+            match renewal.attend(now) {
                 // The hold was released or lost since it became due, so it stays off the schedule.
                 Duty::Nothing => {}
-                Duty::Wait(until) => watchdog.arm(its.clone(), until),
+                Duty::Wait(until) => watchdog.arm(renewal.clone(), until),
                 Duty::Renew => {
                     // Measured from when the renewal was due, so that a delay of this thread by the system counts as
                     // well.
@@ -404,9 +407,9 @@ impl WatchdogThread {
                     let late = u64::try_from(late).unwrap_or(u64::MAX);
                     self.task.counters.renewal_lateness_max_us.max(late);
                     self.task.counters.lateness.add(late, now);
-                    watchdog.queue(its, now);
+                    watchdog.queue(renewal, now);
                 }
-                Duty::Lose(reason) => self.task.lose(its, reason),
+                Duty::Lose(reason) => self.task.lose(renewal, reason),
             }
         }
         self.in_hand = None;
@@ -421,8 +424,8 @@ impl Task {
     }
 
     /// Reports the loss of a hold, unless a renewal was confirmed just before.
-    fn lose(&self, its: &Renewal, reason: LossReason) {
-        if let Renewal::Hold(hold) = its {
+    fn lose(&self, renewal: &Renewal, reason: LossReason) {
+        if let Renewal::Hold(hold) = renewal {
             self.client.lose(hold, reason);
             // The holder, or a thread that reads the answer of a part, has confirmed a renewal in between. The entry
             // was taken off the schedule, so it is put back.

@@ -200,7 +200,7 @@ pub(crate) enum Left<W, H> {
 /// Rules on which the callers rely; the tests walk through all short schedules and check them:
 ///
 /// 1. With [`Order::Local`], a thread that asks for an exclusive hold is the only one of the process that asks, and no
-///    thread of the process holds.
+///    thread of the process holds; except a thread that adopts a hold ([`ask_beside`](Self::ask_beside)).
 /// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter, for which the
 ///    caller stores a wakeup before it releases the mutex of the entry. So a thread whose `withdraw` finds nothing has
 ///    a wakeup.
@@ -240,9 +240,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.tenure()
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A reader asks Redis beside a
-    /// reader that asks already if it does not wait, or if it passes writers: the other reader may be behind a writer
-    /// of another process.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask although
+    /// another reader asks already, if the new one does not wait or passes writers: the other reader may be behind a
+    /// writer of another process.
     pub(crate) fn enter(
         &mut self,
         thread: u64,

@@ -77,7 +77,8 @@ pub(super) struct InFlight {
     awaiting: VecDeque<Arc<Call>>,
     /// How many calls were queued over this connection.
     queued: u64,
-    /// The value of `queued` behind the last batch from the ledger: with as many answered, the batch is.
+    /// The value of `queued` when the last batch from the ledger had been queued. Once that many calls are answered, so is the
+    /// batch.
     batch_ends: u64,
     /// When the last reply came, or a command was sent while none was due.
     pub(super) last_heard: Instant,
@@ -210,9 +211,11 @@ impl Pipeline {
         in_flight.batch_ends = in_flight.queued;
     }
 
-    /// Returns the command for which an attempt has to wait, once, before it is sent: the last one in flight, if there are
-    /// [`AT_ONCE`] or more and the last undo has no reply. Without that wait, threads with short time limits would send attempts
-    /// and undos faster than the server executes them. With it, each thread adds at most one attempt to the backlog.
+    /// The call that ends the backlog; `None` if there is no backlog. There is one if the last undo has no reply and
+    /// [`AT_ONCE`] or more calls are in flight.
+    ///
+    /// An attempt waits for this call once before it is sent, so each thread adds at most one attempt to the backlog. Threads
+    /// with short time limits would otherwise send attempts and undos faster than the server executes them.
     pub(super) fn backlog_end(&mut self) -> Option<Arc<Call>> {
         self.last_undo.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;

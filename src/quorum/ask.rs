@@ -8,14 +8,19 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that was refused checks first when it asks again, and requests the lock only if a majority of nodes has it
-//! free, or if a release was announced since. An attempt that takes a minority for a moment would be in the way of
-//! others.
+//! A caller that was refused first looks, without requesting anything, when it asks again. The caller requests the lock
+//! only if a majority of nodes is free, or if a release was announced since: a request that gets a minority of the
+//! nodes for a moment may keep others from a majority.
 //!
-//! Other callers may have been refused because of a minority that an attempt took for a moment, and wait for a message.
-//! So the release of a minority is announced, unless the caller asks again within milliseconds: silence spares the
-//! waiters useless questions, and one of the callers that ask again gets the lock. If such a caller gives up in its
-//! pause instead, the others find out when they look.
+//! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
+//!
+//! - A majority may have kept the lock for the attempt, for example if the grant came too late.
+//! - The caller does not ask again within milliseconds. Others may have been refused because of the minority that the
+//!   attempt had for a moment, and wait for a message.
+//!
+//! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets
+//! the lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free
+//! when they ask again by themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -200,7 +200,8 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost, and sends the undo of the acquire: rule 2.
+                // The connection was lost: rule 2. If the socket still worked, the undo was written behind the acquire.
+                // Otherwise the release of the whole hold removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(None) => {

@@ -62,8 +62,11 @@ impl Drop for Sent {
 }
 
 impl WatchdogThread {
-    /// Sends the renewals that are queued by now and waits for the answers, but only shortly for those of a slow
-    /// master. A renewal that is queued during that waits for the next call, so that the thread gets to its other work.
+    /// Sends the queued renewals in batches, and waits shortly for the answers to each batch: a slow master delays the
+    /// others by no more than that.
+    ///
+    /// The number of batches is fixed at the start, so a renewal that is queued later waits for the next call. Otherwise
+    /// a stream of new renewals would keep the thread from its other work.
     pub(super) fn renew(&mut self) {
         // Answers to an earlier batch may have arrived since, and decide whether their masters take more requests now.
         if !self.under_way.is_empty() {
@@ -128,33 +131,34 @@ impl WatchdogThread {
 
     /// Queues a request for its master, unless an earlier batch is unanswered there: over the connection for renewals,
     /// or over that for commands if the former cannot be made within a moment.
-    fn submit(&mut self, mut its: Sent) {
+    fn submit(&mut self, mut sent: Sent) {
         let task = Arc::clone(&self.task);
-        let master = task.nodes.destination(&its.call);
-        let is_behind = |other: &Sent| Some(other.call.node()) == master && other.begun < its.begun;
+        let master = task.nodes.destination(&sent.call);
+        let is_behind =
+            |other: &Sent| Some(other.call.node()) == master && other.begun < sent.begun;
         // The master is slow. More requests would only wait behind the earlier ones, and each would be sent again.
         if self.under_way.iter().any(is_behind) {
-            return self.postpone(its);
+            return self.postpone(sent);
         }
-        let queue = |its: &Sent| its.over.submit(&its.call).is_some();
-        its.over = Arc::clone(&task.nodes);
-        let mut is_queued = queue(&its);
+        let queue = |sent: &Sent| sent.over.submit(&sent.call).is_some();
+        sent.over = Arc::clone(&task.nodes);
+        let mut is_queued = queue(&sent);
         if !is_queued && !self.away.contains(&master) {
             let until = Instant::now() + SLICE;
             // A master without a connection goes into `away`, so the next requests of this round do not wait for it.
-            is_queued = its.over.up(&its.call, until, &|| false).is_ok() && queue(&its);
+            is_queued = sent.over.up(&sent.call, until, &|| false).is_ok() && queue(&sent);
             if !is_queued {
                 self.away.push(master);
             }
         }
         // A client that can acquire can also renew, although its other connection cannot be made.
         if !is_queued {
-            its.over = Arc::clone(&task.commands);
-            is_queued = queue(&its);
+            sent.over = Arc::clone(&task.commands);
+            is_queued = queue(&sent);
         }
         match is_queued {
-            true => self.under_way.push_back(its),
-            false => self.postpone(its),
+            true => self.under_way.push_back(sent),
+            false => self.postpone(sent),
         }
     }
 
@@ -162,18 +166,18 @@ impl WatchdogThread {
     /// it is looked at again with the next batch, but not waited for.
     fn settle_all(&mut self, begun: Instant, until: Instant) {
         loop {
-            for its in &self.under_way {
-                its.over.at(&its.call).flush(true);
+            for sent in &self.under_way {
+                sent.over.at(&sent.call).flush(true);
             }
             self.read(begun, until);
             for _ in 0..self.under_way.len() {
-                if let Some(its) = self.under_way.pop_front() {
-                    self.settle(its);
+                if let Some(sent) = self.under_way.pop_front() {
+                    self.settle(sent);
                 }
             }
             // While this thread waits for answers, a lease may end.
             let goes_on = self.dispatch(Duration::ZERO);
-            let is_left = self.under_way.iter().any(|its| its.begun >= begun);
+            let is_left = self.under_way.iter().any(|sent| sent.begun >= begun);
             if !is_left || !goes_on || Instant::now() >= until {
                 break;
             }
@@ -188,64 +192,64 @@ impl WatchdogThread {
     fn read(&self, begun: Instant, until: Instant) {
         // Waiting for the last request of each node reads the answers to the earlier ones as well.
         let mut nodes = Vec::new();
-        for its in self.under_way.iter().rev() {
-            let to = its.over.at(&its.call);
+        for sent in self.under_way.iter().rev() {
+            let to = sent.over.at(&sent.call);
             if !nodes.iter().any(|node| Arc::ptr_eq(node, to)) {
                 nodes.push(Arc::clone(to));
                 let now = Instant::now();
-                let slice = match its.begun >= begun {
+                let slice = match sent.begun >= begun {
                     true => until.min(now + SLICE),
                     false => now,
                 };
-                to.wait_a_slice(&its.call, slice);
+                to.wait_a_slice(&sent.call, slice);
             }
         }
     }
 
     /// Handles the answer, if there is one.
-    fn settle(&mut self, its: Sent) {
-        match its.call.outcome() {
+    fn settle(&mut self, sent: Sent) {
+        match sent.call.outcome() {
             // The request went over the connection for commands, which is silent, and the connection for renewals stands
-            // again. Dropping `its` makes the holds due again: see `Sent`. A late answer is not needed.
-            None if Arc::ptr_eq(&its.over, &self.task.commands)
-                && its.begun + 2 * SLICE < Instant::now()
-                && self.task.nodes.at(&its.call).generation().is_some() => {}
-            None => self.under_way.push_back(its),
+            // again. Dropping `sent` makes the holds due again: see `Sent`. A late answer is not needed.
+            None if Arc::ptr_eq(&sent.over, &self.task.commands)
+                && sent.begun + 2 * SLICE < Instant::now()
+                && self.task.nodes.at(&sent.call).generation().is_some() => {}
+            None => self.under_way.push_back(sent),
             Some(Err(err)) => {
-                report!(Debug, "renewing {} locks failed: {err}", its.holds.len());
+                report!(Debug, "renewing {} locks failed: {err}", sent.holds.len());
                 // The outcome is unknown, and a renewal may be repeated: it sets the time to live and adds nothing.
-                its.over.lost();
-                self.postpone(its);
+                sent.over.lost();
+                self.postpone(sent);
             }
-            Some(Ok(answer)) => self.judge(its, answer.value, answer.sent_at),
+            Some(Ok(answer)) => self.judge(sent, answer.value, answer.sent_at),
         }
     }
 
     /// The server has answered a request.
-    fn judge(&mut self, mut its: Sent, reply: Value, sent_at: Instant) {
+    fn judge(&mut self, mut sent: Sent, reply: Value, sent_at: Instant) {
         // Several replies in one: each hold reads its own, which may be an error.
         if matches!(reply, Value::Array(_)) {
-            return self.answered(its, reply, sent_at);
+            return self.answered(sent, reply, sent_at);
         }
-        let from = its.over.at(&its.call);
+        let from = sent.over.at(&sent.call);
         let generation = from.generation().unwrap_or_default();
-        let over = &its.over;
-        let err = match over.verdict(reply, &its.call, RequestKind::Kept, from, generation) {
-            Verdict::Answer(value) => return self.answered(its, value, sent_at),
-            Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(its),
+        let over = &sent.over;
+        let err = match over.verdict(reply, &sent.call, RequestKind::Kept, from, generation) {
+            Verdict::Answer(value) => return self.answered(sent, value, sent_at),
+            Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(sent),
             // A node from which a slot is moving away rejects a request for several keys if it no longer has all of
             // them, but serves each key that it still has: that error is handled one by one, below. All others are
             // retried together.
-            Verdict::Later(err) if its.holds.len() > 1 && reach(&err) != Reach::Keys => {
-                report!(Debug, "renewing {} locks failed: {err}", its.holds.len());
-                return self.postpone(its);
+            Verdict::Later(err) if sent.holds.len() > 1 && reach(&err) != Reach::Keys => {
+                report!(Debug, "renewing {} locks failed: {err}", sent.holds.len());
+                return self.postpone(sent);
             }
             Verdict::Later(err) | Verdict::Never(err) => err,
         };
-        if its.holds.len() > 1 {
-            return self.one_by_one(its, &err);
+        if sent.holds.len() > 1 {
+            return self.one_by_one(sent, &err);
         }
-        for hold in its.holds.drain(..) {
+        for hold in sent.holds.drain(..) {
             let next = hold.answered(Err(err.clone()), sent_at);
             self.done(hold, next);
         }
@@ -253,27 +257,27 @@ impl WatchdogThread {
 
     /// Sends a request of its own for each hold: the user may have lost the right to one of them, which must not fail
     /// the others.
-    fn one_by_one(&mut self, mut its: Sent, why: &dyn std::fmt::Debug) {
+    fn one_by_one(&mut self, mut sent: Sent, why: &dyn std::fmt::Debug) {
         report!(
             Debug,
             "renewing several locks in one request failed: {why:?}; renewing each alone"
         );
-        for hold in its.holds.drain(..) {
-            self.send(vec![hold.request()], vec![hold], its.begun);
+        for hold in sent.holds.drain(..) {
+            self.send(vec![hold.request()], vec![hold], sent.begun);
         }
     }
 
     /// Hands each hold its part of the reply.
-    fn answered(&mut self, mut its: Sent, value: Value, sent_at: Instant) {
+    fn answered(&mut self, mut sent: Sent, value: Value, sent_at: Instant) {
         let replies = match value {
-            value if its.holds.len() == 1 => vec![value],
-            Value::Array(replies) if replies.len() == its.holds.len() => replies,
+            value if sent.holds.len() == 1 => vec![value],
+            Value::Array(replies) if replies.len() == sent.holds.len() => replies,
             // The number of replies is wrong, so they cannot be matched with the holds.
-            odd => return self.one_by_one(its, &odd),
+            odd => return self.one_by_one(sent, &odd),
         };
-        its.holds.reverse();
+        sent.holds.reverse();
         for reply in replies {
-            if let Some(hold) = its.holds.pop() {
+            if let Some(hold) = sent.holds.pop() {
                 let next = hold.answered(reply.extract_error(), sent_at);
                 self.done(hold, next);
             }
@@ -296,8 +300,8 @@ impl WatchdogThread {
     }
 
     /// Renews these holds again after a pause.
-    fn postpone(&self, mut its: Sent) {
-        for hold in its.holds.drain(..) {
+    fn postpone(&self, mut sent: Sent) {
+        for hold in sent.holds.drain(..) {
             self.rest(hold);
         }
         self.task.watchdog.housekeep_soon();

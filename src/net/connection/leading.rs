@@ -29,8 +29,8 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
-    /// Waits for the reply until `until`, which ends only a part of the caller's time. So a connection in doubt is given up no
-    /// earlier because `until` is near. The outcome stays in the call, where the caller looks for it.
+    /// Waits for the reply for one slice of the caller's wait, which ends at `until`. `until` does not shorten the patience with
+    /// a connection in doubt. The outcome stays in the call, where the caller looks for it.
     pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
         self.wait_for(call, false, until, &|| false).ok();
     }
@@ -38,9 +38,18 @@ impl Connection {
     /// Waits for the reply to `call`. With `is_own`, the caller sent `call` and `until` ends all of the caller's time, so a
     /// connection [in doubt](InFlight::is_in_doubt) is given up early enough to try another: see [`patience`](Self::patience).
     ///
-    /// Each turn of the loop decides under both mutexes, first the connection's and then the call's, what this thread does:
-    /// it returns, reads for all, or follows. No wake-up is lost between the decision and the park: the call's mutex stays
-    /// locked until the condition variable has queued this thread, and a thread that ends the call locks it before it wakes.
+    /// Each turn of the loop locks both mutexes, first the connection's and then the call's, and checks in this order:
+    ///
+    /// 1. The call has its outcome: return it.
+    /// 2. The call has moved to another node, or the connection is down: return.
+    /// 3. The time is up, or the caller has to stop: leave; if this thread was appointed to lead, appoint another. If the time
+    ///    is up and the reply may lie unread in the socket, read once more first.
+    /// 4. The server has been silent for too long: give the connection up.
+    /// 5. No thread has the reader, and no other thread is appointed: lead, that is read for all.
+    /// 6. Otherwise follow: park until the leader wakes this thread.
+    ///
+    /// No wake-up is lost between the decision to follow and the park: the call's mutex stays locked until the condition
+    /// variable has queued this thread, and a thread that ends the call locks it before it wakes.
     fn wait_for(
         &self,
         call: &Arc<Call>,
@@ -132,8 +141,8 @@ impl Connection {
         }
     }
 
-    /// Waits until the backlog of attempts that were given up is answered, if it is long enough to hold others up: see
-    /// [`backlog_end`](crate::net::pipeline::Pipeline::backlog_end).
+    /// Waits until the calls of the [backlog](crate::net::pipeline::Pipeline::backlog_end) are answered; returns at once if
+    /// there is no backlog.
     pub(crate) fn wait_for_backlog(
         &self,
         until: Instant,

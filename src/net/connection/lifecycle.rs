@@ -134,7 +134,7 @@ impl Connection {
                 true => again_at.min(now + SLICE),
                 false => now + SLICE,
             };
-            // `stop` may be the user's code, so it runs without the mutex.
+            // `stop` may lock a call and the slot table (see `Nodes::up`), so it runs without this mutex.
             self.changed.wait_until(&mut state, until.min(look_at));
             if MutexGuard::unlocked(&mut state, stop) {
                 return Err(Fault::Stopped);

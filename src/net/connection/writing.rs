@@ -71,8 +71,8 @@ impl Connection {
         if up.successor.is_some() && !in_flight.unwritten.is_full() {
             return self.hand_over(state, all);
         }
-        // A leader, or an appointed thread, writes before it blocks. A leader that blocks already writes after the next reply:
-        // most commands under way were written, or a write would be worth it, so a reply is about to arrive.
+        // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the next
+        // reply, which is due soon: more than two thirds of the commands are written, or this thread would write.
         let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
         if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
         {

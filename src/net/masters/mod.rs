@@ -83,8 +83,8 @@ struct Asking {
     is_closed: bool,
 }
 
-/// Of the reasons of all that were asked, the one that says most: an answer more than silence, and that more than a closed
-/// port. The result is transient if any of them may answer later: it is starting, or was silent.
+/// The most telling reason of those that the nodes gave: an answer tells more than silence, silence more than a closed port.
+/// The result is transient if a node may answer later, because it is starting or was silent.
 fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     let may_pass = reasons.iter().any(may_answer_later);
     let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());
