@@ -124,7 +124,7 @@ impl LockSpec {
         loop {
             let now = Instant::now();
             let queue = || Arc::clone(listening.waiter());
-            let queues = matches!(wait, WaitMode::Until(_));
+            let queues = wait.asks_again();
             let may_queue = queues.then_some(&queue as &dyn Fn() -> Arc<Waiter>);
             let (mode, first) = (self.mode, self.readers_first);
             let mut state = entry.lock();
