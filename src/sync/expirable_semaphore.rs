@@ -16,7 +16,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{Error, LossReason, Result};
 use crate::hold::loss::{LossChannel, LossReceiver};
-use crate::hold::{Entry, Hold};
+use crate::hold::{Entry, Hold, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Call, Fault};
 use crate::net::socket;
@@ -24,7 +24,7 @@ use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::kind::Protocol;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
-use crate::protocol::script::{self, Released, Renewed, Request, Unexpected};
+use crate::protocol::script::{self, Request, Unexpected};
 use crate::report::report;
 use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
@@ -818,12 +818,8 @@ impl ExpirablePermit {
             let session = self.session();
             (session.error(RELEASING, &self.semaphore.name, unexpected)).after_work()
         })?;
-        let reason = match released {
-            Released::Yes { .. } => return Ok(()),
-            // The release was sent twice, and the first one has released the permit.
-            _ if replayed && in_time => return Ok(()),
-            _ if in_time => LossReason::Forced,
-            _ => LossReason::Expired,
+        let Some(reason) = lost_before(&released, replayed, in_time) else {
+            return Ok(());
         };
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {
             observed.lost(&self.hold.loss_for(reason));
@@ -1014,18 +1010,13 @@ impl ExpirablePermit {
             self.session()
                 .error(doing, &self.semaphore.name, unexpected)
         })?;
-        if renewed == Renewed::Yes {
-            let certain = doubtful.map_or(lease, |other| other.min(lease));
-            hold.change(|its| its.replace(answer.sent_at, certain));
-            session.watchdog.arm(hold, time::nanos(hold.valid_until()));
-        } else {
-            // After its time it is gone because it expired, not because somebody removed it.
-            let reason = if Instant::now() < was_valid_until {
-                LossReason::Forced
-            } else {
-                LossReason::Expired
-            };
-            session.lose(hold, reason);
+        match renewed.loss_if(Instant::now() < was_valid_until) {
+            None => {
+                let certain = doubtful.map_or(lease, |other| other.min(lease));
+                hold.change(|its| its.replace(answer.sent_at, certain));
+                session.watchdog.arm(hold, time::nanos(hold.valid_until()));
+            }
+            Some(reason) => session.lose(hold, reason),
         }
         let Some(reason) = hold.loss() else {
             return Ok(());
