@@ -41,13 +41,8 @@ const SPARE: usize = 1024;
 /// Receives the messages of a channel. May be called with the subscriber's mutex held: it stores them, and may wake a
 /// thread.
 pub(crate) trait Listener: Send + Sync {
-    /// A message has come on the channel.
+    /// A message has come on the channel, or may have been missed.
     fn message(&self);
-
-    /// The subscription was lost and is confirmed again, so a message may have been missed.
-    fn resubscribed(&self) {
-        self.message();
-    }
 
     /// The subscription is confirmed or refused (`true`), or was lost (`false`).
     fn set_listening(&self, listening: bool);
@@ -426,8 +421,9 @@ impl Channels {
             // channel's confirmation.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(true);
+                // A message may have been missed while the subscription was lost.
                 if again {
-                    waiter.listener.resubscribed();
+                    waiter.listener.message();
                 }
             }
         }
