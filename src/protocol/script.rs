@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::error::LossReason;
+use crate::error::{LossReason, excerpt};
 pub(crate) use crate::net::request::{Request, Script};
 use crate::protocol::lua;
 
@@ -23,21 +23,13 @@ pub(crate) fn lease_ms(lease: Duration) -> u64 {
     u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
-/// The length limit, in characters, of an unexpected reply in an error.
-const MOST_SHOWN: usize = 200;
-
 /// A reply that the script never gives: the key or the server is not what it should be.
 #[derive(Debug)]
 pub(crate) struct Unexpected(pub(crate) Value);
 
 impl std::fmt::Display for Unexpected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = format!("{:?}", self.0);
-        f.write_str("unexpected reply ")?;
-        match shown.char_indices().nth(MOST_SHOWN) {
-            Some((end, _)) => write!(f, "{}…", &shown[..end]),
-            None => f.write_str(&shown),
-        }
+        write!(f, "unexpected reply {}", excerpt(&format!("{:?}", self.0)))
     }
 }
 

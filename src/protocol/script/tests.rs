@@ -136,7 +136,7 @@ proptest! {
                 Ok(Acquired::Taken { tokens }) => prop_assert_eq!(tokens.is_some(), has_tokens),
                 Ok(Acquired::Busy { .. }) => prop_assert_ne!(&reply, &PLACE_LOST),
                 Err(unexpected) => {
-                    prop_assert!(unexpected.to_string().chars().count() <= MOST_SHOWN + 20);
+                    prop_assert!(unexpected.to_string().chars().count() <= 220);
                 }
             }
         }
