@@ -229,6 +229,16 @@ impl Masters {
         }
     }
 
+    /// Like [`refresh`](Self::refresh), for a caller that goes on with the masters it knows: logs a failure.
+    pub(crate) fn look_around(self: &Arc<Self>, until: Instant, stop: &dyn Fn() -> bool) {
+        if let Err(err) = self.refresh(until, stop) {
+            report!(
+                Debug,
+                "looking for the masters of the cluster failed: {err}"
+            );
+        }
+    }
+
     /// Has the masters asked for, if they are in doubt, and waits for the answer.
     pub(crate) fn refresh(
         self: &Arc<Self>,

@@ -44,7 +44,6 @@ use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
 use crate::net::pipeline::Destination;
 use crate::net::socket;
-use crate::report::report;
 use crate::verdict::{self, Reach, Redirection, RequestKind, Verdict, verdict};
 
 /// How many useless entries of the ledger are settled in one step.
@@ -202,16 +201,6 @@ impl Nodes {
             return Some(call.node());
         }
         self.map.master_of(call.request.first_key())
-    }
-
-    /// Waits until the masters of the slots are known, if that is in doubt.
-    fn look_around(&self, until: Instant, stop: &dyn Fn() -> bool) {
-        if let Err(err) = self.map.refresh(until, stop) {
-            report!(
-                Debug,
-                "looking for the masters of the cluster failed: {err}"
-            );
-        }
     }
 
     /// Does the background work at each connection, and in the ledger.
@@ -380,7 +369,7 @@ impl Nodes {
                 self.map.want();
                 return Err(Fault::Unreachable(why));
             }
-            self.look_around(until, stop);
+            self.map.look_around(until, stop);
             if stop() {
                 return Err(Fault::Stopped);
             }
@@ -428,7 +417,7 @@ impl Nodes {
     /// The master of a key, once one is known.
     pub(crate) fn master_of(&self, key: &str, until: Instant) -> Result<usize, RedisError> {
         if self.map.is_doubted() {
-            self.look_around(until, &|| false);
+            self.map.look_around(until, &|| false);
         }
         let master = self.map.master_of(Some(key.as_bytes()));
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))

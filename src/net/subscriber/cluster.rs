@@ -12,13 +12,7 @@ impl Subscriber {
     pub(super) fn look_around(&self) {
         self.map.doubt();
         let until = Instant::now() + self.connect_timeout;
-        let asked = self.map.refresh(until, &|| self.state.lock().stopped);
-        if let Err(err) = asked {
-            report!(
-                Debug,
-                "looking for the masters of the cluster failed: {err}"
-            );
-        }
+        self.map.look_around(until, &|| self.state.lock().stopped);
         self.leave_moved();
     }
 
