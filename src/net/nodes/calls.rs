@@ -44,7 +44,7 @@ impl Nodes {
 
     /// Writes what was queued ahead.
     pub(crate) fn flush_ahead(&self, ahead: &Ahead) {
-        self.flush_to(&ahead.call);
+        self.at(&ahead.call).flush(false);
     }
 
     /// Undoes what was sent ahead and will not be waited for.

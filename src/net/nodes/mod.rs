@@ -269,11 +269,6 @@ impl Nodes {
         at.housekeep_soon();
     }
 
-    /// Writes a query where it was submitted to; see [`Connection::flush`].
-    pub(crate) fn flush_to(&self, call: &Call) {
-        self.at(call).flush(false);
-    }
-
     /// Writes a release where it was submitted to; see [`Connection::deliver`].
     pub(crate) fn deliver(&self, release: &Call) {
         self.at(release).deliver();
