@@ -396,11 +396,8 @@ impl<'a> Contender<'a> {
             // The grant was so late that the lease is over, and somebody else may have the lock.
             return self.decline(&hold, self.lock.granted_too_late());
         }
-        session.watchdog.arm(&hold, hold.due_after(sent_at));
-        // Closing sets the flag, waits for this contender (rule 1), and then takes all holds that are armed. So either
-        // the flag is seen here, or closing finds the hold.
-        if session.is_closed() {
-            return self.decline(&hold, Error::Closed);
+        if let Err(closed) = session.arm(std::slice::from_ref(&hold), sent_at) {
+            return self.decline(&hold, closed);
         }
         let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
@@ -458,8 +455,7 @@ impl<'a> Contender<'a> {
 
     /// Gives back a granted hold that is useless; returns `why` as the error.
     fn decline(&self, hold: &Arc<Hold>, why: Error) -> Result<GuardInner> {
-        hold.end();
-        self.session().watchdog.disarm(hold);
+        self.session().watchdog.end(hold);
         self.session().give_back(hold);
         Err(why)
     }

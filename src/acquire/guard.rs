@@ -294,11 +294,9 @@ impl GuardInner {
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
-        // Memory only. The local lock calls this before it names the next contender: rule 4 at `Entry`. The hold ends
-        // before it is disarmed: rule 4 at `Hold`.
+        // Memory only. The local lock calls this before it names the next contender: rule 4 at `Entry`.
         let submit_release = || {
-            hold.end();
-            session.watchdog.disarm(hold);
+            session.watchdog.end(hold);
             session.release(hold, false, now)
         };
         let call = OnceCell::new();

@@ -9,7 +9,7 @@ use crate::acquire::Outcome;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{Error, LossReason, Result};
+use crate::error::{LossReason, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
@@ -159,17 +159,9 @@ impl Grants for Leased {
             session.connection.send_deferred(batch.release());
             return Err(spec.granted_too_late());
         }
-        for hold in &holds {
-            session.watchdog.arm(hold, hold.due_after(sent_at));
-        }
-        // As in `Contender::accept`: either the flag is seen here, or closing finds the holds armed.
-        if session.is_closed() {
-            for hold in &holds {
-                hold.end();
-                session.watchdog.disarm(hold);
-            }
+        if let Err(closed) = session.arm(&holds, sent_at) {
             session.connection.send_deferred(batch.release());
-            return Err(Error::Closed);
+            return Err(closed);
         }
         session.counters.acquired.add(self.count.into());
         Ok(holds)

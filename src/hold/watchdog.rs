@@ -140,6 +140,13 @@ impl Watchdog {
         }
     }
 
+    /// Ends a hold and takes it off the schedule, in this order: rule 4 at [`Hold`]. `false` if it was lost before.
+    pub(crate) fn end(&self, hold: &Arc<Hold>) -> bool {
+        let has_ended = hold.end();
+        self.disarm(hold);
+        has_ended
+    }
+
     /// Takes a hold, or places, off the schedule. The hold must be over, or the watchdog's thread may put it back: rule
     /// 4 at [`Hold`].
     pub(crate) fn disarm(&self, renewal: impl Into<Renewal>) {

@@ -414,8 +414,7 @@ impl QuorumHold {
     /// Ends a part and queues its release, behind all requests that were sent before.
     fn release_part(&self, state: &QuorumState, node: usize, announces: bool) -> Option<Arc<Call>> {
         let (part, session) = (&self.parts[node], &self.nodes.list[node].session);
-        part.end();
-        session.watchdog.disarm(part);
+        session.watchdog.end(part);
         if !state.asked[node].may_be_kept {
             // The node was not asked, or has refused.
             return None;

@@ -278,6 +278,24 @@ impl Session {
         })
     }
 
+    /// Schedules holds for which a request was sent at `sent_at`. If the client is closed, ends them instead; the caller
+    /// gives them back.
+    ///
+    /// Closing sets the flag, waits for all that [contend](Contending), and then takes all holds that are armed. So
+    /// either the flag is seen here, or closing finds the holds.
+    pub(crate) fn arm(&self, holds: &[Arc<Hold>], sent_at: Instant) -> Result<()> {
+        for hold in holds {
+            self.watchdog.arm(hold, hold.due_after(sent_at));
+        }
+        if !self.is_closed() {
+            return Ok(());
+        }
+        for hold in holds {
+            self.watchdog.end(hold);
+        }
+        Err(Error::Closed)
+    }
+
     /// Marks a hold as lost: notifies its guard, its local lock and the client's listener, once.
     pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
         if let Some((whole, node)) = hold.whole() {

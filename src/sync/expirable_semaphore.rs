@@ -1071,11 +1071,10 @@ impl ExpirablePermit {
     /// As [`detach`](Self::detach).
     pub fn into_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
-        if !self.hold.end() {
+        if !self.session().watchdog.end(&self.hold) {
             let reason = self.hold.loss().unwrap_or(LossReason::Expired);
             return Err(self.semaphore.lost(reason));
         }
-        self.session().watchdog.disarm(&self.hold);
         self.released = true;
         Ok(self.id().to_owned())
     }
@@ -1109,9 +1108,7 @@ impl ExpirablePermit {
     /// Ends the permit and sends its release.
     fn let_go(&self) -> Result<Arc<Call>> {
         let (session, hold) = (self.session(), &self.hold);
-        let ended = hold.end();
-        session.watchdog.disarm(hold);
-        if !ended {
+        if !session.watchdog.end(hold) {
             if hold.may_still_be_held() {
                 session.give_back(hold);
             }
