@@ -6,9 +6,9 @@ use std::time::Instant;
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Wakeup};
 use crate::local::semaphore::Given;
-use crate::net::call::{Call, Deferred, DeferredInfo};
-use crate::net::text::Text;
+use crate::net::call::Call;
 use crate::protocol::idempotency::{FORGET, RequestKeys};
+use crate::protocol::owner::OwnerId;
 use crate::protocol::semaphore;
 use crate::session::Session;
 
@@ -62,17 +62,9 @@ pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> 
     let keep_ms = session.remember_ms(session.command_timeout);
     let request = semaphore::release(&entry.protocol, &keys, &keep_ms, permits);
     let is_heard = session.subscriber.listens_to(&entry.protocol.channel());
-    let deferred = Deferred {
-        request,
-        info: DeferredInfo {
-            name: Arc::clone(entry.name()),
-            owner: Text::default(),
-            useful_until: Instant::now() + session.replay(),
-            undo: false,
-            for_good: true,
-        },
-    };
-    let call = Call::release(deferred, is_heard);
+    let useful_until = Instant::now() + session.replay();
+    let deferred = entry.deferred(request, &OwnerId::default(), useful_until, false);
+    let call = Call::release(deferred.for_good(), is_heard);
     session.connection.submit(&call);
     let key = entry.protocol.key();
     session.requests.pending(key, keys.number, &call);

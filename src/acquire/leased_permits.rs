@@ -13,9 +13,8 @@ use crate::error::{LossReason, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Call, Deferred, DeferredInfo, Undo};
+use crate::net::call::{Call, Deferred, Undo};
 use crate::net::request::Request;
-use crate::net::text::Text;
 use crate::protocol::adopt::ADOPTING;
 use crate::protocol::owner::{OwnerId, PermitId};
 use crate::protocol::permits as protocol;
@@ -181,17 +180,11 @@ struct Batch {
 
 impl Batch {
     fn release(&self) -> Deferred {
-        Deferred {
-            request: protocol::release(&self.entry.protocol, &self.ids),
-            info: DeferredInfo {
-                name: Arc::clone(self.entry.name()),
-                owner: Text::default(),
-                // As long as the undo of a hold, for the same reason: see `UNDO_FOR`.
-                useful_until: Instant::now() + self.ttl.max(UNDO_FOR),
-                undo: true,
-                for_good: false,
-            },
-        }
+        let request = protocol::release(&self.entry.protocol, &self.ids);
+        // As long as the undo of a hold, for the same reason: see `UNDO_FOR`.
+        let useful_until = Instant::now() + self.ttl.max(UNDO_FOR);
+        self.entry
+            .deferred(request, &OwnerId::default(), useful_until, true)
     }
 }
 

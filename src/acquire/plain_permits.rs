@@ -12,10 +12,10 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::Result;
 use crate::hold::Entry;
-use crate::net::call::{Deferred, DeferredInfo, Undo};
+use crate::net::call::{Deferred, Undo};
 use crate::net::request::Request;
-use crate::net::text::Text;
 use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::protocol::semaphore;
 use crate::session::Session;
@@ -97,15 +97,9 @@ struct PermitRequest {
 
 impl Undo for PermitRequest {
     fn undo(&self) -> Option<Deferred> {
-        Some(Deferred {
-            request: semaphore::undo(&self.entry.protocol, &self.keys, &self.keep_ms),
-            info: DeferredInfo {
-                name: Arc::clone(self.entry.name()),
-                owner: Text::default(),
-                useful_until: Instant::now() + self.replay,
-                undo: true,
-                for_good: true,
-            },
-        })
+        let request = semaphore::undo(&self.entry.protocol, &self.keys, &self.keep_ms);
+        let (owner, useful_until) = (OwnerId::default(), Instant::now() + self.replay);
+        let undo = self.entry.deferred(request, &owner, useful_until, true);
+        Some(undo.for_good())
     }
 }

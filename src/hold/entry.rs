@@ -109,7 +109,8 @@ impl<H: Holding> Entry<H> {
         self.deferred(request, owner, useful_until, undo)
     }
 
-    /// A request for `owner` for whose reply nobody has to wait. The connection sends it again until `useful_until`.
+    /// A request for `owner`, empty if it is for no hold, for whose reply no thread has to wait. The connection sends
+    /// the request again until `useful_until`.
     pub(crate) fn deferred(
         &self,
         request: Request,

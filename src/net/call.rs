@@ -58,6 +58,14 @@ pub(crate) struct Deferred {
     pub(crate) info: DeferredInfo,
 }
 
+impl Deferred {
+    /// See [`DeferredInfo::for_good`].
+    pub(crate) fn for_good(mut self) -> Self {
+        self.info.for_good = true;
+        self
+    }
+}
+
 /// The length of the longest id of an owner: `<uuid>:<number>`.
 pub(crate) const LONGEST_OWNER: usize = 36 + 1 + 20;
 
