@@ -24,7 +24,7 @@ use crate::local::lock::{Mode, Order};
 use crate::net::call::{Attempt, Call, Undo};
 use crate::net::nodes::calls;
 use crate::protocol::adopt::{self, ADOPTING};
-use crate::protocol::kind::{AcquireArgs, Note, Place};
+use crate::protocol::kind::{ACQUIRING, AcquireArgs, Note, Place};
 use crate::protocol::owner::OwnerNumber;
 use crate::protocol::script::{self, Acquired};
 use crate::quorum::ask::QuorumRequest;
@@ -343,7 +343,7 @@ impl<'a> Contender<'a> {
             if let Some(hold) = &asked {
                 session.give_back(hold);
             }
-            session.error("acquiring the lock", &self.lock.name, unexpected)
+            session.error(ACQUIRING, &self.lock.name, unexpected)
         })?;
         match (acquired, asked) {
             (Acquired::Taken { tokens }, Some(hold)) => {
@@ -472,7 +472,7 @@ type Answered = Reply<(Arc<Hold>, Instant)>;
 impl Strategy for Contender<'_> {
     type Grant = (Arc<Hold>, Instant);
 
-    const DOING: &'static str = "acquiring the lock";
+    const DOING: &'static str = ACQUIRING;
 
     fn entry(&self) -> &Arc<Entry> {
         &self.entry

@@ -7,6 +7,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::hold::{Entry, Hold};
+use crate::protocol::kind::ACQUIRING;
 use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
 use crate::time;
@@ -57,7 +58,7 @@ pub(crate) fn ask(
         if again {
             if request.asks_again_in.is_none() || short.is_final() {
                 // The servers had enough time to answer.
-                return Err(lock.error("acquiring the lock", short).into());
+                return Err(lock.error(ACQUIRING, short).into());
             }
             time::sleep_unless(pause, &stop);
         }

@@ -17,7 +17,7 @@ use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
-use crate::protocol::kind::{Kind, Protocol};
+use crate::protocol::kind::{ACQUIRING, Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Request};
 use crate::protocol::{KINDS, red};
@@ -213,7 +213,7 @@ impl LockSpec {
     /// The error of an acquire whose grant arrived after its lease was over, when others may have had the lock.
     pub(crate) fn granted_too_late(&self) -> Error {
         let why = socket::timed_out("the lease expired before the grant arrived");
-        self.error("acquiring the lock", Fault::Unreachable(why))
+        self.error(ACQUIRING, Fault::Unreachable(why))
     }
 
     /// Whether the lock was taken, or requested, only within the last `span`. The holder may be taking several locks

@@ -307,7 +307,7 @@ type MakeRelease = fn(&Protocol, Mode, &[u8]) -> Request;
 
 type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
-pub(super) const ACQUIRING: &str = "acquiring the lock";
+pub(crate) const ACQUIRING: &str = "acquiring the lock";
 pub(super) const RENEWING: &str = "renewing the lock";
 pub(super) const FORCING: &str = "forcing the lock open";
 
