@@ -228,11 +228,6 @@ pub(crate) fn last_token(reply: Value) -> Result<Option<u64>, Unexpected> {
     }
 }
 
-/// Whether a string is a fencing token.
-pub(crate) fn is_a_token(text: &[u8]) -> bool {
-    std::str::from_utf8(text).is_ok_and(|digits| digits.parse::<u64>().is_ok())
-}
-
 /// The holder of a fenced lock, and the last token; `None` if nobody has it.
 pub(crate) fn holder(reply: Value) -> Result<Option<(String, u64)>, Unexpected> {
     if let Value::Array(parts) = &reply

@@ -98,14 +98,13 @@ impl Handle<Fenced> {
     pub fn last_token(&self) -> Result<Option<u64>> {
         let spec = &self.target;
         let (reply, doing) = spec.ask(fenced::last_token(&spec.look()?.protocol))?;
-        match &reply {
-            Value::BulkString(text) if !script::is_a_token(text) => Err(Error::WrongType {
+        script::last_token(reply).map_err(|odd| match odd.0 {
+            Value::BulkString(_) => Error::WrongType {
                 name: self.name().to_owned(),
                 found: Some("the key of its tokens holds a string that is no token".into()),
-            }),
-            _ => script::last_token(reply)
-                .map_err(|odd| spec.session().error(doing, self.name(), odd)),
-        }
+            },
+            _ => spec.session().error(doing, self.name(), odd),
+        })
     }
 }
 
