@@ -16,16 +16,16 @@
 local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
 local first = redis.pcall('set', KEYS[3], 'done', 'nx', 'px', keep_ms)
-if not first then
-  return redis.call('get', KEYS[3]) == 'none' and -1 or 0
-end
-if first.err then
+if first and first.err then
   -- SET fails if Redis has no memory left. PEXPIRE needs none, and after a script's first write Redis no longer rejects
   -- writes for lack of memory. PEXPIRE also says whether an earlier run has remembered the request.
-  if redis.call('pexpire', KEYS[3], keep_ms) == 1 then
-    return redis.call('get', KEYS[3]) == 'none' and -1 or 0
+  first = redis.call('pexpire', KEYS[3], keep_ms) == 0
+  if first then
+    redis.call('set', KEYS[3], 'done', 'px', keep_ms)
   end
-  redis.call('set', KEYS[3], 'done', 'px', keep_ms)
+end
+if not first then
+  return redis.call('get', KEYS[3]) == 'none' and -1 or 0
 end
 if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
