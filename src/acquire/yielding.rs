@@ -16,7 +16,7 @@
 //!   says that another process has released the lock, and that the next process may ask. So the thread pauses for 5 ms,
 //!   or for what is left of the 15 ms, before it asks again. Later messages are followed by a question at once.
 //!
-//! The [debt](crate::local::cohort) belongs to the process: each call checks it before its first question and after
+//! The debt (`local/cohort.rs`) belongs to the process: each call checks it before its first question and after
 //! each message.
 
 use std::sync::Arc;
