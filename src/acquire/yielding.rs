@@ -8,7 +8,7 @@
 //!                                       n > 1: a debt of n tenures ─► pause for a tenure ─► ask, or the debt is over
 //! ```
 //!
-//! Example with a tenure of 5 ms: the last release of the tenure has notified 3 other processes. The thread pauses for
+//! Example with a tenure of 5 ms: the last release of the tenure has notified 3 others (n = 3). The thread pauses for
 //! 1 ms and asks.
 //!
 //! - If it is granted the lock, nobody else wanted it, and nothing is owed.
