@@ -93,6 +93,20 @@ const TABLE: &[Table] = &[
             "release 1 q9   | 1  | q8=none@120s q9=done@120s s=1 | 1",
         ],
     ),
+    (
+        "out of memory a release counts, and counts once",
+        &[
+            "SET s 3        |    | s=3",
+            "release_if_there 1 q1 | 1 | q1=done@120s s=4 | 4",
+            "full",
+            "release_if_there 1 q1 | 0",
+            "release_if_there 1 q2 | 1 | q1=done@120s q2=done@120s s=5 | 5",
+            "release_if_there 1 q2 | 0",
+            "DEL s          |    | q1=done@120s q2=done@120s",
+            "release_if_there 1 q3 | -1 | q1=done@120s q2=done@120s q3=none@120s",
+            "release_if_there 1 q3 | -1",
+        ],
+    ),
 ];
 
 timed!(the_table_of_the_semaphore);
