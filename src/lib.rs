@@ -50,13 +50,14 @@
 //! | --- | --- | --- |
 //! | [`client.mutex(name)`](Mutex) | mutual exclusion; not reentrant | a thread locks again what it holds: that is `Error::WouldDeadlock` |
 //! | [`client.reentrant_lock(name)`](ReentrantLock) | the same, but the thread that holds it may lock it again. Redisson's `RLock` | futures share a thread: two of them would both get it |
-//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant, and `fair_mutex` is not | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant (not reentrant: `fair_mutex`) | speed matters more than order: each hand-over goes through Redis |
 //! | [`client.fenced_lock(name)`](FencedLock) | a `token()`, greater at each acquisition, by which a database can reject late writes | nothing checks the token |
 //! | [`client.rw_lock(name)`](RwLock) | many readers or one writer; the two sides take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](SpinLock) | very many short-lived names: waiters poll, so Redis keeps no subscription for each name | waiters need it right after its release |
-//! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name can stand for them |
-//! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client |
+//! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name can stand for them, or late writes do harm |
+//! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client, or late writes do harm |
 //! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | a lock that survives the loss of a minority of independent masters | late writes do harm: it has no token |
+//! | [`client.election(name)`](Election) | one leader of several processes | the work is short: use a `mutex` |
 //! | [`client.expirable_semaphore(name)`](ExpirableSemaphore) | at most `n` holders; permits of a process that dies come back | `n` is 1: use a `mutex` |
 //! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, together with Redisson's `RSemaphore` | a process may die with permits: they stay taken |
 //! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch without a count is open |
@@ -66,7 +67,7 @@
 //!
 //! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), of
 //! any kind: that guard may move to other threads. A thread that keeps such a guard and waits for the same lock waits
-//! forever.
+//! forever. To pass a hold to another process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
 //! [`Guard`], so rustdoc lists them under [type aliases](#types). The page of an alias has all methods too.
@@ -81,10 +82,9 @@
 //! | [`Config::tenure`] | 5 ms | how long threads of one process may pass a lock among themselves before other processes get their turn |
 //! | [`Config::waiter_lease`] | 3 s | how long a waiter that died keeps its place in the queue of a fair lock |
 //!
-//! [All settings](guide::operations#all-settings). However many locks it holds, a client has two lasting threads and
-//! up to three connections, or four with guarded commands. In a cluster it has these connections, and a thread for
-//! messages, for each master that it needs. With Sentinels it has one connection and one thread more, which notice
-//! failovers.
+//! [All settings](guide::operations#all-settings). However many locks it holds, a client has at most two lasting threads
+//! and four connections; [Sentinels and clusters need more](guide::operations#threads-and-connections). Tests run on
+//! Linux; for macOS and Windows the library is only compiled.
 //!
 //! # `Ok(None)` and `Err`
 //!
