@@ -54,10 +54,10 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// [several slots](crate::guide::deployments#cluster). A rejected name is
 /// [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
 ///
-/// **Connections and threads.** However many locks it holds, a client uses one socket for commands and one for
-/// renewals. A third, for messages, is opened when a lock is contended, and a fourth for the first [guarded
-/// command](crate::MutexGuard::query). The client has at most two threads. In a cluster, it has these sockets for each
-/// master that it needs, and a thread for each socket for messages.
+/// **Connections and threads.** However many locks it holds, a client has at most two lasting threads and four
+/// connections: for commands, for renewals, for messages once a lock is contended, and for [guarded
+/// commands](crate::MutexGuard::query) once they are used. [Operations](crate::guide::operations#threads-and-connections)
+/// lists what Sentinel, a cluster and questions such as [`inspect`](Self::inspect) add.
 ///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
@@ -268,12 +268,16 @@ impl Client {
         Semaphore::new(self.handle(name.as_ref(), &semaphore::KIND))
     }
 
-    /// Makes a hold that another client has detached one of this client, in one step: see [`Ticket`].
+    /// Takes over a hold that another client has detached, in one step: see [`Ticket`].
     ///
-    /// The type of the guard has to fit the ticket. The hold gets a number of its own, a fenced lock also a greater token, so
-    /// what the former holder still sends is refused. This client renews the hold with its own lease. The call blocks for
-    /// one round trip, at most for the command timeout. The client needs the same [key prefix](Config::key_prefix) as the
-    /// one that detached.
+    /// The type of the guard has to fit the ticket: that of a `mutex` or a `reentrant_lock` becomes an
+    /// [`OwnedMutexGuard`](crate::OwnedMutexGuard) or an [`OwnedReentrantLockGuard`](crate::OwnedReentrantLockGuard),
+    /// that of a fair lock either of the fair guards, any other the owned guard of its kind, and that of a permit an
+    /// [`ExpirablePermit`](crate::ExpirablePermit). For any other type nothing is sent, the result is `Error::Config`,
+    /// and the ticket can still be adopted. The hold gets a number of its own, a fenced lock also a greater token, so
+    /// what the former holder still sends is rejected. This client renews the hold with its own lease. The call blocks
+    /// for one round trip, at most for the command timeout. The client needs the same [key prefix](Config::key_prefix)
+    /// as the one that detached.
     ///
     /// ```no_run
     /// use redlatch::{LossReason, OwnedMutexGuard, Ticket};
@@ -436,8 +440,8 @@ impl Client {
 
     /// Returns what a readiness probe needs: whether the server answers, and whether what is held is renewed.
     ///
-    /// Asks the server once (`PING`), over the connection that locks use; in a cluster one of the masters. Blocks for one round
-    /// trip, at most for the command timeout.
+    /// Asks the server once (`PING`), over the connection that locks use; in a cluster one of the masters. Blocks for
+    /// one round trip, at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -478,10 +482,11 @@ impl Client {
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The first client's settings apply (lease, command timeout, tenure, `on_lost`). Each client's own apply to its
-    /// server: key prefix, connect timeout, and its lease for how soon it gives up on a silent connection, so let all
-    /// have the same. Two locks of one name over the same clients with the same first one are the same lock. A majority
-    /// of an even number is more than half of it, so four masters survive the loss of one, like three.
+    /// The settings of the first client apply to the lock: lease, command timeout, tenure and `on_lost`. The settings
+    /// of each client apply to its own server: the key prefix, the connect timeout, and the lease, a quarter of which
+    /// is the longest that a renewal waits on a silent connection. So give all clients the same settings. Two locks of
+    /// one name over the same clients, with the same first client, are the same lock. Four masters survive the loss of
+    /// one, like three, since a majority is more than half.
     ///
     /// Asks the servers who they are (`INFO`), all at the same time and once for each connection. Blocks
     /// for at most the command timeout of the first client, however many are down: the lock is made all the same.

@@ -665,7 +665,7 @@ pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadlockReason {
-    /// The thread holds the lock, which is not reentrant, or asks for an owned guard.
+    /// The thread holds the lock already, and either the lock is not reentrant, or the thread asks for an owned guard.
     NotReentrant,
     /// The thread holds the name as a lock of another kind.
     OtherKind,

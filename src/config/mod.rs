@@ -219,8 +219,8 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time. So waiters that died delay those behind them by
-    /// at most four thirds of it; if all waiters died, by as long again. A waiter that was stopped for longer joins
-    /// the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// at most four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was stopped for
+    /// longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -238,8 +238,8 @@ impl Config {
     /// Sets how long a thread waits before its wait is logged, at *info*.
     ///
     /// The record says which lock the thread waits for, and how much of the holder's lease is left if that is known.
-    /// The wait is logged again after pauses that double: with 10 s, after 10, 20, 40 and 80 s, each up to a quarter
-    /// of `after` late. Zero turns this off. Default: 10 s.
+    /// The wait is logged again whenever it has lasted twice as long: with 10 s, after 10, 20, 40 and 80 s. A record may come
+    /// late, by up to a quarter of `after`. Zero turns this off. Default: 10 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").log_long_waits(std::time::Duration::from_secs(60));
@@ -293,8 +293,8 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. Therefore only one of several
-    /// simultaneous acquires waits for a quarter of the timeout. Each of the others waits for an eighth of that, or
-    /// 20 ms while the replicas are known to be unreachable. [`Client::open`](crate::Client::open) rejects a
+    /// simultaneous acquires waits for a quarter of the timeout, and each of the others for an eighth of that. After an
+    /// acquire that was not acknowledged, all wait for at most 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects a
     /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
     /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// Acknowledgements make a failover that forgets a lock rarer, but do not exclude it: Redis does not choose the new
-/// master by who has acknowledged what. If two holders must be impossible, use a [fencing token](crate::FencedLock)
-/// or a [`RedLock`](crate::RedLock).
+/// master by who has acknowledged what. A [`RedLock`](crate::RedLock) depends on no replica. Where two holders at once do
+/// harm, let the resource check a [fencing token](crate::FencedLock).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReplicaAck {

@@ -20,7 +20,8 @@ const DOING: &str = "asking whether redis answers";
 pub struct Health {
     /// Whether the server answered.
     pub reachable: bool,
-    /// For how long that has been so; zero at the first check and when it has changed since the last one.
+    /// For how long [`reachable`](Self::reachable) has had this value; zero at the first check, and at a check that finds
+    /// another value than the check before.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "since_s", serialize_with = "serialized::s")
@@ -39,13 +40,13 @@ pub struct Health {
 pub struct UnconfirmedRenewal {
     /// The name, as given to the client.
     pub name: String,
-    /// When Redis confirmed the hold last: it was acquired, or renewed.
+    /// How long ago Redis last confirmed the hold, by granting or renewing it.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "confirmed_s_ago", serialize_with = "serialized::s")
     )]
     pub confirmed_ago: Duration,
-    /// The lease: without another confirmation the hold is lost when the last one is that long ago.
+    /// The lease. Unless the hold is confirmed again, it is lost once `confirmed_ago` is that long.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_s", serialize_with = "serialized::s")

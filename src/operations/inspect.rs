@@ -95,11 +95,11 @@ pub struct Holder {
     /// `<id>:<number>`: the [id of the client](crate::Client::id), and the number of the acquisition; Redisson's id and the
     /// number of its thread. Of a permit its id.
     pub owner: String,
-    /// How many times its thread has it; 0 if it was released and the name is kept (`at_least`).
+    /// How many times the thread holds it; 0 if it was released and the name is kept (`at_least`).
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,
-    /// How long it lives unless it is renewed; `None` if it has no end.
+    /// How long the hold lives unless it is renewed; `None` if it never expires.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
@@ -117,7 +117,7 @@ pub struct Holder {
 pub struct Waiter {
     /// As [`Holder::owner`].
     pub owner: String,
-    /// When it loses its place unless it shows a sign of life.
+    /// How long the waiter keeps its place unless its client confirms it.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lives_for_ms", serialize_with = "serialized::ms")
@@ -163,9 +163,9 @@ pub struct LockInfo {
     pub listening: Option<u64>,
     /// The last fencing token drawn.
     pub token: Option<u64>,
-    /// Permits that are free, or what is left to count of a latch.
+    /// How many permits of a semaphore are available, or the count of a latch.
     pub free: Option<i64>,
-    /// When the key ends; `None` if it has no end.
+    /// How long until the key expires; `None` if it never does.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "ends_in_ms", serialize_with = "serialized::ms")

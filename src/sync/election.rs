@@ -19,7 +19,7 @@ use crate::sync::handle::Handle;
 use crate::sync::kind::Fenced;
 use crate::time::{self, Deadline};
 
-/// An election: at most one process leads, and another follows when it resigns, dies or is cut off.
+/// An election: one of several processes leads until it resigns, dies or is cut off, and then another one.
 ///
 /// Made by [`Client::election`](crate::Client::election).
 ///
@@ -32,14 +32,15 @@ use crate::time::{self, Deadline};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the terms:
-/// the two exclude each other, and a Redisson `RFencedLock` may take part.
+/// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the
+/// terms: the two exclude each other, and a Redisson `RFencedLock` may take part.
 ///
 /// **A leader that dies** is followed when its lease is over (30 s unless [`Config::lease`](crate::Config::lease) is set).
-/// There is one exception: a campaign on the same machine takes the leadership over at once, under a new term, if the process
-/// of the former leader has ended and Redis has no connection of it. So a service that is restarted leads again without a wait.
-/// On Linux this works among processes of one user in one container, since the last boot, if the Redis user may run `CLIENT LIST`
-/// and `PUBSUB`. In a new container, or elsewhere, the lease has to end.
+/// There is one exception: a campaign that begins after the death, on the same machine, takes the leadership over at
+/// once, under a new term. So a service that is restarted leads again without a wait. A campaign that was waiting
+/// already when the leader died waits until the lease is over. The exception needs Linux, a former leader whose process
+/// has ended and has no connection to Redis, and a Redis user that may run `CLIENT LIST` and `PUBSUB`. Both processes
+/// belong to one user in one container, without a reboot in between.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
@@ -262,7 +263,8 @@ impl Election {
 }
 
 impl Leadership {
-    /// Returns the term: greater than that of every leader before, whatever became of them. No I/O.
+    /// Returns the term: greater than that of every earlier leader, with the [exceptions](crate::FencedLock) of a fencing
+    /// token. No I/O.
     ///
     /// Send the term along with what the leader writes elsewhere, and let the resource reject lower ones: see
     /// [`token`](crate::FencedLockGuard::token).
@@ -294,8 +296,10 @@ impl Leadership {
         self.guard.is_valid()
     }
 
-    /// Returns the channel that reports the loss of the leadership, no later than another process can lead. No I/O; see
-    /// [`lost`](crate::Guard::lost).
+    /// Returns the channel that reports the loss of the leadership. No I/O.
+    ///
+    /// The loss is reported when the lease ends, at most. If Redis lost the key, or it was deleted, another process can
+    /// lead earlier, and the next renewal reports the loss. See [`lost`](crate::Guard::lost).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

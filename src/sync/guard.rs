@@ -93,7 +93,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost) if the hold ended earlier. [`Error::Redis`](crate::Error::Redis) if Redis
-    /// did not confirm: the release is sent again until Redis confirms it, and the lease ends the hold in any case.
+    /// did not confirm: the release is sent again until Redis confirms it or the lease is over, which ends the hold too.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
     }
@@ -148,8 +148,6 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    ///
-    /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the hold is released.
     #[must_use]
     pub fn lost(&self) -> &LossReceiver {
         self.held.lost()

@@ -117,7 +117,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), except `Cancelled`.
+    /// As [`lock`](Self::lock), except `Cancelled`. If the calling thread itself holds the name as another kind of lock, the
+    /// result is `Ok(None)`, and not `WouldDeadlock`.
     pub fn try_lock(&self) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::Once)
     }

@@ -39,8 +39,8 @@ const FORGET: usize = 1;
 /// latch is open.
 ///
 /// **Waking.** One message wakes every process and all its waiting threads, each of which then asks Redis once.
-/// Without a message a thread asks after a second, and then every 5 s, so a lost message or a deleted key delays it
-/// no longer than that. If the server does not allow subscribing, threads ask every 100 ms.
+/// Without a message a thread asks after a second, and then less and less often, up to every 5 s. So a lost message
+/// or a deleted key delays it by at most 5 s. If the server does not allow subscribing, threads ask every 100 ms.
 ///
 /// **Rounds.** A latch may be set again at once. A thread that waits for the first count continues when that round
 /// ends, even if it wakes late and finds the second count. A thread that waits for the second count is not released

@@ -26,9 +26,9 @@ use crate::sync::kind::{NonReentrant, Owned};
 /// up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)). Then other processes get their turn. Among
 /// processes, the first to ask after a release gets the lock.
 ///
-/// **Loss.** A lease can expire while its holder works: the process was stopped, Redis was unreachable, or a replica
-/// without the key was promoted. The guard reports it ([`is_valid`](MutexGuard::is_valid),
-/// [`lost`](MutexGuard::lost)).
+/// **Loss.** A lock can be lost while its holder works: the process was stopped or Redis was unreachable until the
+/// lease expired, somebody deleted the key, or a replica without the key was promoted. The guard reports it
+/// ([`is_valid`](MutexGuard::is_valid), [`lost`](MutexGuard::lost)).
 ///
 /// The [`ReentrantLock`](crate::ReentrantLock) of the same name uses the same key in Redis, so the two exclude each
 /// other.

@@ -32,7 +32,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **What it does not promise.** The lock relies on clocks that run at about the same speed, and on pauses that end
 /// in time. A process that was stopped, or a write that is under way, can outlive the lease, as with any other lock.
-/// A master that restarts without its data has forgotten what it granted. If no more than a majority had granted the
+/// A master that restarts without its data has forgotten what it granted. If only a bare majority had granted the
 /// lock, another client may then get it before the holder is notified; [`min_uptime`](RedLock::min_uptime)
 /// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
 /// its token. A `RedLock` has no tokens: their counter would live in one Redis.
@@ -61,9 +61,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
 /// enough. Any majority of the masters announces every release. If several processes then get a part each and none a
 /// majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether it is
-/// free (`PTTL`), after a second and then every 5 s, and when the holder's leases end. The thread then requests the
-/// lock only if a majority is free. A process that has had the lock for its tenure while others listened lets them go
-/// first, for as long as four grants take: at least 1 ms and at most 50 ms.
+/// free (`PTTL`): after a second, then less and less often, up to every 5 s, and when the holder's leases end. The
+/// thread then requests the lock only if a majority is free. A process that has had the lock for its tenure while
+/// others listened lets them go first, for as long as four grants take: at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
 /// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
@@ -115,10 +115,10 @@ impl Handle<Red> {
     /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
-    /// later than it could. A server whose `run_id` changed was restarted or replaced, for example by a promoted
-    /// replica. The client counts it `longest_lease` after the first acquire that met it. A client opened after such
-    /// a change cannot notice it, and relies on the uptime alone. The setting relies on the wall clocks of the
-    /// masters, which must not be set forward.
+    /// later than it could. If the `run_id` of a master has changed, the server was restarted, or another one took its
+    /// place, such as a promoted replica, whose uptime says nothing. Therefore the master counts only `longest_lease` after
+    /// the first acquire that saw the new `run_id`. A client that was opened after the change knows the uptime alone. The
+    /// setting relies on the wall clocks of the masters, which must not be set forward.
     ///
     /// A hold passed on by another thread of this process was requested with that thread's handle, and its setting.
     #[must_use]

@@ -33,9 +33,10 @@ use crate::sync::kind::{Owned, Reentrant};
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
-/// **Loss.** A lease can expire while its holder works: the process was stopped, Redis was unreachable, or a replica
-/// without the key was promoted. The guard reports it ([`is_valid`](ReentrantLockGuard::is_valid),
-/// [`lost`](ReentrantLockGuard::lost)), but cannot stop a write that is already under way.
+/// **Loss.** A lock can be lost while its holder works: the process was stopped or Redis was unreachable until the
+/// lease expired, somebody deleted the key, or a replica without the key was promoted. The guard reports it
+/// ([`is_valid`](ReentrantLockGuard::is_valid), [`lost`](ReentrantLockGuard::lost)), but cannot stop a write that is
+/// already under way.
 ///
 /// **In Redis** the lock is Redisson's: a hash with the owner as its field, and a time to live. Java and Rust
 /// processes exclude each other through it.

@@ -63,10 +63,10 @@ use crate::time::Deadline;
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
 /// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets one. No other method changes the
-/// time to live of the key. A permit that is returned does
-/// not create a semaphore that was deleted or has expired. If another process has created it again by then, the
-/// returned permits come on top of its number. [`release`](Self::release) and [`add_permits`](Self::add_permits)
-/// create one, as in Redisson.
+/// time to live of the key. A permit that is returned does not create a semaphore that was deleted or has expired. If
+/// another process has created it again by then, the returned permits come on top of its number.
+/// [`Semaphore::release`](Self::release) and [`add_permits`](Self::add_permits) create a semaphore that does not exist,
+/// as in Redisson.
 #[derive(Clone)]
 pub struct Semaphore {
     handle: LockSpec,

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::hold::loss::LossReceiver;
 use crate::time::Deadline;
 
-/// An exclusive lock of any kind, for code that works with all of them: as `&dyn Lock`, or in a `Box` or an `Arc`.
+/// A lock of any kind, for code that works with all of them: as `&dyn Lock`, or in a `Box` or an `Arc`.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -50,8 +50,9 @@ use crate::time::Deadline;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). The sides of an [`RwLock`](crate::RwLock) are no
-/// exclusive locks. The trait is sealed: only the locks of this crate have it.
+/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). An [`RwLock`](crate::RwLock) is two locks and
+/// does not have the trait; its [`read_side`](crate::RwLock::read_side) and [`write_side`](crate::RwLock::write_side) do. The
+/// trait is sealed: only the locks of this crate have it.
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
