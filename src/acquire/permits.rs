@@ -199,10 +199,11 @@ impl<G: Grants> Permits<'_, G> {
 
     /// Redis had too few.
     fn record_refusal(&mut self, is_set: bool) {
-        if self.ticket.is_some() {
+        if let Some(ticket) = self.ticket {
             let mut state = self.entry.lock();
             state.lock.record_refusal();
-            state.local_semaphore().record_refusal(G::ARE_HANDED_OVER);
+            let local = state.local_semaphore();
+            local.record_refusal(ticket, G::ARE_HANDED_OVER);
         }
         let unset = &self.spec.session().unset_semaphores;
         if is_set {

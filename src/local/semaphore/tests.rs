@@ -129,7 +129,12 @@ impl World {
     fn hear(&mut self, t: usize, was_granted: bool) {
         let need = self.needs[t];
         if !was_granted {
-            self.local_semaphore.record_refusal(true);
+            // A thread that was handed permits is no longer queued, and has no ticket in the model.
+            let ticket = match self.doing[t] {
+                Doing::Waits { ticket, .. } => ticket,
+                _ => u64::MAX,
+            };
+            self.local_semaphore.record_refusal(ticket, true);
             match &mut self.doing[t] {
                 Doing::Waits { asks, .. } | Doing::Given { asks, .. } => *asks = None,
                 _ => unreachable!(),
@@ -409,7 +414,7 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     );
     let (first, _) = local_semaphore.enter(2, "a");
     assert!(!local_semaphore.has_waiters());
-    local_semaphore.record_refusal(true);
+    local_semaphore.record_refusal(first, true);
     assert!(local_semaphore.has_waiters());
     let (second, _) = local_semaphore.enter(2, "b");
     assert_eq!(local_semaphore.withdraw(first), Some(Some("b")));
@@ -421,6 +426,19 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
     assert!(!local_semaphore.has_waiters());
     assert_eq!(local_semaphore.withdraw(second), Some(None));
     assert!(!local_semaphore.has_waiters());
+}
+
+#[test]
+fn a_refusal_does_not_count_for_the_thread_that_is_first_since() {
+    let now = Instant::now();
+    let mut local_semaphore: LocalSemaphore<&str, ()> = LocalSemaphore::new(TENURE);
+    let _ = local_semaphore.granted(None, 1, now);
+    let (asks, _) = local_semaphore.enter(1, "a");
+    local_semaphore.enter(1, "b");
+    // Handed over while the request of `a` is on its way.
+    assert_eq!(local_semaphore.give(1, now, now).to, ["a"]);
+    local_semaphore.record_refusal(asks, true);
+    assert!(!local_semaphore.has_waiters(), "`b` was not refused");
 }
 
 #[test]
