@@ -101,6 +101,10 @@ macro_rules! counters {
         ///
         /// The numbers are read while other threads change them, so numbers that belong together may be a moment
         /// apart.
+        ///
+        /// **Names.** Numbers that end in `_us` are microseconds, the others are counts. Of the two about lateness,
+        /// `renewal_lateness_max_us` is the maximum since the client was opened, and never falls;
+        /// `renewal_lateness_us` is the maximum of the last 30 to 60 s.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[non_exhaustive]

@@ -45,8 +45,9 @@ pub(crate) type OnLost = Arc<dyn Fn(&Loss) + Send + Sync>;
 /// # let _ = config;
 /// ```
 ///
-/// A `Config` is made from a URL or from a [`redis::ConnectionInfo`], and refined by the methods below.
-/// [`Client::open`](crate::Client::open) checks it, and reports the first setting that cannot work as
+/// A `Config` is made from a URL or from a
+/// [`redis::ConnectionInfo`](https://docs.rs/redis/1/redis/struct.ConnectionInfo.html), and refined by the methods
+/// below. [`Client::open`](crate::Client::open) checks it, and reports the first setting that cannot work as
 /// [`Error::Config`].
 #[derive(Clone)]
 pub struct Config {
@@ -94,10 +95,10 @@ impl Config {
     }
 
     /// Returns the settings for one server, given in a form that the `redis` crate (version 1) takes: `(host, port)`,
-    /// a [`redis::ConnectionAddr`] or a [`redis::ConnectionInfo`].
+    /// a `redis::ConnectionAddr` or a `redis::ConnectionInfo`.
     ///
     /// All other settings are at their defaults. [`Client::open`](crate::Client::open) also takes a
-    /// [`redis::ConnectionInfo`] directly. For a URL use [`Config::new`], which knows Sentinels and clusters, and TLS
+    /// `redis::ConnectionInfo` directly. For a URL use [`Config::new`], which knows Sentinels and clusters, and TLS
     /// without features of the `redis` crate.
     ///
     /// ```no_run
@@ -127,7 +128,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the `redis` crate cannot make a [`redis::ConnectionInfo`] of it. Nothing is sent.
+    /// [`Error::Config`] if the `redis` crate cannot make a `redis::ConnectionInfo` of it. Nothing is sent.
     pub fn from_connection_info(info: impl IntoConnectionInfo) -> Result<Self> {
         info_of(info).map(Self::from)
     }
@@ -218,9 +219,10 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// A living client confirms all its places every third of this time. So waiters that died delay those behind them by
-    /// at most four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was stopped for
-    /// longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// A living client confirms all its places every third of this time. So waiters that died delay those behind them
+    /// by at most four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was
+    /// stopped for longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s.
+    /// Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -238,8 +240,8 @@ impl Config {
     /// Sets how long a thread waits before its wait is logged, at *info*.
     ///
     /// The record says which lock the thread waits for, and how much of the holder's lease is left if that is known.
-    /// The wait is logged again whenever it has lasted twice as long: with 10 s, after 10, 20, 40 and 80 s. A record may come
-    /// late, by up to a quarter of `after`. Zero turns this off. Default: 10 s.
+    /// The wait is logged again whenever it has lasted twice as long: with 10 s, after 10, 20, 40 and 80 s. A record
+    /// may come late, by up to a quarter of `after`. Zero turns this off. Default: 10 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").log_long_waits(std::time::Duration::from_secs(60));
@@ -294,9 +296,10 @@ impl Config {
     ///
     /// The client's other commands wait too, since they share the connection. Therefore only one of several
     /// simultaneous acquires waits for a quarter of the timeout, and each of the others for an eighth of that. After an
-    /// acquire that was not acknowledged, all wait for at most 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects a
-    /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
-    /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// acquire that was not acknowledged, all wait for at most 20 ms, until one is acknowledged.
+    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
+    /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this
+    /// setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -382,7 +385,8 @@ impl Config {
     /// Sets a listener that is called for every hold of this client that is lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
-    /// listener that panics or blocks delays later calls and nothing else. Default: no listener.
+    /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first
+    /// listener. Default: no listener.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/")
@@ -400,7 +404,7 @@ impl Config {
     /// Sets an [`Observer`], which is told what happens to this client's locks and servers: for metrics, traces and
     /// tests.
     ///
-    /// Default: no observer, at no cost.
+    /// A second call of this method replaces the first observer. Default: no observer, at no cost.
     ///
     /// ```
     /// struct Losses;

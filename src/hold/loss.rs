@@ -21,13 +21,17 @@ use crate::report::report;
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let guard = client.mutex("report").lock()?;
-/// while guard.lost().try_recv().is_err() {
+/// while guard.is_valid() {
 ///     // the next piece of the work
+/// }
+/// if let Ok(loss) = guard.lost().try_recv() {
+///     println!("{loss}");
 /// }
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Clones receive from the same channel, so one of them gets the loss. A clone can wait on a thread of its own, which ends
+/// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected,
+/// so a loop has to ask [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its own, which ends
 /// with the guard:
 ///
 /// ```no_run

@@ -115,7 +115,7 @@ pub struct Holder {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiter {
-    /// As [`Holder::owner`].
+    /// The owner, as [`Holder::owner`].
     pub owner: String,
     /// How long the waiter keeps its place unless its client confirms it.
     #[cfg_attr(
@@ -123,7 +123,7 @@ pub struct Waiter {
         serde(rename = "lives_for_ms", serialize_with = "serialized::ms")
     )]
     pub lives_for: Option<Duration>,
-    /// As [`Holder::process`].
+    /// The process of the owner, as [`Holder::process`].
     pub process: Option<Process>,
 }
 

@@ -29,7 +29,7 @@ pub struct Process {
     pub pid: u32,
     /// The address that Redis sees: `10.0.0.7:51422`.
     pub address: String,
-    /// See [`Config::label`](crate::Config::label).
+    /// The client's [label](crate::Config::label); empty if none was set.
     pub label: String,
     /// For how long it has sent Redis nothing, in whole seconds.
     #[cfg_attr(
