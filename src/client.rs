@@ -1,6 +1,7 @@
 //! The client: settings in, locks out by name; it owns both threads and ends them.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,22 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// may_be_shared::<redlatch::Error>();
 /// ```
 ///
+/// Clients, handles and guards are `UnwindSafe`, so [`catch_unwind`](std::panic::catch_unwind) accepts closures that use
+/// them. A panic of such a closure leaves none of them half changed, and a guard that it drops releases its lock.
+///
+/// ```
+/// use std::panic::{RefUnwindSafe, UnwindSafe};
+///
+/// fn may_unwind<T: UnwindSafe + RefUnwindSafe>() {}
+///
+/// fn of_any_kind<K: redlatch::kinds::AnyKind>() {
+///     may_unwind::<(redlatch::Handle<K>, redlatch::Guard<K>, redlatch::OwnedGuard<K>)>();
+/// }
+/// may_unwind::<(redlatch::Client, redlatch::RwLock, redlatch::Latch, redlatch::Election, redlatch::Leadership)>();
+/// may_unwind::<(redlatch::Semaphore, redlatch::SemaphorePermit, redlatch::CancelToken)>();
+/// may_unwind::<(redlatch::ExpirableSemaphore, redlatch::ExpirablePermit, redlatch::LossReceiver)>();
+/// ```
+///
 /// **Names.** A name is any text that is not empty and has at most 64 KiB, the [key prefix](Config::key_prefix)
 /// included. In a cluster names with odd braces, such as `a}b`, are rejected too, since their keys would be in
 /// [several slots](crate::guide::deployments#cluster). A rejected name is
@@ -72,8 +89,11 @@ pub struct Client {
     shared: Arc<SharedSession>,
 }
 
+impl UnwindSafe for Client {}
+impl RefUnwindSafe for Client {}
+
 impl Client {
-    /// Checks the settings and connects. Takes a URL, a [`redis::ConnectionInfo`] or a [`Config`].
+    /// Checks the settings and connects. Takes a URL, a `redis::ConnectionInfo` or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
     /// [`Config::lazy`] the call neither connects nor blocks. If the resolver does not answer for the host, a thread

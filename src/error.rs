@@ -687,6 +687,8 @@ impl fmt::Display for DeadlockReason {
 
 /// How a hold was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LossReason {
     /// The lease expired: a fixed one as intended, a renewed one because this process could not renew it, for example
@@ -749,6 +751,7 @@ impl fmt::Display for LossReason {
 
 /// A hold that was lost, and how. `Display` writes one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Loss {
     /// The lock's name, as given to the client.

@@ -17,7 +17,7 @@
 //! - `tls` encrypts connections.
 //! - `metrics` adds an observer for the `metrics` crate.
 //! - `serde` serializes the results of [`inspect`](Client::inspect), [`locks`](Client::locks),
-//!   [`check`](Client::check) and [`stats`](Client::stats).
+//!   [`check`](Client::check) and [`stats`](Client::stats) ([how](ops)), losses and tickets.
 //! - `testing` adds a lock for unit tests without Redis.
 //! - `cli` builds [the command](guide::operations#the-command).
 //!
@@ -212,7 +212,20 @@ pub mod kinds {
 /// Facts for operators about locks and servers: the types that [`Client::inspect`], [`Client::locks`] and
 /// [`Client::check`] return.
 ///
-/// `LockInfo`, `LockSummary` and `Report` have a `Display` for people; with the feature `serde` all of them are serialized.
+/// `LockInfo`, `LockSummary` and `Report` have a `Display` for people.
+///
+/// With the feature `serde` all of them are serialized, and so are [`Health`], [`Leader`] and [`Stats`]. Fields keep their
+/// names, except spans of time: these are whole numbers, and their names end with the unit.
+///
+/// | field | serialized as | unit |
+/// | --- | --- | --- |
+/// | `lease_left`, `ends_in`, `lives_for` | `lease_left_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
+/// | `Process::idle` | `idle_s` | seconds, since Redis reports no more |
+/// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
+/// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_s_ago` | seconds |
+///
+/// A `LockKind`, `HoldMode` or `Severity` is the word that its `Display` writes. A [`Loss`] has its three fields, and the
+/// reason as a word: `expired`, `forced`, `taken_over`, `unreachable`, `max_hold` or `closed`.
 ///
 /// ```no_run
 /// use redlatch::ops::LockKind;

@@ -34,8 +34,9 @@ const LEASE: Duration = Duration::from_secs(30);
 
 /// A lock for unit tests, which grants, refuses and fails as told, and needs no Redis.
 ///
-/// Without orders it grants every attempt, also while it is held: it excludes nobody. No call blocks. Clones are the same
-/// lock, so that a test can keep one.
+/// Without orders the lock grants every attempt, also while it is held: it excludes nobody. No call blocks. Clones are the
+/// same lock, so that a test can keep one. A `FakeLock` is a [`Lock`] and its guards are [`Hold`]s, no more: they have no
+/// `token`, `query` or `invoke`, so code that needs these cannot be tested with it.
 ///
 /// ```
 /// use redlatch::testing::FakeLock;
@@ -141,6 +142,9 @@ impl FakeLock {
     }
 
     /// Fails the `unlock` behind those that were ordered before. The guard's hold is over all the same.
+    ///
+    /// The error counts as one after the work, like every error of `unlock`: it is never
+    /// [retryable](Error::is_retryable), even if `err` is, such as an error of [`errors::redis`].
     ///
     /// ```
     /// use redlatch::testing::{FakeLock, errors};
@@ -269,6 +273,15 @@ struct FakeGuard {
     granted_at: Instant,
 }
 
+impl fmt::Debug for FakeGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeGuard")
+            .field("name", &self.name())
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}
+
 impl sealed::Guard for FakeGuard {
     fn unlock_boxed(self: Box<Self>) -> Result<()> {
         (*self).unlock()
@@ -339,7 +352,7 @@ pub fn loss(name: impl Into<String>, owner: impl Into<String>, reason: LossReaso
 pub mod errors {
     use crate::error::{DeadlockReason, Error, LossReason, RUNNING};
 
-    /// [`Error::Redis`] of an attempt to acquire, which is retryable.
+    /// Makes an [`Error::Redis`] of an attempt to acquire, which is retryable.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -351,7 +364,7 @@ pub mod errors {
         Error::redis("acquiring the lock", why).about(name)
     }
 
-    /// [`Error::Redis`] of a guarded command without a reply: see [`Error::may_have_run`].
+    /// Makes an [`Error::Redis`] of a guarded command without a reply: see [`Error::may_have_run`].
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -364,7 +377,7 @@ pub mod errors {
         Error::outcome_unknown(RUNNING, why.into()).about(name)
     }
 
-    /// [`Error::Lost`].
+    /// Makes the [`Error::Lost`] of an `unlock` or a guarded command after the hold ended.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -377,7 +390,8 @@ pub mod errors {
         Error::Lost { name, reason }
     }
 
-    /// [`Error::NoQuorum`] of so many servers, with what each of those said that did not agree.
+    /// Makes the [`Error::NoQuorum`] of a `RedLock` over `nodes` masters, of which `agreed` granted the lock, with the
+    /// errors of others.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -401,7 +415,7 @@ pub mod errors {
         }
     }
 
-    /// [`Error::NotReplicated`].
+    /// Makes the [`Error::NotReplicated`] of an acquire that `acked` of `needed` replicas acknowledged.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -413,7 +427,7 @@ pub mod errors {
         Error::NotReplicated { acked, needed }
     }
 
-    /// [`Error::Members`], with what each of them said, by its name.
+    /// Makes the [`Error::Members`] of a multi-lock, with the name and the error of each member that failed.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -426,7 +440,7 @@ pub mod errors {
         Error::Members { failures }
     }
 
-    /// [`Error::WouldDeadlock`].
+    /// Makes the [`Error::WouldDeadlock`] of a thread that would wait for itself.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -440,7 +454,7 @@ pub mod errors {
         Error::WouldDeadlock { name, reason }
     }
 
-    /// [`Error::WrongType`].
+    /// Makes the [`Error::WrongType`] of a key that holds something else, such as `a string`.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -453,7 +467,7 @@ pub mod errors {
         Error::WrongType { name, found }
     }
 
-    /// [`Error::Spawn`].
+    /// Makes the [`Error::Spawn`] of a thread of the client that cannot be started.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -466,7 +480,7 @@ pub mod errors {
         Error::Spawn { name, source }
     }
 
-    /// [`Error::InvalidCommand`].
+    /// Makes the [`Error::InvalidCommand`] of a guarded command that is not sent.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -479,7 +493,7 @@ pub mod errors {
         Error::InvalidCommand { why }
     }
 
-    /// [`Error::Late`].
+    /// Makes the [`Error::Late`] of a time limit that Redis was too slow for.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -492,7 +506,7 @@ pub mod errors {
         Error::Late { name }
     }
 
-    /// [`Error::InvalidName`].
+    /// Makes the [`Error::InvalidName`] of a name that no lock can have.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -504,7 +518,7 @@ pub mod errors {
         Error::InvalidName { why }
     }
 
-    /// [`Error::Config`].
+    /// Makes the [`Error::Config`] of a setting that cannot work.
     ///
     /// ```
     /// use redlatch::testing::errors;
@@ -515,5 +529,23 @@ pub mod errors {
     pub fn config(what: impl Into<String>) -> Error {
         let what = what.into();
         Error::Config { what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_to_a_lock_of_any_kind_are_locks_and_are_shown() {
+        fn hold(lock: impl Lock) -> String {
+            let guard = lock.try_lock_for(Duration::ZERO).expect("no error");
+            let owned = lock.lock_owned().expect("no error");
+            format!("{lock:?} {guard:?} {}", owned.name())
+        }
+        let lock = FakeLock::new("report");
+        let expected = "FakeLock { name: \"report\", .. } Some(FakeGuard { name: \"report\", valid: true, .. }) report";
+        assert_eq!(hold(Box::new(lock.clone()) as Box<dyn Lock>), expected);
+        assert_eq!(hold(Arc::new(lock) as Arc<dyn Lock>), expected);
     }
 }

@@ -292,3 +292,27 @@ fn a_majority_that_cannot_agree_is_not_worth_a_retry() {
         }
     }
 }
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_loss_is_serialized_with_its_reason_as_a_word() {
+    let words = LossReason::ALL.map(|reason| serde_json::to_value(reason).expect("JSON"));
+    let expected = [
+        "expired",
+        "forced",
+        "taken_over",
+        "unreachable",
+        "max_hold",
+        "closed",
+    ];
+    assert_eq!(words, expected);
+    #[cfg(feature = "metrics")]
+    assert_eq!(words, LossReason::ALL.map(LossReason::word));
+    let loss = Loss {
+        name: "report".into(),
+        owner: "u:7".into(),
+        reason: LossReason::MaxHold,
+    };
+    let json = serde_json::json!({"name": "report", "owner": "u:7", "reason": "max_hold"});
+    assert_eq!(serde_json::to_value(loss).expect("JSON"), json);
+}

@@ -95,6 +95,7 @@ impl fmt::Display for Finding {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[must_use = "a problem is a finding of the report, and no error"]
 #[non_exhaustive]
 pub struct Report {
     /// The findings, the most severe first.
@@ -144,7 +145,6 @@ impl Handle<Red> {
     /// println!("{}", redlatch::RedLock::new([&client, &other], "billing")?.check());
     /// # Ok::<(), redlatch::Error>(())
     /// ```
-    #[must_use]
     pub fn check(&self) -> Report {
         let checked = each_of(self.clients(), |shared| checked(shared));
         let (mut findings, mut clocks) = (Vec::new(), Vec::new());

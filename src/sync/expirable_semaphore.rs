@@ -1051,7 +1051,8 @@ impl ExpirablePermit {
         Ok(Ticket::new(<Self as sealed::Adopt>::TICKET, &id, &name))
     }
 
-    /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process.
+    /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process. For another process that
+    /// goes on with the permit, and renews it, there is [`detach`](Self::detach).
     ///
     /// The permit is no longer renewed, and comes back when the lease is over. Before that, any process that has the id
     /// can [release](ExpirableSemaphore::release_id) the permit or [change its
@@ -1069,6 +1070,7 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// As [`detach`](Self::detach).
+    #[must_use = "without the id nobody can release the permit before its lease is over"]
     pub fn into_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
         if !self.session().watchdog.end(&self.hold) {

@@ -22,3 +22,27 @@ pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
 pub(crate) mod ticket;
 pub(crate) mod traits;
+
+use guard::Guard;
+use handle::Handle;
+use kind::{AnyKind, Scope};
+
+macro_rules! unwind_safe {
+    ($([$($parameters:tt)*] $type:ty,)+) => {$(
+        impl<$($parameters)*> std::panic::UnwindSafe for $type {}
+        impl<$($parameters)*> std::panic::RefUnwindSafe for $type {}
+    )+};
+}
+
+// No mutex is held while code of the user runs, so a panic of that code leaves nothing half done. `Client` likewise.
+unwind_safe! {
+    [] crate::local::waiter::CancelToken,
+    [K: AnyKind] Handle<K>,
+    [K: AnyKind, S: Scope] Guard<K, S>,
+    [] expirable_semaphore::ExpirablePermit,
+    [] expirable_semaphore::ExpirableSemaphore,
+    [] latch::Latch,
+    [] rwlock::RwLock,
+    [] semaphore::Semaphore,
+    [] semaphore::SemaphorePermit,
+}

@@ -33,9 +33,13 @@ const WORD: &str = "redlatch-ticket-1";
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
+/// With the feature `serde` a ticket is serialized as its text, and deserialized from it.
+///
 /// A ticket can be adopted once, by any process that has the text. Until then the name stays taken, at most for the time
-/// given to `detach`. To end the hold before, call [`force_unlock`](crate::Mutex::force_unlock).
+/// given to `detach`. To end the hold before, call [`force_unlock`](crate::Mutex::force_unlock). The text of a ticket names
+/// the kind of lock; [`Client::adopt`](crate::Client::adopt) says which guards fit, and rejects others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[must_use = "without the ticket nobody can adopt the hold, and the name stays taken"]
 pub struct Ticket {
     kind: String,
     owner: String,
@@ -107,6 +111,21 @@ impl FromStr for Ticket {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for Ticket {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Ticket {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// A type that a ticket can become: the [owned guard](crate::OwnedGuard) of a [`Detachable`] kind, or an
 /// [`ExpirablePermit`](crate::ExpirablePermit). Sealed.
 pub trait Adopt: sealed::Adopt {}
@@ -126,9 +145,9 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 impl<K: Detachable, S: Scope> Guard<K, S> {
     /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// The hold is no longer renewed, and nobody else can have the lock in the meantime. Once it is adopted, what this client
-    /// still sends under the old number is rejected. Blocks for one round trip, at most for the command timeout. With
-    /// [`at_least`](crate::Mutex::at_least) the hold stays for as long as that, if it is longer.
+    /// The hold is no longer renewed, and nobody else can have the lock in the meantime. Once it is adopted, what this
+    /// client still sends under the old number is rejected. Blocks for one round trip, at most for the command timeout.
+    /// With [`at_least`](crate::Mutex::at_least) the hold stays for as long as that, if it is longer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -163,6 +182,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_compiler_warns_about_a_ticket_that_is_dropped() {
+        #[expect(unused_must_use, reason = "the warning is what is tested")]
+        {
+            Ticket::new("fair", "u:7", "job");
+        }
+    }
+
+    #[test]
     fn a_ticket_is_read_as_it_is_written() {
         for name in ["a", "job 7", " ", "é{x}:\n"] {
             let ticket = Ticket {
@@ -174,6 +201,15 @@ mod tests {
                 ticket.to_string().parse::<Ticket>().expect("a ticket"),
                 ticket
             );
+            #[cfg(feature = "serde")]
+            {
+                let json = serde_json::to_value(&ticket).expect("JSON");
+                assert_eq!(json, ticket.to_string());
+                assert_eq!(
+                    serde_json::from_value::<Ticket>(json).expect("a ticket"),
+                    ticket
+                );
+            }
         }
         for odd in [
             "",
@@ -186,6 +222,8 @@ mod tests {
         ] {
             let err = odd.parse::<Ticket>().expect_err(odd);
             assert!(matches!(err, Error::Config { .. }), "{err}");
+            #[cfg(feature = "serde")]
+            assert!(serde_json::from_value::<Ticket>(odd.into()).is_err());
         }
     }
 }

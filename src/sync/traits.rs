@@ -1,7 +1,10 @@
 //! Traits of all exclusive locks, and of all guards of locks.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::hold::loss::LossReceiver;
@@ -33,8 +36,8 @@ use crate::time::Deadline;
 /// The methods are those of [`Handle`](crate::Handle), whose page says more, but their guards are boxed. With the feature
 /// `testing` a unit test passes a lock that needs no Redis.
 ///
-/// **Settings**, such as a lease, are made earlier, on the handle. Code that makes them for any kind, or returns the guard of
-/// that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
+/// **Settings**, such as a lease, are made earlier, on the handle. Code that makes them for any kind, or returns the
+/// guard of that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;
@@ -50,17 +53,17 @@ use crate::time::Deadline;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). An [`RwLock`](crate::RwLock) is two locks and
-/// does not have the trait; its [`read_side`](crate::RwLock::read_side) and [`write_side`](crate::RwLock::write_side) do. The
-/// trait is sealed: only the locks of this crate have it.
+/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). An [`RwLock`](crate::RwLock) is two locks
+/// and does not have the trait; its [`read_side`](crate::RwLock::read_side) and
+/// [`write_side`](crate::RwLock::write_side) do. The trait is sealed: only the locks of this crate have it.
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
 /// redlatch::MultiLock::new(vec![Box::new(client.rw_lock("a"))]);
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an exclusive lock")]
-pub trait Lock: sealed::Member + Send + Sync {
-    /// See [`Handle::lock`](crate::Handle::lock).
+pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
+    /// Waits until the calling thread holds the lock: see [`Handle::lock`](crate::Handle::lock).
     ///
     /// # Errors
     ///
@@ -70,7 +73,7 @@ pub trait Lock: sealed::Member + Send + Sync {
         held.ok_or(Error::Closed)
     }
 
-    /// See [`Handle::try_lock`](crate::Handle::try_lock).
+    /// Tries once; `Ok(None)` if somebody else has the lock: see [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// # Errors
     ///
@@ -79,7 +82,8 @@ pub trait Lock: sealed::Member + Send + Sync {
         self.take_boxed(WaitMode::Once)
     }
 
-    /// See [`Handle::try_lock_for`](crate::Handle::try_lock_for).
+    /// Waits up to `wait` for the lock; `Ok(None)` if that was not long enough: see
+    /// [`Handle::try_lock_for`](crate::Handle::try_lock_for).
     ///
     /// # Errors
     ///
@@ -88,7 +92,8 @@ pub trait Lock: sealed::Member + Send + Sync {
         self.take_boxed(WaitMode::span(wait))
     }
 
-    /// See [`Handle::try_lock_until`](crate::Handle::try_lock_until).
+    /// Waits until `instant` for the lock; `Ok(None)` if that was not long enough: see
+    /// [`Handle::try_lock_until`](crate::Handle::try_lock_until).
     ///
     /// # Errors
     ///
@@ -97,7 +102,7 @@ pub trait Lock: sealed::Member + Send + Sync {
         self.take_boxed(WaitMode::moment(instant))
     }
 
-    /// See [`Handle::lock_owned`](crate::Handle::lock_owned).
+    /// Waits for the lock; the guard may move to other threads: see [`Handle::lock_owned`](crate::Handle::lock_owned).
     ///
     /// # Errors
     ///
@@ -107,7 +112,7 @@ pub trait Lock: sealed::Member + Send + Sync {
         held.ok_or(Error::Closed)
     }
 
-    /// See [`Handle::try_lock_owned`](crate::Handle::try_lock_owned).
+    /// Tries once; the guard may move to other threads: see [`Handle::try_lock_owned`](crate::Handle::try_lock_owned).
     ///
     /// # Errors
     ///
@@ -116,7 +121,8 @@ pub trait Lock: sealed::Member + Send + Sync {
         self.take_owned_boxed(WaitMode::Once)
     }
 
-    /// See [`Handle::try_lock_owned_for`](crate::Handle::try_lock_owned_for).
+    /// Waits up to `wait` for the lock; the guard may move to other threads: see
+    /// [`Handle::try_lock_owned_for`](crate::Handle::try_lock_owned_for).
     ///
     /// # Errors
     ///
@@ -125,7 +131,8 @@ pub trait Lock: sealed::Member + Send + Sync {
         self.take_owned_boxed(WaitMode::span(wait))
     }
 
-    /// See [`Handle::try_lock_owned_until`](crate::Handle::try_lock_owned_until).
+    /// Waits until `instant` for the lock; the guard may move to other threads: see
+    /// [`Handle::try_lock_owned_until`](crate::Handle::try_lock_owned_until).
     ///
     /// # Errors
     ///
@@ -159,8 +166,8 @@ pub trait Lock: sealed::Member + Send + Sync {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[must_use = "if unused the lock is released immediately"]
-pub trait Hold: sealed::Guard {
-    /// See [`Guard::unlock`](crate::Guard::unlock).
+pub trait Hold: sealed::Guard + fmt::Debug {
+    /// Releases the hold and waits for Redis to confirm it: see [`Guard::unlock`](crate::Guard::unlock).
     ///
     /// # Errors
     ///
@@ -169,18 +176,47 @@ pub trait Hold: sealed::Guard {
     where
         Self: Sized;
 
-    /// See [`Guard::is_valid`](crate::Guard::is_valid).
+    /// Returns whether the lock is certainly still held, by the clock of this process: see
+    /// [`Guard::is_valid`](crate::Guard::is_valid).
     fn is_valid(&self) -> bool;
 
-    /// See [`Guard::valid_until`](crate::Guard::valid_until).
+    /// Returns when the hold may end unless it is renewed: see [`Guard::valid_until`](crate::Guard::valid_until).
     fn valid_until(&self) -> Instant;
 
-    /// See [`Guard::lost`](crate::Guard::lost).
+    /// Returns the channel that reports the loss of this hold: see [`Guard::lost`](crate::Guard::lost).
     fn lost(&self) -> &LossReceiver;
 
-    /// See [`Guard::name`](crate::Guard::name).
+    /// Returns the name, as given to the client: see [`Guard::name`](crate::Guard::name).
     fn name(&self) -> &str;
 }
+
+/// Makes the pointers to a lock of any kind locks too. For pointers to one kind, such as `Arc<Mutex>`, the methods of the
+/// [`Handle`](crate::Handle) would be hidden by those of the trait, and their guards lose their type.
+macro_rules! pointers {
+    ($($pointer:ident),+) => {$(
+        impl sealed::Member for $pointer<dyn Lock> {
+            fn parts(&self) -> Option<Vec<LockSpec>> {
+                (**self).parts()
+            }
+
+            fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>> {
+                (**self).take_boxed(wait)
+            }
+
+            fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>> {
+                (**self).take_owned_boxed(wait)
+            }
+        }
+
+        impl Lock for $pointer<dyn Lock> {
+            fn name(&self) -> &str {
+                (**self).name()
+            }
+        }
+    )+};
+}
+
+pointers!(Box, Arc);
 
 impl<H: Hold + ?Sized> sealed::Guard for Box<H> {
     fn unlock_boxed(self: Box<Self>) -> Result<()> {
