@@ -493,7 +493,11 @@ impl LockSpec {
         // Read before the request: a hold that is granted after it is not affected, and must not be reported as lost.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let forced = match &self.quorum {
-            Some(quorum) => self.survey(|| quorum.force(until))?,
+            Some(quorum) => {
+                // The servers that answered have done it: a repetition could take the lock from the next holder.
+                let forced = self.survey(|| quorum.force(until));
+                forced.map_err(Error::after_work)?
+            }
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms(self.command_timeout);

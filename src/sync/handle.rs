@@ -496,7 +496,9 @@ impl<A: AnyKind> Handle<A> {
         let (parts, until) = self.survey()?;
         let mut forced = false;
         for part in parts {
-            forced |= part.force_unlock(until)?;
+            // If others are freed already, the next call would take them from their next holders.
+            let error = |err: Error| if forced { err.after_work() } else { err };
+            forced |= part.force_unlock(until).map_err(error)?;
         }
         Ok(forced)
     }
