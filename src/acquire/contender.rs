@@ -281,7 +281,8 @@ impl<'a> Contender<'a> {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let draw = || session.owners.draw();
-        // A new number for each request, unless a place or a refusal ties the contender to its last one: rule 3.
+        // A new number for each request, with two exceptions. A contender with a place keeps the number of the place (rule
+        // 3). A contender with a note keeps its number after a refusal (rules 2 and 3 of `turn`).
         let number = match (self.place, &mut self.turn) {
             (Some(place), _) => place,
             (None, Some(turn)) => turn.take_number(draw),

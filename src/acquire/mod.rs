@@ -186,7 +186,8 @@ pub(crate) trait Strategy {
         false
     }
 
-    /// Asks Redis once, reconnecting if necessary. A request without a reply is undone.
+    /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone;
+    /// except that of a contender with a place: rule 3 at [`Contender`](contender::Contender).
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
     /// The channel on which changes are announced; `None` if they are not, or not on a single channel.

@@ -34,8 +34,9 @@ use crate::protocol::script::{self, Released};
 use crate::session::Session;
 use crate::time;
 
-/// Lets other processes ask first if the tenure is over or a debt is left; `true` if the thread has paused or has to
-/// stop. `messages_at_pause`: how many messages had arrived when the thread last began to pause.
+/// Lets other processes ask first if the tenure is over or a debt is left. `true` if the caller has to check again whether
+/// to ask: the thread has paused, was woken by another thread of this process, or has to stop. `messages_at_pause`: how
+/// many messages had arrived when the thread last began to pause.
 ///
 /// All pauses before a question end at `asks_by`, after half of the question's time, so that a call with a short time
 /// limit yields as others do and still asks (bench: cross4x4 and cross8x4, fairness). A single attempt pauses for
@@ -114,7 +115,8 @@ fn pause_after<S: Strategy>(
     (others > 0).then_some(PAUSE)
 }
 
-/// How many other processes a release has notified; one if that is unknown. Waits for the reply.
+/// How many other processes a release has notified. Waits for the reply. Without a reply, one may have been notified; a
+/// reply that nothing was released, or an odd reply, counts as none.
 fn notified_others(
     session: &Session,
     release: &Arc<Call>,
@@ -134,7 +136,7 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
 }
 
 /// How many other processes a release has notified, by its reply: one if the server does not count them, `None` if
-/// nothing was released.
+/// nothing was released or the reply is odd.
 fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
     match script::released(reply) {
         Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => Some(1),

@@ -87,8 +87,10 @@ const LOST: u8 = 2; // plus the reason's index in ALL
 /// 2. `state` leaves `HELD` once: by [`end`](Self::end), or by [`lose`](Self::lose), whose caller reports the loss.
 /// 3. Validity counts from before the first byte of a confirmed request was sent, so it never outlasts the lease in
 ///    Redis.
-/// 4. A hold is on the watchdog's schedule before its guard exists, and leaves `HELD` before it is taken off. Since the
-///    watchdog checks `state` under the mutex of the schedule, a hold that is over never gets back onto it.
+/// 4. A hold is on the watchdog's schedule before its guard exists. A thread that ends a hold changes `state` first and
+///    then takes the hold off. The watchdog's thread takes off a hold that is due while that is still `HELD`, and puts it
+///    back once it is handled. `state` is checked under the mutex of the schedule, so a hold that is over never gets back
+///    onto it. Closing the client ends that thread first, then takes off all holds that are left and ends them.
 pub(crate) struct Hold {
     entry: Arc<Entry>,
     pub(crate) mode: Mode,

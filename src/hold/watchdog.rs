@@ -3,8 +3,9 @@
 //!
 //! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends,
 //! or its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that
-//! are due, in the order in which the holds would end. The thread, whatever the server does, never blocks for longer
-//! than [`SLICE`] before it checks what is due, so a loss is reported in time even while Redis is frozen.
+//! are due, in the order in which the holds would end. The thread waits for one master for about [`SLICE`] at a
+//! time, to connect or to read. Between two checks of what is due it may wait like this for each master in turn. So a loss
+//! is reported a few slices per master late at most, even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -38,7 +39,7 @@ use crate::report::report;
 use crate::stats::Counters;
 use crate::time;
 
-/// The longest wait for bytes before the thread checks again what is due.
+/// The longest wait of the thread for the bytes of one connection, or for a connection to one master.
 const SLICE: Duration = Duration::from_millis(5);
 
 /// The most entries handled without a pause, so that with very many of them renewals are sent in between.

@@ -1,7 +1,9 @@
 //! The local lock: which threads of this process hold a lock, which wait, and which one asks Redis for it.
 //!
-//! The state machine does no I/O and has no clock: every method takes `now` and returns what to do next. At most one
-//! thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing.
+//! The state machine does no I/O and has no clock: every method takes `now` and returns what to do next. As a rule one
+//! thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing. Exceptions are the
+//! threads that want a fair lock, a reader that asks beside another ([`enter`](LocalLock::enter)), and a thread that
+//! adopts a hold.
 //!
 //! ```text
 //!              enter (nobody here)            granted
@@ -20,11 +22,14 @@
 //! not end a tenure. After it, the next contender first checks whether other processes were notified of the release
 //! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
 //!
-//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant, while
-//! nobody waits, joins that hold; so do, at the grant itself, all readers in front of the first queued writer. A thread
-//! that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one. A reader that
-//! cannot join, because its lease differs or because it arrives later, asks for a hold of its own, so that Redis
-//! decides whether writers of other processes go first.
+//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins
+//! that hold, unless threads wait; a reader that does not wait, or passes writers, is kept out only by queued writers. A
+//! reader cannot join if it arrives later, if its lease differs, or if its lease may not be shared. Then it asks for a
+//! hold of its own, so that Redis decides whether writers of other processes go first. A thread that holds exclusively
+//! may take a shared hold as well, and keep it when it releases the exclusive one.
+//!
+//! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender.
+//! The next one that cannot, or a writer, has to wait, and so does every thread behind it.
 //!
 //! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and only
 //! Redis hands the lock over.
@@ -82,7 +87,7 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// Whether the hold may be handed over: there is a token for another thread, and validity to spare.
+    /// Whether the hold may be handed over: it is [`complete`](Self::complete), and enough of the lease is left.
     fn may_pass(self, lease: LeasePolicy, now: Instant) -> bool {
         self.complete && self.to_spare(lease, now)
     }

@@ -21,7 +21,8 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// The command was sent and has no answer, so it may have run. A command that counts once is not sent again.
+    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and
+    /// for requests that count.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,

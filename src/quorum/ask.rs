@@ -8,15 +8,16 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that was refused first looks, without requesting anything, when it asks again. The caller requests the lock
-//! only if a majority of nodes is free, or if a release was announced since: a request that gets a minority of the
-//! nodes for a moment may keep others from a majority.
+//! A caller that was refused first looks, without requesting anything, when it asks again. If a majority has answered the
+//! look and no majority is free, the caller requests nothing: a request that gets a minority of the nodes for a moment
+//! may keep others from a majority. If fewer have answered, nothing is known, and the caller requests the lock. If a
+//! release was announced since the refusal, the caller requests the lock without a look.
 //!
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!
 //! - A majority may have kept the lock for the attempt, for example if the grant came too late.
-//! - The caller does not ask again within milliseconds. Others may have been refused because of the minority that the
-//!   attempt had for a moment, and wait for a message.
+//! - The caller does not ask again: it does not wait, or has no time for its next pause, which may last up to 0.8 s.
+//!   Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a message.
 //!
 //! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets
 //! the lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free

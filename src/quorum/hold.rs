@@ -384,8 +384,8 @@ fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected>
 
 /// The release: sent to every node that may keep a part, and confirmed by a majority.
 impl QuorumHold {
-    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `asks_again`: the attempt was
-    /// granted by too few nodes, and its caller asks again within milliseconds.
+    /// Ends all parts and queues their releases, which have to be [sent](Several::send). `asks_again`: the attempt
+    /// failed, and its caller asks again after a pause.
     pub(crate) fn let_go(&self, asks_again: bool) -> Arc<Call> {
         let mut state = self.state.lock();
         // The guard, a loss and the closing of a client may all come here; the first queues the releases.

@@ -188,7 +188,8 @@ impl WatchdogThread {
         }
     }
 
-    /// Reads the answers that have arrived. Waits a few milliseconds at most, and only for requests sent since `begun`.
+    /// Reads the answers that have arrived. For answers to requests sent since `begun`, waits up to [`SLICE`] at each
+    /// connection in turn, but not past `until`.
     fn read(&self, begun: Instant, until: Instant) {
         // Waiting for the last request of each node reads the answers to the earlier ones as well.
         let mut nodes = Vec::new();

@@ -4,9 +4,11 @@
 //!           a connection stands        reply
 //!    made ───────────────────► sent ───────────► answered, or refused for good
 //!     ▲ ▲                       │ │
-//!     │ └── refused for now ────┘ │              after a pause, or at once where another node has to be asked
-//!     └── connection lost ────────┘              the first is taken back, since it may have run
+//!     │ └── refused for now ────┘ │
+//!     └── connection lost ────────┘              the lost one is undone, since it may have run
 //! ```
+//!
+//! A pause precedes each repetition, except the first, one at another node, and one with the text of its script.
 //!
 //! The command goes over the connection to the master of its keys, which may be another at each sending.
 
@@ -58,8 +60,9 @@ impl Nodes {
     /// Sends a command until it has a reply, the deadline has passed, or an error is final. Begins with the one sent
     /// `ahead`, if there is one.
     ///
-    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. A command that
-    /// counts is not made again, so its outcome stays unknown.
+    /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. A request that
+    /// counts has no undo: it carries the same keys at each sending, so Redis counts it once. If a sending has no reply
+    /// and no later one succeeds, the outcome is unknown.
     pub(crate) fn call(
         &self,
         until: Instant,
