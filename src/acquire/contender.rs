@@ -33,8 +33,8 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. A process that asks again within fewer microseconds than
-/// that gets fewer tokens, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. Tokens follow the server's clock in microseconds. If less
+/// than 1024 µs have passed since the last draw, the process gets fewer tokens, but at least one.
 const TOKENS: u64 = 1024;
 
 /// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
@@ -244,8 +244,8 @@ impl<'a> Contender<'a> {
 
     /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
     pub(crate) fn ask_ahead(&mut self) {
-        // Checked while the contender counts (rule 1): either closing waits for it, or the check fails and nothing is
-        // sent.
+        // This is checked while the contender is counted in `_contending` (rule 1): either closing waits for it, or the
+        // check fails and nothing is sent.
         if self.lock.quorum.is_some() || self.lock.must_stop(self.wait) {
             return;
         }

@@ -77,8 +77,8 @@ use crate::time::{self, Budget, Deadline};
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// Redis granted the permits, which were passed on: before the reply arrived, a thread of this process had handed
-    /// over its own.
+    /// A thread of this process handed over permits before the reply arrived. So Redis's grant was passed on, and the
+    /// asking thread takes the permits that were handed over.
     HandedOver,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Busy {
     /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
     pub(crate) retry_after: Option<Duration>,
     /// Several contenders ask several servers at the same time, and each may have been granted too few of them, so
-    /// perhaps nobody has the lock. All ask again after a short pause, and until then nothing may be announced.
+    /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
     pub(crate) is_contested: bool,
 }
 

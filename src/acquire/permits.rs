@@ -181,8 +181,8 @@ impl<G: Grants> Permits<'_, G> {
         notify(first);
         let grant = self.kind.granted(self.spec, asked, sent_at, ends_at)?;
         if self.is_handed_over() {
-            // The thread was handed permits before its grant arrived, and needs one of both. The granted ones go to the
-            // next thread or back to Redis; the wakeup stays, and the loop takes it.
+            // The thread was handed permits before its grant arrived, and needs only one of the two grants. The permits
+            // from Redis go to the next thread or back to Redis; the wakeup stays, and the loop takes it.
             self.give_away(now);
             return Ok(None);
         }

@@ -3,9 +3,11 @@
 //!
 //! ```text
 //!    the tenure is over ─► its last release is answered: it has notified n others
-//!                            │ n = 0: ask                        ┌── a message: others go on, and ask first once more
-//!                            └ n > 0: pause for 1 ms ─► ask      │
-//!                                       n > 1: a debt of n tenures ─► pause for a tenure ─► ask, or the debt is over
+//!                            ├─ n = 0: ask
+//!                            └─ n > 0: pause for 1 ms ─► ask
+//!                                                         │ refused, and n > 1
+//!                                                         ▼
+//!                            a debt of n tenures: after each message, pause for up to a tenure ─► ask
 //! ```
 //!
 //! Example with a tenure of 5 ms: the last release of the tenure has notified 3 others (n = 3). The thread pauses for

@@ -120,8 +120,8 @@ impl Watchdog {
         if !renewal.is_held() {
             return state.schedule.disarm(&renewal);
         }
-        // The holder may have shortened the lease, and have armed the hold, since `due` was computed. Without this, that
-        // end would be replaced by a later moment, and the loss reported late.
+        // The holder may have shortened the lease, and armed the hold for the earlier end, since `due` was computed.
+        // Without this line, `due` would replace the earlier end, and the loss would be reported late.
         let due = renewal.look_again(due);
         state.schedule.arm(renewal, due);
         let is_prepared = state.is_prepared;
@@ -173,8 +173,8 @@ impl Watchdog {
 
     /// Wakes the thread if it would sleep for longer than until `at`.
     fn wake_at(&self, mut state: parking_lot::MutexGuard<'_, WatchdogState>, at: u64) {
-        // Zero while the thread is awake, so it is not notified then: it looks at the schedule with the mutex held
-        // before it sleeps.
+        // `wakes_at` is zero while the thread is awake. Then it is not notified: it looks at the schedule with the mutex
+        // held before it sleeps.
         if at < state.wakes_at {
             state.wakes_at = at;
             drop(state);

@@ -246,8 +246,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask although
-    /// another reader asks already, if the new one does not wait or passes writers: the other reader may be behind a
-    /// writer of another process.
+    /// another reader asks already, if the new one does not wait or passes writers. The new reader does not wait for the
+    /// other's grant, which a writer of another process may delay.
     pub(crate) fn enter(
         &mut self,
         thread: u64,

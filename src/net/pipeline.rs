@@ -18,9 +18,10 @@
 //! key before it has its slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count
 //! together.
 //!
-//! A script is sent by its hash, and by its text once the server has answered that it does not know it. A call whose reply
-//! may never be read brings the text the first time over a connection, and after such an answer: the process may end after a
-//! release, and a master of several may answer after the others.
+//! A script is sent by its hash, and by its text once the server has answered that it does not know it. If the reply to a
+//! call may never be read, no thread could react to that answer: the process may end after a release, and a master of several
+//! may answer after the others. So the first such call over a connection carries the text, and so does the first one after
+//! such an answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -110,8 +111,8 @@ pub(super) struct Replied {
     pub(super) call: Arc<Call>,
     /// Another node has to execute the call, and its connection takes the call from the ledger.
     pub(super) is_elsewhere: bool,
-    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. Read before the call
-    /// could be sent again, over a connection whose leader does not wake that thread.
+    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. This is read before
+    /// the call can be sent again, because the leader of another connection would not wake that thread.
     pub(super) was_followed: bool,
     /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
@@ -186,8 +187,8 @@ impl Pipeline {
                 true
             }
             _ => {
-                // A thread that waits finds this connection by the node. `keep` takes only deferred calls; the thread of any
-                // other call submits it again.
+                // The node is stored so that a waiting thread can find this connection. `keep` takes only deferred calls; the
+                // thread of any other call submits it again.
                 call.sent_to(self.to.node);
                 self.ledger.keep([call]);
                 false

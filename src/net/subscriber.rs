@@ -124,8 +124,8 @@ impl Subscriber {
         self.state.lock().channels.len()
     }
 
-    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed; unless its thread has ended
-    /// since its node is no master any more.
+    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed. Returns `None` if the
+    /// subscriber's thread has ended because the node is no longer a master.
     pub(crate) fn try_subscribe(
         self: &Arc<Self>,
         channel: &Arc<str>,
@@ -153,8 +153,8 @@ impl Subscriber {
         }
     }
 
-    /// Ends what was left behind on `channel`, so that what this process publishes there next does not count it among
-    /// those that wait.
+    /// Ends a lingering subscription to `channel`, so that Redis does not count this process among the listeners of its
+    /// next release.
     pub(crate) fn end_lingering(&self, channel: &str) {
         if !self.process.is_copy() {
             let mut state = self.state.lock();
@@ -173,8 +173,8 @@ impl Subscriber {
 
     /// Writes for the subscriber's thread, including bytes that other threads have left; `true` if there is more.
     ///
-    /// Then it has to look again soon. If it is in a long read when something is left, what was written before is confirmed
-    /// and ends that read.
+    /// If true, the subscriber's thread looks again soon. If bytes are left over while it is already in a long read, the
+    /// confirmation of the earlier bytes ends that read.
     fn write_rest(&self, state: &mut MutexGuard<'_, State>) -> bool {
         self.write(state);
         let is_writing = state.live.as_ref().is_some_and(|live| live.writing);

@@ -129,8 +129,9 @@ impl WatchdogThread {
         });
     }
 
-    /// Queues a request for its master, unless an earlier batch is unanswered there: over the connection for renewals,
-    /// or over that for commands if the former cannot be made within a moment.
+    /// Queues a request for its master, or postpones it. If an earlier batch is unanswered at the master, the request is
+    /// postponed. Otherwise it is queued on the connection for renewals, or on that for commands if the former cannot be
+    /// made quickly.
     fn submit(&mut self, mut sent: Sent) {
         let task = Arc::clone(&self.task);
         let master = task.nodes.destination(&sent.call);
@@ -239,8 +240,8 @@ impl WatchdogThread {
             Verdict::Answer(value) => return self.answered(sent, value, sent_at),
             Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(sent),
             // A node from which a slot is moving away rejects a request for several keys if it no longer has all of
-            // them, but serves each key that it still has: that error is handled one by one, below. All others are
-            // retried together.
+            // them, but serves each key that it still has. After that error each hold is renewed by a request of its
+            // own, below. After any other temporary error all holds are retried together.
             Verdict::Later(err) if sent.holds.len() > 1 && reach(&err) != Reach::Keys => {
                 report!(Debug, "renewing {} locks failed: {err}", sent.holds.len());
                 return self.postpone(sent);

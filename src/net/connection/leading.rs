@@ -128,8 +128,8 @@ impl Connection {
             // The call's own mutex stays locked until this thread follows, so that the thread which hands the reply out cannot
             // come in between without waking it.
             drop(state);
-            // A leader wakes all followers about every `SLICE`, so most need no timer of their own. That is too late for a
-            // deadline this close; wait with a time limit.
+            // A leader wakes all followers about every `SLICE`, so most need no timer of their own. If the deadline is less
+            // than two slices away, that may be too late, so wait with a time limit.
             let is_soon = reads_once_more || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);

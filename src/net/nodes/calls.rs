@@ -27,7 +27,7 @@ use crate::net::socket::{self, SLICE};
 use crate::report::report;
 use crate::verdict::Verdict;
 
-/// The types of how many keys are asked for, if one of them is wrong.
+/// If a key has the wrong type, at most this many keys are asked for their type.
 const TYPES: usize = 4;
 
 /// A command that was sent, and the number of its connection.
@@ -328,7 +328,8 @@ fn with_types(
             Ok((Value::SimpleString(kind), _)) => {
                 found.push(format!("the key `{}` holds a {kind}", excerpt(&key)));
             }
-            // Without the right, or the time, it is as it was.
+            // If the user may not ask, or the time is up, no further key is asked. Without any type found, the error stays
+            // unchanged.
             _ => break,
         }
     }
