@@ -308,7 +308,7 @@ type MakeRelease = fn(&Protocol, Mode, &[u8]) -> Request;
 type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
 pub(crate) const ACQUIRING: &str = "acquiring the lock";
-pub(super) const RENEWING: &str = "renewing the lock";
+pub(crate) const RENEWING: &str = "renewing the lock";
 pub(super) const FORCING: &str = "forcing the lock open";
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {

@@ -14,7 +14,7 @@ use crate::error::{LossReason, RELEASING, Result};
 use crate::hold::{Entry, Hold, NotRenewed, Reentry, Several, lost_before};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
-use crate::protocol::kind::AcquireArgs;
+use crate::protocol::kind::{AcquireArgs, RENEWING};
 use crate::protocol::red;
 use crate::protocol::script::{self, Renewed, Unexpected};
 use crate::quorum::failure::{Failure, Short};
@@ -547,7 +547,7 @@ impl Several for QuorumHold {
             Failure::One(Fault::Stopped) => NotRenewed::Stopped,
             failure => {
                 let is_late = failure.is_late();
-                let error = failure.into_error("renewing the lock", self.name());
+                let error = failure.into_error(RENEWING, self.name());
                 if is_late {
                     NotRenewed::Late(error)
                 } else {

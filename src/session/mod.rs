@@ -36,6 +36,7 @@ use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
 use crate::protocol::idempotency::IdempotencyKeys;
+use crate::protocol::kind::RENEWING;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
 use crate::report::report;
@@ -600,13 +601,12 @@ impl Session {
             return several.renew(again);
         }
         let Reentry { ttl, count, .. } = *again;
-        let doing = "renewing the lock";
         hold.change(|its| its.record_request(ttl));
         let request = hold.renew_for(ttl, count);
         let answer = self.connection.ask(&request, again.until, again.stop);
         let failed = |fault: Fault| {
             fault
-                .into_error(doing, hold.entry().name())
+                .into_error(RENEWING, hold.entry().name())
                 .at(&self.endpoint)
         };
         let answer = answer.map_err(|fault| match fault {
@@ -615,7 +615,7 @@ impl Session {
             _ => NotRenewed::Failed(failed(fault)),
         })?;
         let renewed = script::renewed(answer.value).map_err(|unexpected| {
-            NotRenewed::Failed(self.error(doing, hold.entry().name(), unexpected))
+            NotRenewed::Failed(self.error(RENEWING, hold.entry().name(), unexpected))
         })?;
         if renewed == Renewed::Yes {
             hold.change(|its| {
