@@ -432,7 +432,10 @@ fn the_first_in_the_queue_waits_once_there_is_too_little_for_it() {
 fn a_refusal_does_not_count_for_the_thread_that_is_first_since() {
     let now = Instant::now();
     let mut local_semaphore: LocalSemaphore<&str, ()> = LocalSemaphore::new(TENURE);
-    let _ = local_semaphore.granted(None, 1, now);
+    assert_eq!(
+        local_semaphore.granted(None, 1, now),
+        Granted::Kept { first: None }
+    );
     let (asks, _) = local_semaphore.enter(1, "a");
     local_semaphore.enter(1, "b");
     // Handed over while the request of `a` is on its way.
