@@ -333,8 +333,9 @@ impl Client {
     ///
     /// Blocks until Redis has acknowledged the releases, at most for `timeout`, and up to 150 ms more for the threads
     /// and the logger. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed); dropping them
-    /// later does nothing. Every later call returns [`Error::Closed`](crate::Error::Closed). A second thread that
-    /// closes the client waits for the first, and gets the same result.
+    /// later does nothing, and their [`unlock`](crate::Guard::unlock) returns [`Error::Lost`](crate::Error::Lost).
+    /// Other calls that need Redis return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works.
+    /// Closing again waits up to its own `timeout` for the first call, and returns the same result.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

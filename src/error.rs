@@ -90,10 +90,11 @@ pub enum Error {
         /// How many were needed.
         needed: u32,
     },
-    /// Members of a [`MultiLock`](crate::MultiLock) could not be asked; the others were released.
+    /// Members of a [`MultiLock`](crate::MultiLock) failed, and the others are not held: either some members could not
+    /// be acquired, or the releases of several failed.
     #[non_exhaustive]
     Members {
-        /// The name and the error of each of them.
+        /// The name and the error of each member that failed.
         failures: Vec<(String, Self)>,
     },
     /// The calling thread would wait for itself, since it holds the lock already.
@@ -160,7 +161,8 @@ pub enum Error {
 impl Error {
     /// Returns whether the same call may succeed later although the caller changes nothing.
     ///
-    /// True only for errors that come before the work, so that repeating the call repeats no work.
+    /// False for errors that come after the work, such as those of a release, and for a command that may have run. So
+    /// repeating the call repeats no work.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |
@@ -171,7 +173,8 @@ impl Error {
     /// | [`Lost`](Self::Lost) | after the grant | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
     /// | [`NoQuorum`](Self::NoQuorum) | acquiring | if the servers with a retryable error may still form a majority |
-    /// | [`Members`](Self::Members) | acquiring, releasing | if the error of each member is |
+    /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
+    /// | `Members` | releasing | no |
     /// | all others | any call | no |
     ///
     /// ```
@@ -202,7 +205,7 @@ impl Error {
     }
 
     /// Returns whether a reply was lost, so that nobody knows whether the command ran: a [guarded
-    /// command](crate::MutexGuard::query), or one that changes a count, such as
+    /// command](crate::MutexGuard::query), or one that has another effect if it is repeated, such as
     /// [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
     /// [`force_unlock`](crate::Handle::force_unlock).
     ///
@@ -756,7 +759,8 @@ impl fmt::Display for LossReason {
 pub struct Loss {
     /// The lock's name, as given to the client.
     pub name: String,
-    /// The owner in Redis: `<client uuid>:<number>`; of a permit its id.
+    /// The owner in Redis: `<client uuid>:<number>`; of an [`ExpirablePermit`](crate::ExpirablePermit) its id. Empty
+    /// for a [`SemaphorePermit`](crate::SemaphorePermit), which has no owner.
     pub owner: String,
     /// How it was lost.
     pub reason: LossReason,

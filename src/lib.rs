@@ -16,8 +16,9 @@
 //!
 //! - `tls` encrypts connections.
 //! - `metrics` adds an observer for the `metrics` crate.
-//! - `serde` serializes the results of [`inspect`](Client::inspect), [`locks`](Client::locks),
-//!   [`check`](Client::check) and [`stats`](Client::stats) ([how](ops)), losses and tickets.
+//! - `serde` serializes what [`inspect`](Client::inspect), [`locks`](Client::locks), [`check`](Client::check),
+//!   [`health`](Client::health), [`stats`](Client::stats) and [`leader`](Election::leader) return ([how](ops)), losses
+//!   and tickets.
 //! - `testing` adds a lock for unit tests without Redis.
 //! - `cli` builds [the command](guide::operations#the-command).
 //!
@@ -63,8 +64,8 @@
 //! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, together with Redisson's `RSemaphore` | a process may die with permits: they stay taken |
 //! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch without a count is open |
 //!
-//! *Reentrant* means that the thread that holds the lock may lock it again. All kinds are, except `mutex`,
-//! [`fair_mutex`](FairMutex) and what [`lock_owned`](Handle::lock_owned) returns.
+//! *Reentrant* means that the thread that holds the lock may lock it again. All locks are, except `mutex`,
+//! [`fair_mutex`](FairMutex), a multi-lock with such a member, and what [`lock_owned`](Handle::lock_owned) returns.
 //!
 //! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), of
 //! any kind: that guard may move to other threads. A thread that keeps such a guard and waits for the same lock waits
@@ -214,8 +215,9 @@ pub mod kinds {
 ///
 /// `LockInfo`, `LockSummary` and `Report` have a `Display` for people.
 ///
-/// With the feature `serde` all of them are serialized, and so are [`Health`], [`Leader`] and [`Stats`]. Fields keep their
-/// names, except spans of time: these are whole numbers, and their names end with the unit.
+/// With the feature `serde` all of them are serialized, except the iterator `Locks`, whose items are. So are
+/// [`Health`], [`Leader`] and [`Stats`]. Fields keep their names, except spans of time: these are whole numbers, and
+/// their names end with the unit.
 ///
 /// | field | serialized as | unit |
 /// | --- | --- | --- |

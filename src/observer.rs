@@ -33,11 +33,12 @@ use crate::report::report;
 /// slow work to another thread. An observer may use the client that it observes, but must not own a handle of it, or
 /// that client would never be dropped. A panic is logged and has no other effect.
 ///
-/// **Counting.** A hold is one outermost acquisition by one thread, or a permit. Each hold is
-/// [`acquired`](Self::acquired) once, and later either [`released`](Self::released) or [`lost`](Self::lost), once. So
-/// the number of holds is acquired less released less lost. In detail:
+/// **Counting.** An observer is told of each hold that is [`acquired`](Self::acquired), once, and later that it is
+/// [`released`](Self::released) or [`lost`](Self::lost), once. So the number of holds is acquired less released less
+/// lost. In detail:
 ///
-/// - Locking again in the same thread is not reported; the hold ends with the last of its guards.
+/// - All holds that a thread has of one lock at the same time count as one. Locking again is not reported, and the last
+///   of these guards reports the release.
 /// - Each thread that reads has a hold of its own, even if Redis has one for all of them.
 /// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to

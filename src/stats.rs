@@ -159,7 +159,7 @@ counters! {
     local_handoffs,
     /// Read holds shared with another thread of this process, without a round trip.
     shared,
-    /// Further holds of a thread that held the lock already.
+    /// Times a thread locked again what it held already.
     reentered,
     /// Attempts that ended without the lock or permit: another thread or process had it, the time was up, or there
     /// was an error.
@@ -199,7 +199,7 @@ counters! {
     subscriptions,
     /// Now: threads that wait for a lock, a permit or a latch.
     waiting,
-    /// The longest delay of a renewal within the last minute, in microseconds.
+    /// The longest delay of a renewal within the last 30 to 60 s, in microseconds.
     renewal_lateness_us,
 }
 

@@ -110,8 +110,9 @@ impl FakeLock {
         self.order(FakeOutcome::Grant);
     }
 
-    /// Refuses the attempt behind those that were ordered before, as if somebody else had the lock: a call with a time
-    /// limit returns `Ok(None)` at once, and a call without one outlasts the refusal and goes on to the next order.
+    /// Queues a refusal: the next attempt without an order finds the lock taken.
+    ///
+    /// A call that would wait without limit continues with the next order. Every other call returns `Ok(None)` at once.
     ///
     /// ```
     /// use redlatch::Lock;

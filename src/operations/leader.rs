@@ -50,9 +50,9 @@ impl fmt::Display for Leader {
 impl Election {
     /// Returns who leads now; `None` if nobody does.
     ///
-    /// Asks over a connection of its own; blocks at most for the command timeout. Host, process, label and address are those
-    /// in the names of the leader's connections, for which the user needs [some more
-    /// rights](crate::guide::operations#acl-rights).
+    /// Asks over a connection of its own; blocks at most for the command timeout. Host, process id and label are in the
+    /// names of the leader's connections. Redis lists these names and the address (`CLIENT LIST`) only if the user has
+    /// [some more rights](crate::guide::operations#acl-rights).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

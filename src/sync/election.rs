@@ -143,7 +143,10 @@ impl Election {
             .ok_or(Error::Closed)
     }
 
-    /// Tries once; `Ok(None)` if another process leads. Blocks for two round trips.
+    /// Tries once; `Ok(None)` if another process leads.
+    ///
+    /// Blocks for two round trips. Taking over from a process of this machine that died needs further questions, over a
+    /// connection of its own. All of them together block at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -10,7 +10,7 @@ use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Fenced, Owned, Scope};
 
-/// A reentrant lock that gives each hold a fencing token, a number that grows with every hold: Redisson's
+/// A reentrant lock with a fencing token, a number that is greater each time a thread acquires the lock: Redisson's
 /// `RFencedLock`.
 ///
 /// ```no_run
@@ -25,11 +25,11 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows both sides. [`Handle`] lists
 /// the other methods.
 ///
-/// **Tokens.** Each outermost hold has a greater token than all earlier holds of the name, also if an earlier hold
-/// expired, if threads passed the lock among themselves, or if Redis was restarted. Locking again in the same thread
-/// keeps the token. Tokens skip numbers: the next token is the counter plus one, or the server's time in microseconds
-/// if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an older
-/// copy.
+/// **Tokens.** A thread that acquires the lock gets a token greater than all earlier tokens of the name, also if an
+/// earlier hold expired, if threads passed the lock among themselves, or if Redis was restarted. A thread that locks
+/// again what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's
+/// time in microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or
+/// restored from an older copy.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall in two cases. The server's clock was set
 /// back as well, as may happen with a failover to another machine. Or the lock is acquired again within a millisecond:

@@ -84,8 +84,8 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command, or the grant
     ///   arrived after its lease had expired. With several servers [`Error::NoQuorum`], with several members
     ///   [`Error::Members`].
-    /// - [`Error::WrongType`]: the key holds something else, such as a lock of another kind, or a lock that another
-    ///   program made with `SET NX`.
+    /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
+    ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread
     ///   holds it as another kind.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
@@ -393,9 +393,9 @@ impl<A: AnyKind> Handle<A> {
         self.each(|part| part.late_is_error = true)
     }
 
-    /// Returns whether the lock is held, by any thread of any process.
+    /// Returns whether the lock is held, by any thread of any process; of a multi-lock, whether any member is.
     ///
-    /// Blocks for one round trip, at most for the command timeout.
+    /// Blocks for one round trip, with a multi-lock for up to one for each member; at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -448,8 +448,8 @@ impl<A: AnyKind> Handle<A> {
 
     /// Returns how long Redis keeps the lock if it is not renewed; `None` if it is free.
     ///
-    /// Blocks for one round trip, at most for the command timeout. `Duration::MAX` for a key without a time to live,
-    /// which this crate never leaves behind.
+    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout.
+    /// `Duration::MAX` for a key without a time to live, which this crate never leaves behind.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -473,8 +473,9 @@ impl<A: AnyKind> Handle<A> {
 
     /// Takes the lock away from its holder; `false` if it was free.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A holder in this process is notified of the loss
-    /// at once ([`LossReason::Forced`](crate::LossReason::Forced)), a holder in another process at its next renewal.
+    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder
+    /// in this process is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), a holder in
+    /// another process at its next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

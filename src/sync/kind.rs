@@ -6,8 +6,8 @@ use crate::hold::Bound;
 
 /// A kind of lock, the type parameter of [`Handle`](crate::Handle) and [`Guard`](crate::Guard). Sealed.
 ///
-/// Use it for a type that keeps a guard of any kind. Functions that work with any lock take a [`Lock`](crate::Lock)
-/// or a [`Hold`](crate::Hold).
+/// Use it for a type that keeps a guard of any kind, and for a function that changes the settings of a handle of any
+/// kind. Functions that only lock and unlock take a [`Lock`](crate::Lock) or a [`Hold`](crate::Hold).
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;

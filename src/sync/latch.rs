@@ -96,8 +96,8 @@ impl Latch {
 
     /// Lowers the count by one; at zero the latch opens and all waiting threads continue.
     ///
-    /// Does nothing if the latch is open already, as in Redisson. Blocks for one round trip, at most for the client's
-    /// command timeout (3 s unless set).
+    /// Does nothing if the latch is open already, except that it removes a count of 0 set by a Redisson client. Blocks
+    /// for one round trip, at most for the client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

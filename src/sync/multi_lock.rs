@@ -34,27 +34,30 @@ use crate::sync::traits::Lock;
 /// for itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns
 /// `Ok(None)`.
 ///
-/// **Settings.** [`lease`](MultiLock::lease), [`max_hold`](MultiLock::max_hold) and
-/// [`cancel_on`](MultiLock::cancel_on) of the multi-lock apply to all members. If several members fail,
-/// [`Error::Members`](crate::Error::Members) names each.
+/// **Settings.** [`lease`](MultiLock::lease), [`max_hold`](MultiLock::max_hold) and [`cancel_on`](MultiLock::cancel_on)
+/// of the multi-lock apply to all members.
+///
+/// **Errors.** If members fail while the set is acquired, [`Error::Members`](crate::Error::Members) names each, and the
+/// granted members are released. [`unlock`](MultiLockGuard::unlock) returns it if several releases fail; if one fails,
+/// its error alone.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at
 /// the same time. So free members take one round trip, however many there are. Releases work in the same way. If a
 /// member is taken, the first member is requested alone and then the rest, so contended sets take several round trips.
 /// In a cluster the names may be in any slots.
 ///
-/// **Waiting.** While a thread waits, it holds no member: it waits for the first member that is taken, and then tries
-/// all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks may wait long.
-/// Threads that want one member get their turn after the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)), as
-/// with a single lock. If the client of another member is closed, the thread notices that only after this wait.
+/// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
+/// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
+/// may wait long. Threads that want one member get their turn after the tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. If the client of another member is closed, the
+/// thread notices that only after this wait.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. If the first member
-/// is taken, the thread releases all others that it was granted. If a later member has only just been taken, the thread
-/// keeps the members before it for a moment and asks again, since that holder may be about to release it: for two round
-/// trips while waiting; in a single attempt for a quarter of a second, or four round trips if that is longer, within
-/// the command timeout. So of the threads that try for free locks at the same time, one gets its whole set. This
-/// requires that all have the same lease, name the servers by the same addresses, and are not stopped for longer than
-/// that.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. If a later member
+/// was taken only just now, its holder may be about to release it, so the thread keeps the earlier members and asks
+/// again for a short time: two round trips if the call may wait, otherwise 250 ms or four round trips, whichever is
+/// longer (never past the command timeout). So of the threads that try for free locks at the same time, one gets its
+/// whole set. This requires that all have the same lease, name the servers by the same addresses, and are not stopped
+/// for longer than that.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.

@@ -35,38 +35,38 @@ use crate::time;
 /// Redis, unless a thread of the process waits to write. When a writer leaves, all waiting readers of a process get
 /// the lock with one round trip, and those of other processes at the same time.
 ///
-/// **Order.** Readers and writers take turns, so neither side starves. Threads of one process get the lock in the
-/// order in which they asked. Among processes, Redis remembers at most one waiting writer and one waiting
-/// reader: a reader that arrives lets the remembered writer go first, and a writer the remembered reader. Between other
-/// waiters the first to ask gets the lock. A remembered waiter that has not asked for
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because it died or was stopped, is
-/// forgotten. A thread that already has the lock locks again without waiting. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves. With
-/// [`readers_first`](Self::readers_first), readers overtake writers of other processes.
+/// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
+/// Among processes, Redis remembers at most one waiting writer and one waiting reader: a reader that arrives lets the
+/// remembered writer go first, and a writer the remembered reader. Between other waiters the first to ask gets the
+/// lock. Redis forgets a remembered waiter whose last request is older than
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A
+/// thread that already has the lock locks again without waiting. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
+///
+/// **Starvation.** A waiter has precedence for the first 10 s of its wait. So a writer can wait forever if readers
+/// overlap and each hold the lock for longer than that, if readers of other processes use
+/// [`readers_first`](Self::readers_first), or beside Redisson's readers.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
 /// **Other kinds.** A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType),
 /// since the two would not exclude each other.
 ///
-/// **Loss.** Each read hold has a key of its own in Redis that lives as long as its lease, and is lost by itself. So a
-/// reader that died no longer blocks a writer once its own lease is over, even if other readers renew theirs.
-/// If more than a thousand readers died, a writer has to ask several times before it gets the lock;
-/// [`try_write`](Self::try_write) asks once.
+/// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
+/// read hold expires by itself: a reader that died no longer blocks a writer once its own lease is over, even if other
+/// readers renew theirs. If more than a thousand readers died, a writer has to ask several times before it gets the
+/// lock; [`try_write`](Self::try_write) asks once.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
-/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this
-/// crate do not wait behind it for that long: a remembered waiter loses its precedence after 10 s, and then waits as
-/// Redisson's clients do. A writer behind readers that each hold the lock for longer than 10 s loses its precedence
-/// in the same way.
+/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate
+/// wait behind that writer for at most 10 s, since then its precedence is over.
 ///
-/// **Leases beside Redisson.** Redis keeps all read holds of a lock in one key. A Redisson client sets that key's
-/// time to live to its own: `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it
-/// again at every renewal: at least every 10 s, and once they found it shortened, after a third of the time it had
-/// left. An uncovered case remains: a Redisson client sets the time to live to less than the time until the next
-/// renewal, and dies. The lock then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and
-/// a writer may get it; the next renewal reports the loss. This cannot happen if those times are well over 10 s in
-/// every Redisson client.
+/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
+/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again at every renewal: at
+/// least every 10 s, and once they found it shortened, after a third of the time it had left. An uncovered case
+/// remains: a Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock
+/// then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next
+/// renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
