@@ -290,14 +290,9 @@ impl Client {
 
     /// Takes over a hold that another client has detached, in one step: see [`Ticket`].
     ///
-    /// The type of the guard has to fit the ticket: that of a `mutex` or a `reentrant_lock` becomes an
-    /// [`OwnedMutexGuard`](crate::OwnedMutexGuard) or an [`OwnedReentrantLockGuard`](crate::OwnedReentrantLockGuard),
-    /// that of a fair lock either of the fair guards, any other the owned guard of its kind, and that of a permit an
-    /// [`ExpirablePermit`](crate::ExpirablePermit). For any other type nothing is sent, the result is `Error::Config`,
-    /// and the ticket can still be adopted. The hold gets a number of its own, a fenced lock also a greater token, so
-    /// what the former holder still sends is rejected. This client renews the hold with its own lease. The call blocks
-    /// for one round trip, at most for the command timeout. The client needs the same [key prefix](Config::key_prefix)
-    /// as the one that detached.
+    /// Blocks for one round trip, at most for the command timeout. This client renews the hold with its own lease, and
+    /// needs the same [key prefix](Config::key_prefix) as the client that detached. The hold gets a new number, and
+    /// that of a fenced lock a greater token, so commands that the former holder still sends are rejected.
     ///
     /// ```no_run
     /// use redlatch::{LossReason, OwnedMutexGuard, Ticket};
@@ -312,6 +307,17 @@ impl Client {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// The type of the guard has to fit the ticket. For any other type nothing is sent, and the ticket can still be
+    /// adopted.
+    ///
+    /// | the ticket is from | adopt it as |
+    /// | --- | --- |
+    /// | a `mutex` or a `reentrant_lock` | [`OwnedMutexGuard`](crate::OwnedMutexGuard) or [`OwnedReentrantLockGuard`](crate::OwnedReentrantLockGuard) |
+    /// | a `fair_lock` or a `fair_mutex` | [`OwnedFairLockGuard`](crate::OwnedFairLockGuard) or [`OwnedFairMutexGuard`](crate::OwnedFairMutexGuard) |
+    /// | a `fenced_lock` | [`OwnedFencedLockGuard`](crate::OwnedFencedLockGuard) |
+    /// | a `spin_lock` | [`OwnedSpinLockGuard`](crate::OwnedSpinLockGuard) |
+    /// | an `expirable_semaphore` | [`ExpirablePermit`](crate::ExpirablePermit) |
     ///
     /// # Errors
     ///

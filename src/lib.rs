@@ -246,7 +246,7 @@ pub mod ops {
     pub use crate::operations::processes::Process;
 }
 
-/// The crate whose types commands and replies have, in the version that this one uses.
+/// The `redis` crate, re-exported in the version that redlatch uses. Build commands and read replies with its types.
 pub use redis;
 
 #[cfg(feature = "testing")]

@@ -94,7 +94,7 @@ impl FakeLock {
         self.0.told.lock().attempts.push_back(order);
     }
 
-    /// Grants the attempt behind those that were ordered before.
+    /// Queues a grant: the next attempt without an order succeeds.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -128,7 +128,7 @@ impl FakeLock {
         self.order(FakeOutcome::Refuse);
     }
 
-    /// Fails the attempt behind those that were ordered before. [`errors`] makes errors.
+    /// Queues an error: the next attempt without an order fails with it. [`errors`] makes errors.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -142,7 +142,8 @@ impl FakeLock {
         self.order(FakeOutcome::Fail(err));
     }
 
-    /// Fails the `unlock` behind those that were ordered before. The guard's hold is over all the same.
+    /// Queues an error of `unlock`: the next `unlock` without an order fails with it. The guard's hold ends all the
+    /// same.
     ///
     /// The error counts as one after the work, like every error of `unlock`: it is never
     /// [retryable](Error::is_retryable), even if `err` is, such as an error of [`errors::redis`].

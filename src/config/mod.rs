@@ -294,9 +294,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. Therefore only one of several
-    /// simultaneous acquires waits for a quarter of the timeout, and each of the others for an eighth of that. After an
-    /// acquire that was not acknowledged, all wait for at most 20 ms, until one is acknowledged.
+    /// The client's other commands wait too, since they share the connection. Therefore one of several simultaneous
+    /// acquires waits for up to a quarter of the command timeout, and the others for up to 1/32. After a failure, each
+    /// later acquire waits for at most 20 ms, until an acquire has been acknowledged again.
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
     /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this
     /// setting.

@@ -92,8 +92,8 @@ serialized::displayed!(LockKind, HoldMode);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// `<id>:<number>`: the [id of the client](crate::Client::id), and the number of the acquisition; Redisson's id and the
-    /// number of its thread. Of a permit its id.
+    /// The owner as Redis stores it. For redlatch `<id>:<number>`: the [id of the client](crate::Client::id), and the
+    /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit its id.
     pub owner: String,
     /// How many times the thread holds it; 0 if it was released and the name is kept (`at_least`).
     pub count: u64,

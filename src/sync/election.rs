@@ -33,7 +33,7 @@ use crate::time::{self, Deadline};
 /// ```
 ///
 /// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the
-/// terms: the two exclude each other, and a Redisson `RFencedLock` may take part.
+/// terms. An election and a fenced lock of one name exclude each other, and a Redisson `RFencedLock` may take part.
 ///
 /// **A leader that dies** is followed when its lease is over (30 s unless [`Config::lease`](crate::Config::lease) is set).
 /// There is one exception: a campaign that begins after the death, on the same machine, takes the leadership over at
@@ -301,8 +301,8 @@ impl Leadership {
 
     /// Returns the channel that reports the loss of the leadership. No I/O.
     ///
-    /// The loss is reported when the lease ends, at most. If Redis lost the key, or it was deleted, another process can
-    /// lead earlier, and the next renewal reports the loss. See [`lost`](crate::Guard::lost).
+    /// The loss is reported no later than when the lease ends. If Redis lost the key, or it was deleted, another
+    /// process can lead earlier, and the next renewal reports the loss. See [`lost`](crate::Guard::lost).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -286,7 +286,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// Locking again in the same thread restarts the lease, and costs a round trip. If another thread of this process
-    /// passes the lock on, the hold may end up to a tenth of the lease sooner, and at most the client's tenure sooner.
+    /// passes the lock on, the hold may end sooner, by at most a tenth of the lease or the client's tenure, whichever
+    /// is shorter.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

@@ -59,11 +59,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. Any majority of the masters announces every release. If several processes then get a part each and none a
-/// majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether it is
-/// free (`PTTL`): after a second, then less and less often, up to every 5 s, and when the holder's leases end. The
-/// thread then requests the lock only if a majority is free. A process that has had the lock for its tenure while
-/// others listened lets them go first, for as long as four grants take: at least 1 ms and at most 50 ms.
+/// enough. Every release is announced by at least one master of any majority. If several processes then get a part each
+/// and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
+/// whether the lock is free there (`PTTL`): after a second, then less and less often, up to every 5 s, and when the
+/// holder's leases end. The thread then requests the lock only if a majority is free. A process that has had the lock
+/// for its tenure while others listened lets them go first, for as long as four grants take: at least 1 ms and at most
+/// 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
 /// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
@@ -115,9 +116,9 @@ impl Handle<Red> {
     /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
-    /// later than it could. If the `run_id` of a master has changed, the server was restarted, or another one took its
-    /// place, such as a promoted replica, whose uptime says nothing. Therefore the master counts only `longest_lease` after
-    /// the first acquire that saw the new `run_id`. A client that was opened after the change knows the uptime alone. The
+    /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
+    /// replica. The uptime of a replacement says nothing. Therefore the master counts only `longest_lease` after the
+    /// first acquire that saw the new `run_id`. A client that was opened after the change knows the uptime alone. The
     /// setting relies on the wall clocks of the masters, which must not be set forward.
     ///
     /// A hold passed on by another thread of this process was requested with that thread's handle, and its setting.

@@ -612,8 +612,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A reader that died is counted until its lease is
-    /// over and another reader releases, or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A reader that died is counted until its lease ends,
+    /// and then until another reader releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

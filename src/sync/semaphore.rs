@@ -418,7 +418,7 @@ impl Semaphore {
         }
     }
 
-    /// Returns permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
+    /// Gives back permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
     ///
     /// Creates the semaphore if it does not exist. Redis does not check that the permits had been taken. Blocks for
     /// one round trip, at most for the command timeout.
@@ -433,8 +433,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were
-    /// returned. [`Error::Config`] for zero, and for more than `i32::MAX`.
+    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were given
+    /// back. [`Error::Config`] for zero, and for more than `i32::MAX`.
     pub fn release(&self, permits: u32) -> Result<()> {
         check(permits)?;
         self.add("releasing permits", permits.into())
@@ -590,10 +590,10 @@ pub(crate) fn close(session: &Session) {
 }
 
 impl SemaphorePermit {
-    /// Returns the permits and waits for Redis to confirm it.
+    /// Gives back the permits and waits for Redis to confirm it.
     ///
     /// Blocks for one round trip, at most for the command timeout; not at all if the permits are passed to another
-    /// thread of this process. Dropping returns them too, without waiting.
+    /// thread of this process. Dropping gives them back too, without waiting.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -607,7 +607,7 @@ impl SemaphorePermit {
     /// - [`Error::Redis`]: Redis rejected the release, or did not answer in time. The release is then retried as
     ///   after a drop.
     /// - [`Error::Lost`]: the semaphore was deleted, or has expired.
-    /// - [`Error::Closed`]: the client is closed, which has returned the permits.
+    /// - [`Error::Closed`]: the client is closed; closing gave back the permits.
     pub fn release(mut self) -> Result<()> {
         let doing = "releasing permits";
         let session = &self.shared.session;
