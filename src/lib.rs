@@ -200,7 +200,10 @@ pub use sync::spin_lock::{OwnedSpinLockGuard, SpinLock, SpinLockGuard};
 pub use sync::ticket::Ticket;
 pub use sync::traits::{Hold, Lock};
 
-/// The type parameters of [`Handle`] and [`Guard`], one for each kind: a [`Mutex`] is a `Handle<NonReentrant>`.
+/// The kinds of locks and the scopes of guards, which are the type parameters of [`Handle`] and [`Guard`], and the
+/// traits that bound them.
+///
+/// A [`Mutex`] is a `Handle<NonReentrant>`, and its guard a `Guard<NonReentrant, Bound>`.
 pub mod kinds {
     pub use crate::hold::Bound;
     pub use crate::sync::kind::{

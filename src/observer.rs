@@ -72,7 +72,7 @@ pub trait Observer: Send + Sync {
     fn server_up(&self, _server: &str) {}
 }
 
-/// A lock or permit was acquired: see [`Observer::acquired`].
+/// The event that a lock or permit was acquired: see [`Observer::acquired`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Acquired<'a> {
@@ -87,7 +87,7 @@ pub struct Acquired<'a> {
     pub handed_over: bool,
 }
 
-/// A lock or permit was not acquired: see [`Observer::refused`].
+/// The event that a lock or permit was not acquired: see [`Observer::refused`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Refused<'a> {
@@ -123,7 +123,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A lock or permit was released: see [`Observer::released`].
+/// The event that a lock or permit was released: see [`Observer::released`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Released<'a> {
@@ -135,7 +135,7 @@ pub struct Released<'a> {
     pub held: Duration,
 }
 
-/// A renewal failed: see [`Observer::renewal_failed`].
+/// The event that the renewal of a hold failed: see [`Observer::renewal_failed`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RenewalFailed<'a> {

@@ -23,7 +23,7 @@ impl Counter {
     }
 }
 
-/// Whether a number of [`Stats`] only grows.
+/// Whether a number of [`Stats`] is a counter or a gauge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StatKind {

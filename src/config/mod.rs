@@ -33,7 +33,7 @@ pub const MAX_LEASE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 pub(crate) type OnLost = Arc<dyn Fn(&Loss) + Send + Sync>;
 
-/// How to reach Redis, and how the client behaves.
+/// The settings of a client: how to reach Redis, and how the client behaves.
 ///
 /// ```
 /// use std::time::Duration;

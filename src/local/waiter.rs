@@ -138,7 +138,7 @@ impl<W: Send> Listener for Waiter<W> {
     }
 }
 
-/// Ends waits from another thread: what Redisson's `lockInterruptibly` is for.
+/// A token that ends waits from another thread: what Redisson's `lockInterruptibly` is for.
 ///
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Waits that
 /// have begun end with [`Error::Cancelled`](crate::Error::Cancelled): within a few milliseconds while parked, and

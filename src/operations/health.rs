@@ -13,7 +13,7 @@ use crate::shown::Shown;
 
 const DOING: &str = "asking whether redis answers";
 
-/// How a client is: see [`Client::health`](crate::Client::health).
+/// The result of a readiness check: see [`Client::health`](crate::Client::health).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

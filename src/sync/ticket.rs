@@ -16,7 +16,7 @@ use crate::sync::kind::{Detachable, Owned, Scope, sealed};
 /// The first word of a ticket's text.
 const WORD: &str = "redlatch-ticket-1";
 
-/// A hold that nobody renews, waiting in Redis for the client that adopts it.
+/// A text that lets another client take over a hold, which Redis keeps until then without renewals.
 ///
 /// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). The text of the ticket
 /// goes to the other process, such as in a message of a queue. That process may be on any machine.
