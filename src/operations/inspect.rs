@@ -93,7 +93,8 @@ serialized::displayed!(LockKind, HoldMode);
 #[non_exhaustive]
 pub struct Holder {
     /// The owner as Redis stores it. For redlatch `<id>:<number>`: the [id of the client](crate::Client::id), and the
-    /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit its id.
+    /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
+    /// the id.
     pub owner: String,
     /// How many times the thread holds it; 0 if it was released and the name is kept (`at_least`).
     pub count: u64,

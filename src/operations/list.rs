@@ -22,7 +22,7 @@ const STEP: &str = "500";
 
 const DOING: &str = "listing locks";
 
-/// One lock that [`Client::locks`](crate::Client::locks) lists: its name, its kind and how many hold it.
+/// A lock that [`Client::locks`](crate::Client::locks) lists: its name, its kind and how many hold it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

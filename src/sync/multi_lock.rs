@@ -53,11 +53,11 @@ use crate::sync::traits::Lock;
 /// thread notices that only after this wait.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. If a later member
-/// was taken only just now, its holder may be about to release it, so the thread keeps the earlier members and asks
-/// again for a short time: two round trips if the call may wait, otherwise 250 ms or four round trips, whichever is
-/// longer (never past the command timeout). So of the threads that try for free locks at the same time, one gets its
-/// whole set. This requires that all have the same lease, name the servers by the same addresses, and are not stopped
-/// for longer than that.
+/// was taken only just now, its holder may be about to release it. The thread then keeps the earlier members and asks
+/// again for a short time, never past the command timeout: for two round trips if the call may wait, otherwise for 250
+/// ms or four round trips, whichever is longer. So of the threads that try for free locks at the same time, one gets
+/// its whole set. This requires that all have the same lease, name the servers by the same addresses, and are not
+/// stopped for longer than that.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.
