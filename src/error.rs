@@ -204,10 +204,12 @@ impl Error {
         }
     }
 
-    /// Returns whether a reply was lost, so that nobody knows whether the command ran: a [guarded
-    /// command](crate::MutexGuard::query), or one that has another effect if it is repeated, such as
-    /// [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
-    /// [`force_unlock`](crate::Handle::force_unlock).
+    /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
+    ///
+    /// True if the reply was lost to a [guarded command](crate::MutexGuard::query), or to a command that has another
+    /// effect if it is repeated, such as [`count_down`](crate::Latch::count_down),
+    /// [`add_permits`](crate::Semaphore::add_permits) and [`force_unlock`](crate::Handle::force_unlock). Also true if
+    /// the reply to a guarded command arrived and could not be read: that command has run.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///
@@ -224,12 +226,19 @@ impl Error {
     /// ```
     #[must_use]
     pub fn may_have_run(&self) -> bool {
-        matches!(self, Self::Redis { source, .. } if source.is::<OutcomeUnknown>())
+        matches!(self, Self::Redis { source, .. } if source.is::<MayHaveRun>())
     }
 
     /// A command was sent that is not sent again, and has no answer.
     pub(crate) fn outcome_unknown(doing: &'static str, err: RedisError) -> Self {
-        Self::redis(doing, OutcomeUnknown(err))
+        let outcome = "may have run";
+        Self::redis(doing, MayHaveRun { err, outcome })
+    }
+
+    /// A command has run, and its reply cannot be read.
+    pub(crate) fn unread(doing: &'static str, err: RedisError) -> Self {
+        let outcome = "has run";
+        Self::redis(doing, MayHaveRun { err, outcome })
     }
 
     /// An error about Redis, made of one of the connection.
@@ -449,24 +458,28 @@ impl std::error::Error for Error {
     }
 }
 
-/// A command was sent and has no reply.
+/// A command was sent, and its caller has no reply.
 #[derive(Debug)]
-struct OutcomeUnknown(RedisError);
+struct MayHaveRun {
+    err: RedisError,
+    /// The command "may have run", or "has run".
+    outcome: &'static str,
+}
 
-impl fmt::Display for OutcomeUnknown {
+impl fmt::Display for MayHaveRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (said, outcome) = (said(&self.err), self.outcome);
         write!(
             f,
-            "{}; the command may have run: check the data before you repeat it",
-            said(&self.0)
+            "{said}; the command {outcome}: check the data before you repeat it"
         )
     }
 }
 
-impl std::error::Error for OutcomeUnknown {
+impl std::error::Error for MayHaveRun {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         // The text above contains that of the `RedisError` and of the error in it.
-        std::error::Error::source(&self.0)?.source()
+        std::error::Error::source(&self.err)?.source()
     }
 }
 

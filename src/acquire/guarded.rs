@@ -38,7 +38,9 @@ impl Session {
     /// The error for a reply that cannot be read. The command has run, so a retry would repeat it.
     fn unread(&self, hold: &Hold, why: String) -> Error {
         let doing = "reading the reply to a guarded command";
-        self.error(doing, hold.entry().name(), lasting(why))
+        Error::unread(doing, lasting(why))
+            .at(&self.endpoint)
+            .about(hold.entry().name())
     }
 
     fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>, until: Instant) -> Result<Value> {

@@ -33,6 +33,7 @@ use crate::verdict::{Asked, Verdict, verdict};
 
 const ACQUIRING: &str = "acquiring the lock";
 const CONNECTING: &str = "connecting";
+const READING: &str = "reading the reply to a guarded command";
 
 #[test]
 fn every_text_is_as_it_was_read() {
@@ -158,6 +159,11 @@ impl Page {
         self.put(about(RUNNING, denied));
         self.put(
             Error::outcome_unknown(RUNNING, late())
+                .at(&"10.0.0.7:6379")
+                .about("orders"),
+        );
+        self.put(
+            Error::unread(READING, lasting("not a number".into()))
                 .at(&"10.0.0.7:6379")
                 .about("orders"),
         );

@@ -917,7 +917,8 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit is over, and nothing was executed. The permit reports the loss too.
     /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply does not fit `T` or the limits.
-    ///   In the last case the command has run; [`may_have_run`](Error::may_have_run) tells these cases apart.
+    ///   [`may_have_run`](Error::may_have_run) is true if the reply was lost, and if it does not fit, since the command
+    ///   has run then.
     /// - [`Error::InvalidCommand`], before anything is sent: a key in another slot of a cluster, no command name,
     ///   more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
     /// - [`Error::Closed`]: the client is closed.
@@ -944,7 +945,8 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done.
+    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done, and
+    /// [`may_have_run`](Error::may_have_run) is false.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,

@@ -115,8 +115,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// - [`Error::Lost`](crate::Error::Lost): the hold is over, and nothing was executed. The guard reports the loss
     ///   too.
     /// - [`Error::Redis`](crate::Error::Redis): Redis rejected the command, did not answer, or the reply does not fit
-    ///   `T` or the limits. In the last case the command has run; [`may_have_run`](crate::Error::may_have_run) tells
-    ///   these cases apart.
+    ///   `T` or the limits. [`may_have_run`](crate::Error::may_have_run) is true if the reply was lost, and if it does
+    ///   not fit, since the command has run then.
     /// - [`Error::InvalidCommand`](crate::Error::InvalidCommand), before anything is sent: a key in another slot of a
     ///   cluster, no command name, more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such
     ///   as `SELECT`.
@@ -144,7 +144,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done.
+    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done, and
+    /// [`may_have_run`](crate::Error::may_have_run) is false.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,

@@ -98,6 +98,10 @@ fn what_redis_refuses_is_told_in_its_words_and_the_hold_stays() {
         .query::<Vec<String>>(cmd("INCR").arg(&count))
         .unwrap_err();
     assert!(unread.to_string().contains("reading the reply"), "{unread}");
+    assert!(
+        unread.may_have_run() && !unread.is_retryable(),
+        "{unread:?}"
+    );
     assert_eq!(server.get_int(&count), 1);
     guard.unlock().unwrap();
 }
