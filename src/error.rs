@@ -172,7 +172,8 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or a request that counts | no |
     /// | [`Lost`](Self::Lost) | after the grant | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring | if the servers with a retryable error may still form a majority |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if the servers with a retryable error may still form a majority |
+    /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
     /// | all others | any call | no |
