@@ -173,7 +173,10 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
         .map(|turn| (turn.ended(), turn))
         .collect();
     ended.sort_by_key(|&(time, _)| time);
-    let lasted = ended.iter().map(|(time, turn)| time - turn.asked.time);
+    // A worker may still write its last line after the driver has noted the time of its death.
+    let lasted = ended
+        .iter()
+        .map(|(time, turn)| time.saturating_sub(turn.asked.time));
     let longest = lasted.filter(|&span| span < record.end).max().unwrap_or(0);
     let mut faulted: BTreeMap<Arc<str>, Faulted> = BTreeMap::new();
     for fault in &record.faults.all {
