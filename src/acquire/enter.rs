@@ -106,7 +106,7 @@ impl LockSpec {
         }
         match &self.quorum {
             Some(quorum) => {
-                let timeout = Instant::now() + self.command_timeout;
+                let timeout = self.until();
                 let until = wait.deadline().or(timeout);
                 quorum.check_masters(until, &|| self.must_stop(wait))?;
                 quorum.start_watchdogs()?;

@@ -38,7 +38,7 @@ impl<'a> LatchWait<'a> {
 
     /// The count of the latch.
     pub(crate) fn count(&self) -> Result<u64> {
-        let until = Instant::now() + self.spec.command_timeout;
+        let until = self.spec.until();
         match self.state(until) {
             Ok(LatchState::Closed { left, .. }) => Ok(left),
             Ok(LatchState::Open) => Ok(0),

@@ -130,7 +130,7 @@ mod tests {
     fn a_number_without_a_reply_is_not_asked_with_again() {
         let now = Instant::now();
         for (readers_first, newcomer) in [(false, "?"), (true, "")] {
-            let mut turn = Turn::new(WaitMode::Until(Deadline::NEVER), readers_first, now);
+            let mut turn = Turn::new(WaitMode::FOREVER, readers_first, now);
             let mut last = 6;
             let mut asks = |turn: &mut Turn| {
                 let number = turn.take_number(|| {

@@ -20,6 +20,9 @@ pub enum WaitMode {
 }
 
 impl WaitMode {
+    /// A wait without a limit.
+    pub(crate) const FOREVER: Self = Self::Until(Deadline::NEVER);
+
     /// Waits for `wait` from now on; a single attempt if that is zero.
     pub(crate) fn span(wait: Duration) -> Self {
         if wait.is_zero() {

@@ -103,8 +103,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.queue.len() == 1)
     }
 
-    /// Redis had too few for the thread with this ticket. Another thread may be first by now, if the one that asked was
-    /// handed permits while its request was on its way. Where permits are handed over a refusal ends the tenure, since
+    /// Redis had too few for the thread with this ticket. The first in the queue is another thread by now if the one
+    /// that asked was handed permits while its request was on its way. Where permits are handed over a refusal ends the tenure, since
     /// other processes have them.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)

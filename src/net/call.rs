@@ -8,6 +8,7 @@ use redis::{RedisError, Value};
 
 use crate::error::Error;
 use crate::net::request::Request;
+use crate::net::socket;
 use crate::net::text::Text;
 use crate::time::{self, Unanswered};
 use crate::verdict::{Asked, RequestKind};
@@ -31,6 +32,18 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    /// This fault of a command that was sent, and may have run.
+    pub(crate) fn into_unknown(self) -> Self {
+        Self::Unknown(match self {
+            Self::Unreachable(err) | Self::Late(err) | Self::Refused(err) | Self::Unknown(err) => {
+                err
+            }
+            Self::Stopped | Self::Closed => {
+                socket::timed_out("the client was closed before the reply arrived")
+            }
+        })
+    }
+
     pub(crate) fn into_error(self, doing: &'static str, name: &str) -> Error {
         match self {
             Self::Refused(err) | Self::Unreachable(err) | Self::Late(err) => {

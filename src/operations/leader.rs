@@ -11,12 +11,10 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::shown::Shown;
 use crate::sync::election::Election;
-use crate::time::Deadline;
 
 /// How often an observer asks who leads, and how often while nobody does.
 const EVERY: Duration = Duration::from_secs(1);
 const VACANT: Duration = Duration::from_millis(100);
-const FOREVER: WaitMode = WaitMode::Until(Deadline::NEVER);
 
 /// The leader of an election: see [`Election::leader`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,8 +127,8 @@ impl Leaders {
     fn change(&mut self) -> Result<Option<Option<Leader>>> {
         self.election
             .pause(std::mem::replace(&mut self.pause, EVERY))?;
-        let timeout = self.election.spec().command_timeout;
-        let holder = self.election.holder(FOREVER, Instant::now() + timeout)?;
+        let until = self.election.spec().until();
+        let holder = self.election.holder(WaitMode::FOREVER, until)?;
         if holder.is_none() {
             self.pause = VACANT;
         }

@@ -17,7 +17,7 @@ use crate::sync::guard::Guard;
 use crate::sync::guarded::GuardedScript;
 use crate::sync::handle::Handle;
 use crate::sync::kind::Fenced;
-use crate::time::{self, Deadline};
+use crate::time;
 
 /// An election: one of several processes leads until it resigns, dies or is cut off, and then another one.
 ///
@@ -139,8 +139,7 @@ impl Election {
     ///
     /// As [`FencedLock::lock`](crate::Handle::lock).
     pub fn campaign(&self) -> Result<Leadership> {
-        self.stand(WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.stand(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
     /// Tries once; `Ok(None)` if another process leads.
@@ -213,7 +212,7 @@ impl Election {
         let budget = wait.budget(Instant::now(), spec.command_timeout);
         let guard = match self.leftover(wait, budget.until) {
             Ok(Some(held)) => Some(Guard::new(held)),
-            // One attempt ends with the time of the questions that preceded it.
+            // A single attempt ends with the time of the questions that preceded it.
             Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
                 until: budget.until,
                 ends_with_caller: false,
@@ -259,7 +258,7 @@ impl Election {
 
     /// Waits for `span`; an error if the client is closed or the token cancelled by then.
     pub(crate) fn pause(&self, span: Duration) -> Result<()> {
-        let (spec, wait) = (self.spec(), WaitMode::Until(Deadline::NEVER));
+        let (spec, wait) = (self.spec(), WaitMode::FOREVER);
         time::sleep_unless(span, &|| spec.must_stop(wait));
         spec.check_going(wait)
     }

@@ -30,7 +30,7 @@ use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
 use crate::sync::kind::sealed;
 use crate::sync::ticket::Ticket;
-use crate::time::{self, Deadline};
+use crate::time;
 
 /// How many permits one command acquires, and how many ids one command names. More would block Redis for other
 /// clients for more than a few milliseconds.
@@ -712,7 +712,7 @@ impl ExpirableSemaphore {
     }
 
     fn endlessly(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
-        let taken = self.take(n, WaitMode::Until(Deadline::NEVER))?;
+        let taken = self.take(n, WaitMode::FOREVER)?;
         // A wait without a limit ends with permits or an error.
         taken.ok_or_else(|| self.inner.stopped())
     }
@@ -783,7 +783,7 @@ impl ExpirablePermit {
     }
 
     fn run<T: FromRedisValue>(&self, work: &Work<'_>) -> Result<T> {
-        let until = Instant::now() + self.semaphore.command_timeout;
+        let until = self.semaphore.until();
         self.session().run(&self.hold, work, until)
     }
 
@@ -807,7 +807,7 @@ impl ExpirablePermit {
         if self.session().is_copy() {
             return Err(Error::Closed);
         }
-        let until = Instant::now() + self.semaphore.command_timeout;
+        let until = self.semaphore.until();
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
         let (value, replayed) = match self.session().connection.settled(&call, until) {
@@ -1127,7 +1127,7 @@ impl sealed::Adopt for ExpirablePermit {
     const TICKET: &'static str = "permits";
 
     fn adopt(spec: LockSpec, from: &str) -> Result<Self> {
-        let until = Instant::now() + spec.command_timeout;
+        let until = spec.until();
         ExpirableSemaphore::of(spec).adopt(from, until)
     }
 }

@@ -13,7 +13,7 @@ use crate::protocol::owner;
 use crate::sync::guard::{Guard, OwnedGuard};
 use crate::sync::kind::{AnyKind, Owned, Scope};
 use crate::sync::traits::{Hold, Lock, sealed};
-use crate::time::{self, Deadline};
+use crate::time;
 
 /// A lock of one kind, by its name: [`Mutex`](crate::Mutex), [`ReentrantLock`](crate::ReentrantLock),
 /// [`FairLock`](crate::FairLock), [`FairMutex`](crate::FairMutex), [`FencedLock`](crate::FencedLock),
@@ -93,8 +93,7 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
     pub fn lock(&self) -> Result<Guard<A>> {
-        self.take(WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
@@ -213,8 +212,7 @@ impl<A: AnyKind> Handle<A> {
     /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that stays on its
     /// thread, even if the lock is reentrant.
     pub fn lock_owned(&self) -> Result<OwnedGuard<A>> {
-        self.take(WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
     /// Tries once, for a guard that may move to other threads; otherwise as [`try_lock`](Self::try_lock).

@@ -10,7 +10,6 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
 use crate::protocol::latch::{self, Change};
-use crate::time::Deadline;
 
 /// How many keys of answered requests Redis deletes with one request.
 const FORGET: usize = 1;
@@ -136,7 +135,7 @@ impl Latch {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`], before anything is sent.
     pub fn wait(&self) -> Result<()> {
-        if self.wait_with(WaitMode::Until(Deadline::NEVER))? {
+        if self.wait_with(WaitMode::FOREVER)? {
             Ok(())
         } else {
             Err(Error::Closed)

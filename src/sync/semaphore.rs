@@ -18,7 +18,6 @@ use crate::protocol::script::{self, Released};
 use crate::protocol::semaphore;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
-use crate::time::Deadline;
 
 /// A counting semaphore whose permits **stay taken if their process dies**: prefer
 /// [`ExpirableSemaphore`](crate::ExpirableSemaphore), unless you share it with Redisson's `RSemaphore`.
@@ -205,8 +204,7 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermit> {
-        self.take(permits, WaitMode::Until(Deadline::NEVER))?
-            .ok_or(Error::Closed)
+        self.take(permits, WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
     /// Tries once to take this many permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).

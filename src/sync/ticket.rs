@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::acquire::spec::LockSpec;
 use crate::config;
@@ -137,7 +137,7 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 
     fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
         (spec.as_thread, spec.reported_as) = (Some(owner::no_thread()), K::REPORTED_AS);
-        let until = Instant::now() + spec.command_timeout;
+        let until = spec.until();
         Ok(Self::new(spec.adopt(from, until)?))
     }
 }

@@ -8,7 +8,6 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::hold::loss::LossReceiver;
-use crate::time::Deadline;
 
 /// A lock of any kind, for code that works with all of them: as `&dyn Lock`, or in a `Box` or an `Arc`.
 ///
@@ -69,7 +68,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// As there, and so for the others.
     fn lock(&self) -> Result<Box<dyn Hold>> {
-        let held = self.take_boxed(WaitMode::Until(Deadline::NEVER))?;
+        let held = self.take_boxed(WaitMode::FOREVER)?;
         held.ok_or(Error::Closed)
     }
 
@@ -108,7 +107,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// As there.
     fn lock_owned(&self) -> Result<Box<dyn Hold + Send>> {
-        let held = self.take_owned_boxed(WaitMode::Until(Deadline::NEVER))?;
+        let held = self.take_owned_boxed(WaitMode::FOREVER)?;
         held.ok_or(Error::Closed)
     }
 

@@ -72,16 +72,9 @@ impl Nodes {
     ) -> Result<Answer, Fault> {
         let mut may_have_counted = false;
         let answer = self.answer(until, stop, ahead, attempt, &mut may_have_counted);
-        answer.map_err(|fault| match fault {
-            Fault::Unreachable(err) | Fault::Late(err) | Fault::Refused(err)
-                if may_have_counted =>
-            {
-                Fault::Unknown(err)
-            }
-            Fault::Stopped | Fault::Closed if may_have_counted => {
-                Fault::Unknown(closed_too_early())
-            }
-            fault => fault,
+        answer.map_err(|fault| match may_have_counted {
+            true => fault.into_unknown(),
+            false => fault,
         })
     }
 
@@ -247,11 +240,10 @@ impl Nodes {
         fault: WaitFault,
         refused_for_now: Option<RedisError>,
     ) -> Fault {
-        Fault::Unknown(match self.unanswered(to, fault, refused_for_now) {
-            Ok(why) => why,
-            Err(Fault::Late(why) | Fault::Unreachable(why) | Fault::Refused(why)) => why,
-            Err(_) => closed_too_early(),
-        })
+        match self.unanswered(to, fault, refused_for_now) {
+            Ok(why) => Fault::Unknown(why),
+            Err(fault) => fault.into_unknown(),
+        }
     }
 
     /// Waits for the reply to a submitted call.
@@ -295,11 +287,6 @@ impl Nodes {
             }
         }
     }
-}
-
-/// Why the outcome of a call is unknown that was sent before its client was closed.
-fn closed_too_early() -> RedisError {
-    socket::timed_out("the client was closed before the reply arrived")
 }
 
 /// Adds what the first keys hold to a refusal whose reason is the type of a key, since the server does not name the key.

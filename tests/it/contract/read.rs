@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use redlatch::{CancelToken, Client, Error, LossReason};
 
 use crate::support::rwlock::hold_key;
@@ -161,19 +161,14 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     assert_eq!(server.dbsize(), 0);
 }
 
-timed!(a_writer_that_leaves_lets_all_readers_in_at_once);
-fn a_writer_that_leaves_lets_all_readers_in_at_once() {
-    const THREADS: u64 = 6;
-    let server = Server::start();
-    let name = unique("crowd");
-    let clients = [(); 3].map(|()| Client::open(settings(&server).tenure(ms(1_000))).unwrap());
-    let writer = clients[0].rw_lock(&name).write().unwrap();
+/// Starts `threads` readers of each client. A reader sends when it entered, and stays until it receives something.
+fn readers(clients: &[Client], name: &str, threads: u64) -> (Receiver<Instant>, Sender<()>, Crew) {
     let (sender, received) = unbounded();
-    let (go, gone) = bounded::<()>(0);
+    let (go, gone) = bounded(0);
     let mut crew = Crew::new();
-    for client in &clients {
-        for _ in 0..THREADS {
-            let (lock, sender, gone) = (client.rw_lock(&name), sender.clone(), gone.clone());
+    for client in clients {
+        for _ in 0..threads {
+            let (lock, sender, gone) = (client.rw_lock(name), sender.clone(), gone.clone());
             crew.spawn(move || {
                 let _guard = lock.read().unwrap();
                 sender.send(Instant::now()).unwrap();
@@ -181,6 +176,17 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
             });
         }
     }
+    (received, go, crew)
+}
+
+timed!(a_writer_that_leaves_lets_all_readers_in_at_once);
+fn a_writer_that_leaves_lets_all_readers_in_at_once() {
+    const THREADS: u64 = 6;
+    let server = Server::start();
+    let name = unique("crowd");
+    let clients = [(); 3].map(|()| Client::open(settings(&server).tenure(ms(1_000))).unwrap());
+    let writer = clients[0].rw_lock(&name).write().unwrap();
+    let (received, go, crew) = readers(&clients, &name, THREADS);
     // Readers in the writer's own process are notified without a subscription.
     subscribed(&server, 2);
     crew.all_parked();
@@ -215,19 +221,7 @@ fn readers_come_in_together_when_the_fixed_lease_of_a_writer_ends() {
     let fixed = clients[0].rw_lock(&name).lease(loosely(ms(400)));
     let writer = fixed.write().unwrap();
     let until = writer.valid_until();
-    let (sender, received) = unbounded();
-    let (go, gone) = bounded::<()>(0);
-    let mut crew = Crew::new();
-    for client in &clients {
-        for _ in 0..THREADS {
-            let (lock, sender, gone) = (client.rw_lock(&name), sender.clone(), gone.clone());
-            crew.spawn(move || {
-                let _guard = lock.read().unwrap();
-                sender.send(Instant::now()).unwrap();
-                gone.recv().unwrap();
-            });
-        }
-    }
+    let (received, go, crew) = readers(&clients, &name, THREADS);
     for _ in 0..2 * THREADS {
         // No reader leaves before all have entered.
         let came = received.recv_timeout(LONG).unwrap();

@@ -140,8 +140,8 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
     let proxy = Proxy::start(server.addr());
     let span = loosely(ms(9_000));
     let client = Client::open(config(&proxy.url()).lease(span)).unwrap();
-    // Holds taken within a sixtieth of a lease are renewed together. Others would fail, and be tried again, each at its
-    // own time, in any order.
+    // Holds taken within a sixtieth of a lease are renewed together. Holds taken over a longer time would fail, and be
+    // tried again, each at its own time, in any order.
     let taken = (0..3).find_map(|_| {
         let (prefix, begun) = (unique("outage"), Instant::now());
         // Long names, so that the renewals take several batches of 48 KiB.
