@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use log::Level;
 use redlatch::Client;
 
-use crate::support::{STRANGER, Server, config, eventually, logs, ms, scoped, unique};
+use crate::support::{STRANGER, Server, config, eventually, logs, ms, scoped, timed, unique};
 
 /// A plain lock that somebody else holds with a lease of 99 s.
 fn held_by_a_stranger(server: &Server) -> String {
@@ -16,7 +16,7 @@ fn held_by_a_stranger(server: &Server) -> String {
     name
 }
 
-#[test]
+timed!(a_server_that_goes_is_logged_once_and_so_is_its_return);
 fn a_server_that_goes_is_logged_once_and_so_is_its_return() {
     let logs = logs();
     let mut server = Server::start();

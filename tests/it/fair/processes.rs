@@ -159,7 +159,8 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue()
     }
     let took = begun.elapsed();
     assert_eq!(served(&server, |_| false), line);
-    assert!(took < loosely(LONG), "{took:?}");
+    // If a message were lost at each hand-over, the next in the queue would look a second later, and this take minutes.
+    assert!(took < loosely(3 * LONG), "{took:?}");
     server.cli(&["DEL", LOG]);
     nothing_left(&server);
 }
