@@ -17,7 +17,7 @@ use crate::local::waiter::{CancelToken, MakeError};
 use crate::net::call::{Attempt, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
-use crate::protocol::kind::{ACQUIRING, Kind, Protocol};
+use crate::protocol::kind::{ACQUIRING, FORCING, Kind, Protocol};
 use crate::protocol::owner;
 use crate::protocol::script::{self, Request};
 use crate::protocol::{KINDS, red};
@@ -363,7 +363,7 @@ impl LockSpec {
 
     pub(crate) fn is_locked(&self, until: Instant) -> Result<bool> {
         if let Some(quorum) = &self.quorum {
-            return self.survey(|| quorum.is_locked(until));
+            return self.by_majority("asking for the lock", || quorum.is_locked(until));
         }
         let entry = self.look()?;
         let state = self.number(entry.protocol.state(), until)?;
@@ -372,7 +372,7 @@ impl LockSpec {
 
     pub(crate) fn remaining(&self, until: Instant) -> Result<Option<Duration>> {
         let ms = match &self.quorum {
-            Some(quorum) => self.survey(|| quorum.remaining(until))?,
+            Some(quorum) => self.by_majority("asking for the lease", || quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
                 self.number(entry.protocol.remaining(), until)?
@@ -384,10 +384,14 @@ impl LockSpec {
         })
     }
 
-    /// Asks the servers of a quorum.
-    fn survey<T>(&self, ask: impl FnOnce() -> std::result::Result<T, Short>) -> Result<T> {
+    /// The answer of a majority of the servers of a quorum.
+    fn by_majority<T>(
+        &self,
+        doing: &'static str,
+        ask: impl FnOnce() -> std::result::Result<T, Short>,
+    ) -> Result<T> {
         self.session().check_open()?;
-        ask().map_err(|short| short.into_error("asking a node", &self.name))
+        ask().map_err(|short| short.into_error(doing, &self.name))
     }
 
     fn number(&self, request: Request, until: Instant) -> Result<i64> {
@@ -495,7 +499,7 @@ impl LockSpec {
         let forced = match &self.quorum {
             Some(quorum) => {
                 // The servers that answered have done it: a repetition could take the lock from the next holder.
-                let forced = self.survey(|| quorum.force(until));
+                let forced = self.by_majority(FORCING, || quorum.force(until));
                 forced.map_err(Error::after_work)?
             }
             None => {

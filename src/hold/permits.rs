@@ -23,6 +23,15 @@ impl LivePermits {
         self.0.lock().get(&id).cloned()
     }
 
+    /// The permits of the semaphore with this key.
+    pub(crate) fn of(&self, key: &str) -> Vec<Arc<Hold>> {
+        let live = self.0.lock();
+        let of_key = live
+            .values()
+            .filter(|hold| hold.entry().protocol.key() == key);
+        of_key.cloned().collect()
+    }
+
     pub(crate) fn remove(&self, hold: &Hold) {
         let Some(id) = PermitId::parse(&hold.owner()) else {
             return;

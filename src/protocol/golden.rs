@@ -225,6 +225,7 @@ impl Golden {
             permits::Change::TrySet(3),
             permits::Change::Set(3),
             permits::Change::Add(-3),
+            permits::Change::Delete,
         ] {
             let request = permits::change(protocol, keys, keep, change);
             self.request(&format!("{change:?}"), &request);

@@ -309,7 +309,7 @@ type ReplyToRenewal = std::result::Result<Option<Renewed>, Unexpected>;
 
 pub(crate) const ACQUIRING: &str = "acquiring the lock";
 pub(crate) const RENEWING: &str = "renewing the lock";
-pub(super) const FORCING: &str = "forcing the lock open";
+pub(crate) const FORCING: &str = "forcing the lock open";
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     let (script, lease) = (&script::LOCK_ACQUIRE, Digits::from(lease_ms(args.lease)));

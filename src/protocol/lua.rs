@@ -52,6 +52,7 @@ macro_rules! scripts {
         PERMIT_TRY_SET = "permit_try_set" after "permits";
         PERMIT_SET = "permit_set" after "permits";
         PERMIT_ADD = "permit_add" after "permits";
+        PERMIT_DELETE = "permit_delete" after "permits";
         }
     };
 }

@@ -144,6 +144,8 @@ pub(crate) enum Change {
     TrySet(u32),
     Set(u32),
     Add(i64),
+    /// Deletes the number, and the permits that are taken.
+    Delete,
 }
 
 /// Changes how many permits there are.
@@ -153,6 +155,10 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
         Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
         Change::Set(n) => (setting, &script::PERMIT_SET, Digits::of(n)),
         Change::Add(more) => ("adding permits", &script::PERMIT_ADD, Digits::of(more)),
+        Change::Delete => {
+            let (doing, script) = ("deleting a semaphore", &script::PERMIT_DELETE);
+            return request(of, doing, script, Some(keys), &[keep_ms.as_bytes()]);
+        }
     };
     let args = [by.as_bytes(), keep_ms.as_bytes()];
     request(of, doing, script, Some(keys), &args)

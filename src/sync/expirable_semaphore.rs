@@ -362,6 +362,33 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
+    /// Deletes the semaphore with the permits that are taken; `false` if there is none.
+    ///
+    /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
+    /// renewal. Waiting threads wait until a number is set again. Blocks for one round trip, at most for the command
+    /// timeout. A request that is sent again after a lost reply counts once, so it never deletes a semaphore that was
+    /// created since.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// client.expirable_semaphore("slots").delete()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`release_id`](Self::release_id); after [`Error::Redis`] it is unknown whether the semaphore was deleted.
+    pub fn delete(&self) -> Result<bool> {
+        let session = self.inner.session();
+        // Read before the request: a permit that is granted after the request was executed is not lost.
+        let taken = session.permits.of(self.entry()?.protocol.key());
+        let is_deleted = self.change(Change::Delete)? == 1;
+        for hold in taken.iter().filter(|_| is_deleted) {
+            session.lose(hold, LossReason::Forced);
+        }
+        Ok(is_deleted)
+    }
+
     /// Returns how many permits are available; negative after a reduction.
     ///
     /// Blocks for one round trip, at most for the command timeout.
@@ -602,6 +629,25 @@ impl ExpirableSemaphore {
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.inner.lease = Some(lease);
+        self
+    }
+
+    /// Returns a handle whose permits are renewed for at most `max_hold` after they were granted.
+    ///
+    /// This limits jobs that hang and permits that are leaked. After `max_hold`, renewal stops, the permit is lost
+    /// ([`LossReason::MaxHold`]), and others can get it within one lease of the client. `Duration::MAX` means no limit,
+    /// which is the default. For zero, and together with a fixed lease, the methods that acquire return
+    /// [`Error::Config`].
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let an_hour = std::time::Duration::from_secs(3600);
+    /// let _permit = client.expirable_semaphore("slots").max_hold(an_hour).acquire()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.inner.max_hold = time::finite(max_hold);
         self
     }
 

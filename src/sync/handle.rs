@@ -60,7 +60,7 @@ impl<A: AnyKind> Handle<A> {
     }
 
     /// The parts, and when the last of them must have answered a question that is asked of each.
-    fn survey(&self) -> Result<(&[LockSpec], Instant)> {
+    fn parts_to_ask(&self) -> Result<(&[LockSpec], Instant)> {
         let parts = self.target.checked()?;
         let last = parts.iter().map(LockSpec::until).max();
         Ok((parts, last.unwrap_or_else(Instant::now)))
@@ -406,7 +406,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn is_locked(&self) -> Result<bool> {
-        let (parts, until) = self.survey()?;
+        let (parts, until) = self.parts_to_ask()?;
         for part in parts {
             if part.is_locked(until)? {
                 return Ok(true);
@@ -462,7 +462,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
-        let (parts, until) = self.survey()?;
+        let (parts, until) = self.parts_to_ask()?;
         let mut longest = None;
         for part in parts {
             longest = longest.max(part.remaining(until)?);
@@ -493,7 +493,7 @@ impl<A: AnyKind> Handle<A> {
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that holds
     /// something else, which is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
-        let (parts, until) = self.survey()?;
+        let (parts, until) = self.parts_to_ask()?;
         let mut forced = false;
         for part in parts {
             // If others are freed already, the next call would take them from their next holders.

@@ -37,6 +37,12 @@ const CALLS: &[Call] = &[
         "permits out channel",
         "$1 $2 $3:30s",
     ),
+    (
+        "delete",
+        lua::PERMIT_DELETE,
+        "permits out channel $1 $2?",
+        "60s",
+    ),
     ("lease", lua::PERMIT_LEASE, "permits out channel", "$1"),
     ("state", STATE, "permits out channel", ""),
 ];
@@ -65,6 +71,21 @@ const TABLE: &[Table] = &[
             "release_all p1+p2 q3 | 11",
             "ZADD out 1 p3        |         | out{p3:1} permits=3 q1=1@60s q3=11@60s",
             "release_all p3 q4    | 0       | permits=4 q1=1@60s q3=11@60s | 4",
+        ],
+    ),
+    (
+        "the number and the permits are deleted, and a request that comes twice does not delete the next",
+        &[
+            "delete q1     | 0       | q1=0@60s",
+            "try_set 3 q2  | 1       | permits=3 q1=0@60s q2=1@60s | 3",
+            "delete q1     | 0",
+            "acquire p1+p2 | now+30s | out{p1:now+30s p2:now+30s} permits=1 q1=0@60s q2=1@60s",
+            "delete q3 q1  | 1       | q2=1@60s q3=1@60s",
+            "try_set 2 q4  | 1       | permits=2 q2=1@60s q3=1@60s q4=1@60s | 2",
+            "delete q3     | 1",
+            "acquire p1    | now+30s | out{p1:now+30s} permits=1 q2=1@60s q3=1@60s q4=1@60s",
+            "DEL permits   |         | out{p1:now+30s} q2=1@60s q3=1@60s q4=1@60s",
+            "delete q5 q4  | 1       | q2=1@60s q3=1@60s q5=1@60s",
         ],
     ),
     (

@@ -212,6 +212,8 @@ fn bad_input_is_refused_before_anything_is_sent() {
     }
     config(sem.clone().lease(ms(9)).try_acquire().map(drop));
     config(sem.clone().lease(Duration::MAX).acquire().map(drop));
+    config(sem.clone().max_hold(Duration::ZERO).acquire().map(drop));
+    config(sem.clone().lease(LONG).max_hold(LONG).acquire().map(drop));
     let nameless = client.expirable_semaphore("");
     let named = |result: Result<()>| assert!(matches!(result, Err(Error::InvalidName { .. })));
     named(nameless.acquire().map(drop));
@@ -219,6 +221,7 @@ fn bad_input_is_refused_before_anything_is_sent() {
     named(nameless.try_set_permits(1).map(drop));
     named(nameless.available_permits().map(drop));
     named(nameless.release_id("0".repeat(32)).map(drop));
+    named(nameless.delete().map(drop));
     assert_eq!(server.command_total(), before);
 }
 
@@ -248,6 +251,7 @@ fn keys_of_another_type_are_named_so_and_left_alone() {
         wrong(sem.permits().map(drop));
         wrong(sem.release_id("0".repeat(32)).map(drop));
         wrong(sem.lease_of("0".repeat(32)).map(drop));
+        wrong(sem.delete().map(drop));
         assert_eq!(server.keys(), [key]);
     }
     server.cli(&["FLUSHALL"]);
@@ -407,6 +411,53 @@ fn many_threads_changing_one_lease_never_believe_more_than_redis() {
     });
     let left = sem.lease_of(permit.id()).unwrap().unwrap();
     assert!(permit.valid_until() <= Instant::now() + left);
+}
+
+timed!(max_hold_ends_renewal_and_returns_the_permit);
+fn max_hold_ends_renewal_and_returns_the_permit() {
+    let server = Server::start();
+    let client = open_with_lease(&server, loosely(ms(300)));
+    let sem = with_permits(&client, 1);
+    let (begun, max) = (Instant::now(), loosely(ms(500)));
+    let permit = sem.clone().max_hold(max).acquire().unwrap();
+    assert_eq!(
+        permit.lost().recv_timeout(LONG).unwrap().reason,
+        LossReason::MaxHold
+    );
+    assert!(begun.elapsed() >= max && !permit.is_valid());
+    // Another thread gets it although the guard still exists.
+    let other = sem.try_acquire_for(LONG).unwrap().expect("it is available");
+    other.release().unwrap();
+    lost_by(permit.release(), LossReason::MaxHold);
+}
+
+#[test]
+fn deleting_ends_the_permits_and_wakes_nobody() {
+    let server = Server::start();
+    let (client, other) = (open(&server), open_with_lease(&server, ms(900)));
+    let sem = client.expirable_semaphore("slots");
+    assert!(!sem.delete().unwrap(), "nothing is set");
+    assert!(sem.try_set_permits(2).unwrap());
+    let here = sem.acquire().unwrap();
+    let there = other.expirable_semaphore("slots").acquire().unwrap();
+    let waiting = sem.clone();
+    let mut crew = Crew::new();
+    crew.spawn(move || drop(waiting.acquire().unwrap()));
+    crew.all_parked();
+    assert!(sem.delete().unwrap());
+    // The holder that uses this client is notified at once, the other at its next renewal.
+    assert_eq!(here.lost().try_recv().unwrap().reason, LossReason::Forced);
+    let lost = there.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(lost.reason, LossReason::Forced);
+    lost_by(here.release(), LossReason::Forced);
+    drop(there);
+    assert!(server.keys_but_requests().is_empty());
+    assert!(!sem.delete().unwrap() && !crew.is_finished());
+    assert!(sem.try_set_permits(1).unwrap());
+    crew.join();
+    // A permit of another semaphore is not lost.
+    let kept = with_permits(&client, 1).acquire().unwrap();
+    assert!(sem.delete().unwrap() && kept.is_valid());
 }
 
 timed!(a_deleted_permit_is_told_forced);

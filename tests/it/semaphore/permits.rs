@@ -879,7 +879,7 @@ fn connections_that_are_cut_all_the_time_cost_and_make_no_permits() {
     // A busy machine needs longer for as many.
     let goes_on = || {
         let enough = ran.load(Ordering::SeqCst) > 20;
-        begun.elapsed() < ms(1500) || !enough && begun.elapsed() < GENEROUS
+        begun.elapsed() < ms(1500) || !enough && begun.elapsed() < LONG
     };
     scoped(|scope| {
         for n in 0..8_u32 {
