@@ -4,7 +4,7 @@
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
 //! | `NOSCRIPT` | send the text; never if the text was sent | the same, if the server says it | as the first |
-//! | `MOVED`, `ASK`, in a cluster | elsewhere; after [`REDIRECTIONS`] in a row later | the same, if it names the slot of the keys | as the first, and later if it names no node |
+//! | `MOVED`, `ASK`, in a cluster | elsewhere; but later, after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | as the first, and later if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | later | never | later |
 //! | `MISCONF`, `OOM` | never | never | later |
 //! | any other | never | never | never |

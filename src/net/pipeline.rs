@@ -509,8 +509,8 @@ impl InFlight {
         awaiting.filter(|call| call.state.lock().is_followed())
     }
 
-    /// Whether a thread writes although another leads: a third of the commands are unwritten, so that the server may have nothing
-    /// to do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
+    /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may have nothing to
+    /// do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
     pub(super) fn is_worth_a_write(&self) -> bool {
         self.unwritten.calls >= self.due() / 3
     }

@@ -62,7 +62,7 @@ struct State {
 }
 
 impl State {
-    /// Whether a wait may have ended just now, so that its subscription lingers soon. Then the thread reads in short slices.
+    /// Whether a wait may have ended just now, and its subscription is about to linger. Then the thread reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)
@@ -291,8 +291,8 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and a thread
-    /// that subscribes to the channel in the meantime need not write either.
+    /// Lets the subscription end a little later, if there was a message or a confirmation lately. Then nothing is written now,
+    /// and a thread that subscribes to the channel in the meantime need not write either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
     }
@@ -302,7 +302,7 @@ impl Subscription {
         self.subscriber.answer_due(pings)
     }
 
-    /// Whether this user may not subscribe, so that a waiting thread has to poll.
+    /// Whether this user may not subscribe. Then a waiting thread has to poll.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
     }

@@ -47,12 +47,12 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether the socket has taken a part, so that only the leader and housekeeping try again.
+    /// Whether the socket has taken only a part. Then only the leader and housekeeping try again.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }
 
-    /// Whether part of a command has been written, so that nothing but the rest may follow.
+    /// Whether part of a command has been written, and only its rest may follow.
     pub(super) fn is_torn(&self) -> bool {
         self.torn
     }

@@ -78,7 +78,7 @@ impl Dial {
         Self::new(role, timeout, DialProgress::new())
     }
 
-    /// Part of it, which has failed after `share` if it is not done before.
+    /// A part of the attempt, which fails if it is not done within `share`.
     pub(in crate::net) fn part(&self, role: &'static str, share: Duration) -> Self {
         Self {
             role,

@@ -72,7 +72,7 @@ pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     /// Whether the server has said if it deletes keys.
     knows_eviction: Arc<AtomicBool>,
-    /// Whether the last attempt to connect to a server succeeded, of those to which one has.
+    /// Whether the last attempt to connect succeeded, by server.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
     observer: Observers,
     /// How many replicas the master had when it was last asked.
