@@ -219,7 +219,7 @@ impl LockSpec {
     /// Whether the lock was taken, or requested, only within the last `span`. The holder may be taking several locks
     /// then, and release this one because it was refused another.
     ///
-    /// For holders outside this client this shows only if their lease is that of this handle or of the client.
+    /// A holder outside this client is recognized only if its lease is the one of this handle or of the client.
     pub(crate) fn is_newly_taken(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
