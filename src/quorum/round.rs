@@ -104,8 +104,8 @@ impl QuorumNodes {
             replies: (0..n).map(|_| NodeReply::Unsent(None)).collect(),
             calls: vec![None; n],
         };
-        // All callers ask in the same order. Of several that ask at the same time, the first at one node is likely to
-        // be the first at all, so that the nodes are not split between them.
+        // All callers ask in the same order. If several ask at the same time, the first at one node is likely to be the first
+        // at every node, so the nodes are not split between them.
         for node in 0..n {
             let session = &self.list[node].session;
             if session.is_closed() {
