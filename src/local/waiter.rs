@@ -221,8 +221,7 @@ impl CancelToken {
         !waiting.is_empty()
     }
 
-    /// Adds `waiter` to those that a cancel wakes. Also drops waiters that no longer exist, so that the list stays
-    /// short.
+    /// Makes a cancel wake `waiter`. Also drops waiters that no longer exist, so that the list stays short.
     pub(crate) fn watch(&self, waiter: &Arc<impl Listener + 'static>) {
         let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();
