@@ -17,7 +17,7 @@ use crate::protocol::script::{self, Request, lease_ms};
 
 pub(crate) const ADOPTING: &str = "adopting a hold";
 
-/// Makes the hold of `from` that of the owner in `args`. Read by [`script::adopted`].
+/// Gives the hold of `from` to the owner in `args`. [`script::adopted`] reads the reply.
 pub(crate) fn adopt(of: &Protocol, from: &str, args: &AcquireArgs<'_>) -> Request {
     let counter = of.kind().has_tokens.then(|| keys::fenced_token(of.key()));
     let keys: Vec<_> = [of.key()].into_iter().chain(counter.as_deref()).collect();
