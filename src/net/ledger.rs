@@ -27,7 +27,7 @@
 //!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
 //!    serves its slot at that time: entries follow a slot that moves, and the successor of a failed master.
 //! 5. **In order.** Before a command, the connection sends what the ledger has about its keys. Otherwise an acquire would find
-//!    a hold that is long over. The same happens for a thread that waits for a release.
+//!    a hold that is long over. A thread that waits for a release triggers this as well.
 //! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
 //!    an entry.
 //!

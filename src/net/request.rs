@@ -107,7 +107,7 @@ impl Wording {
     }
 }
 
-/// How many replicas are to have what was written on a connection, and for how long that is waited for.
+/// How many replicas have to acknowledge the writes of a connection, and for how long to wait for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Acknowledgements {
     pub(crate) needed: u32,

@@ -297,7 +297,7 @@ impl Subscription {
         self.lingers = true;
     }
 
-    /// Has the connection checked by a thread that waits for messages on it; see [`Subscriber::answer_due`].
+    /// Lets a thread that waits for messages check the connection; see [`Subscriber::answer_due`].
     pub(crate) fn answer_due(&self, pings: bool) -> Option<Instant> {
         self.subscriber.answer_due(pings)
     }
@@ -527,7 +527,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Forgets the connection; nobody is listening until there is another. Whether a subscription was confirmed over it.
+    /// Forgets the connection; nobody is listening until there is another. Returns whether a subscription was confirmed over
+    /// it.
     fn hang_up(&self) -> bool {
         let mut state = self.state.lock();
         let live = state.live.take();

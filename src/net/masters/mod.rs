@@ -95,7 +95,7 @@ fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     }
 }
 
-/// Whether asking again soon may help. A closed port does not count: only an election would help then.
+/// Whether asking again soon may help. If the port is closed, only an election would help.
 pub(crate) fn may_answer_later(why: &RedisError) -> bool {
     is_transient(why) && !why.is_connection_refusal()
 }
@@ -155,8 +155,7 @@ impl Masters {
         self.is_one() || self.table.read().is_master(node)
     }
 
-    /// Whether the last answer named this node, so its address is the name that it can prove; a redirection alone may name an
-    /// IP.
+    /// Whether the last answer named this node, so its address is a name that it can prove; a redirection may name an IP.
     pub(crate) fn is_named(&self, node: usize) -> bool {
         self.is_one() || self.table.read().is_named(node)
     }

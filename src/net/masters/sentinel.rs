@@ -1,7 +1,7 @@
 //! Sentinels: which server they call the master of a service, and whether the connections still lead to that server.
 //!
-//! A master that is replaced as planned stays a master until a Sentinel has it follow the new one, about ten seconds later.
-//! So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
+//! A master that is replaced as planned stays a master until a Sentinel makes it a replica of the new one, about ten seconds
+//! later. So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
 //!
 //! ```text
 //!          it is silent or gone: the next one is asked
