@@ -16,7 +16,7 @@ use std::io;
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// How often in a row a request follows where nodes send it before it rests: two nodes may send it to each other.
+/// How many redirections in a row a request follows before it pauses: two nodes may redirect it to each other.
 pub(crate) const REDIRECTIONS: u8 = 4;
 
 /// The meaning of a reply for its request.
@@ -51,7 +51,7 @@ pub(crate) struct Asked {
     pub(crate) kind: RequestKind,
     /// The server has the script's text, or needs none.
     pub(crate) by_text: bool,
-    /// How often in a row nodes have sent the request to another.
+    /// How often in a row nodes have redirected the request.
     pub(crate) redirected: u8,
     /// Redirections are followed: it is a cluster.
     pub(crate) is_clustered: bool,

@@ -42,7 +42,7 @@ const TOKENS: u64 = 1024;
 ///
 /// If very many threads wait for a short time, a thread becomes the next only when all ahead of it have timed out, a moment
 /// before its own time is up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
-/// untaken. So a thread whose last request finds the lock free, and another waiter next, leaves the queue early.
+/// untaken. So a thread leaves the queue early if its last request finds the lock free, but another waiter next.
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.
@@ -94,7 +94,7 @@ impl Drop for Contender<'_> {
             return;
         }
         let mut state = self.entry.lock();
-        // The mutex is still the same, so the watchdog's next sign of life leaves this place out.
+        // From here on, the watchdog's signs of life leave this place out.
         state.forget_place(self.listening.known_waiter());
         let next = state
             .lock

@@ -34,7 +34,7 @@ pub struct LockSpec {
     pub(crate) name: Arc<str>,
     /// The key of the entry: the kind, and the name, or the name and the nodes.
     pub(crate) key: EntryKey,
-    /// The servers of which a majority has to grant it; `shared` is the client of one of them.
+    /// The servers whose majority has to grant the lock; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
     /// How long a server must have been up to count.
     pub(crate) up_for: Duration,
@@ -501,7 +501,7 @@ impl LockSpec {
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms(self.command_timeout);
-                // A second one could take the lock from the next holder.
+                // A second request could take the lock from the next holder.
                 let force = entry.protocol.force(keys.own(), &keep_ms).counting();
                 self.number(force, until)? == 1
             }

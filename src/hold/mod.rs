@@ -176,7 +176,7 @@ pub(crate) trait Several: Send + Sync {
     /// Ends all parts and queues their releases; returns one of them.
     fn release(&self) -> Arc<Call>;
 
-    /// Sends what is queued, without waiting, and has the watchdogs read the replies.
+    /// Sends what is queued, without waiting, and lets the watchdogs read the replies.
     fn send(&self);
 
     /// Waits for the replies to the releases; see [`lost_before`].

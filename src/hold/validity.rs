@@ -162,7 +162,7 @@ impl Lease {
         }
     }
 
-    /// Redis has granted the hold to an acquire of which the first byte left after `sent_at`.
+    /// Redis has granted the hold to an acquire whose first byte was sent after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
         self.confirm(sent_at, self.ttl);
@@ -262,8 +262,8 @@ impl Lease {
         is_due.then(|| Duration::from_nanos(ago))
     }
 
-    /// A renewal found the read lock's key shortened to `found`, or `None` if it was not shortened. An acquire passes the time
-    /// that the key had left.
+    /// Adapts the pause between renewals. `found`: how long the read lock's key had left at the acquire, or after another
+    /// client has shortened it; `None` if it was not shortened.
     pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -326,8 +326,8 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: the time that a shortened key had
-/// left; `None` if the key was not shortened.
+/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: as for
+/// [`Lease::adapt_keep_lock`].
 ///
 /// After a shortened key the pause is a third of the time that was found, as with a lease. If the key was not
 /// shortened, the client that does so may only be slower, so the pause doubles until it is back to normal.

@@ -296,8 +296,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread asks Redis for a hold that only an adoption can bring into this process. Contenders that ask at the same time
-    /// are refused by Redis; if the adopting thread is granted nothing, it withdraws like them.
+    /// A thread asks Redis for the hold of another process, to adopt it. Threads that ask at the same time are refused by
+    /// Redis; if this one is granted nothing, it withdraws like them.
     pub(crate) fn ask_beside(&mut self, mode: Mode) {
         *self.asking(mode) += 1;
     }

@@ -7,8 +7,8 @@
 //!                      └─ its time is over: gone, or taken by the next owner
 //! ```
 //!
-//! The old number is in nobody's hash any more once the hold is adopted, so what the former holder still sends under it
-//! (renewals, releases, guarded commands) finds nothing.
+//! Once the hold is adopted, no hash has the old number, so renewals, releases and guarded commands that the former
+//! holder still sends find nothing.
 
 use crate::net::text::Digits;
 use crate::protocol::keys;

@@ -49,7 +49,7 @@ pub(super) struct Sent {
     holds: Vec<Renewal>,
     /// When its batch was begun.
     begun: Instant,
-    /// The connections over one of which it was sent.
+    /// The request was sent over one of these connections.
     over: Arc<Nodes>,
 }
 
