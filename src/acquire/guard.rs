@@ -318,9 +318,8 @@ impl GuardInner {
             }
             Left::Shared => lost,
             Left::Passed { waiter } => {
-                // The next thread cannot run before the wakeup is stored, so it never sees the count and the listeners
-                // of this one. If the watchdog loses the hold at this moment, the next thread finds that when it takes
-                // the wakeup.
+                // The next thread cannot run before the wakeup is stored, so it never sees this thread's count and listeners.
+                // If the watchdog loses the hold at this moment, the next thread finds that when it takes the wakeup.
                 hold.change_threads();
                 waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);

@@ -26,8 +26,8 @@
 //! A [`Strategy`] is the part that differs between the ways of waiting. Two other loops are around this one or below
 //! it:
 //!
-//! - A multi-lock of several members waits for one of them at a time, each in this loop, and asks for the others again
-//!   once it has that one ([`multi`]). Between two such rounds it pauses for a few milliseconds.
+//! - A multi-lock waits in this loop for one member at a time, and asks for the other members again once it has that member
+//!   ([`multi`]). Between two such rounds it pauses for a few milliseconds.
 //! - A question to several servers is asked again if too few of them have answered, since their connections may have
 //!   been idle for too long ([`quorum`]). For this loop the repetitions are one question, which ends within its time.
 

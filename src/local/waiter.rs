@@ -211,7 +211,7 @@ impl CancelToken {
 
     /// Wakes all waiting threads so that each checks whether it has anything to do; `true` if there are any.
     pub(crate) fn look_again(&self) -> bool {
-        // The list is copied, so that a thread that begins to wait is not held up while the others are notified.
+        // The list is copied: a thread that begins to wait must not be held up while the others are notified.
         let waiting: Vec<_> = {
             let mut waiters = self.inner.waiters.lock();
             waiters.retain(|waiter| waiter.strong_count() > 0);

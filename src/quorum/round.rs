@@ -143,7 +143,7 @@ impl QuorumNodes {
             }
             if step == Step::Connect {
                 let is_unsent = |node: usize| matches!(round.replies[node], NodeReply::Unsent(_));
-                // The next unsent node each time, so that one that cannot be reached does not take all of the time.
+                // The next unsent node each time, so that an unreachable node does not take all of the time.
                 if let Some((_, node)) = turns.find(|(_, node)| is_unsent(*node)) {
                     self.connect(round, request, *node, until);
                 }

@@ -329,7 +329,8 @@ impl Connection {
             up.all_looked_at = now;
             served.0.extend(in_flight.followed_calls().cloned());
         }
-        // Threads that saw this one lead have queued bytes and gone on, so it writes these before the next leader is woken.
+        // Threads that saw this thread lead have left their queued bytes to it, so it writes these before the next leader is
+        // woken.
         self.write_queued(state, true);
         served.wake();
         wake(next);

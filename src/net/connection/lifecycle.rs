@@ -176,7 +176,7 @@ impl Connection {
         }
     }
 
-    /// Handles the end of an attempt, on its thread. A failure ends only that one: another under way may still succeed.
+    /// Handles the end of an attempt, on its thread. A failure ends only this attempt: another may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<DialProgress>) {
         let mut state = self.state.lock();
         // Another attempt was faster, or the client is closed: drop the connection.

@@ -339,7 +339,7 @@ impl Masters {
         self.changed.notify_all();
     }
 
-    /// Asks one after the other until one has answered.
+    /// Asks the Sentinels, or the nodes, in turn until one has answered.
     fn ask_around(&self) -> RedisResult<Option<Duplex>> {
         let (those, share) = match &self.endpoint.server.deployment {
             Deployment::Sentinel { sentinels, .. } => {

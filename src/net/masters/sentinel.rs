@@ -56,7 +56,7 @@ struct NamedMaster {
 pub(super) struct Service {
     /// The latest answer of a Sentinel that does not lag behind.
     master: Option<NamedMaster>,
-    /// The latest answer of a Sentinel that lags behind, since one that does not lag has answered.
+    /// The latest answer of a Sentinel that lags behind; cleared by the answer of one that does not.
     behind: Option<NamedMaster>,
     /// The latest epoch of a master to which a connection was made.
     epoch: u64,
