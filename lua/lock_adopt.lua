@@ -1,4 +1,4 @@
--- lock_adopt: make the hold of one owner that of another; never create one.
+-- lock_adopt: give the hold of one owner to another; never create one.
 --
 -- KEYS[1]  lock          hash: owner -> hold count
 -- KEYS[2]  counter       string: the last token drawn; left out for a lock without tokens

@@ -1,4 +1,4 @@
--- permit_adopt: make the permit with one id that with another; never create one.
+-- permit_adopt: give a taken permit another id; never create a permit.
 --
 -- KEYS[1]  permits   string: how many are available
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never

@@ -12,7 +12,8 @@
 -- ARGV[6]  write_field  "<owner>:write" of the write hold under which this thread reads, or ''
 --
 -- Returns  {1, n, ''}   taken, with a count of one; before, the lock would have ended in n ms (-1: never, -2: free)
---          {0, n, b}    not taken; ask again in n ms (-1: not known), behind b: a writer's lease or a note ends then
+--          {0, n, b}    not taken, behind b; ask again in n ms (-1: not known): a writer's lease or a note ends, or this
+--                       waiter's own note has to be extended
 --
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
 --          be given one is not taken; for a hash that is not a read-write lock, and for a hold of another type, the reply

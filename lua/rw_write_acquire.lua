@@ -11,10 +11,10 @@
 -- ARGV[6]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
 -- Returns  {1, -2, ''}  taken, with a count of one unless this owner had it before
---          {0, n, b}  not taken; ask again in n ms (-1: not known), behind b: a note ends then, or the first lease of
---                    the owners found. A reader that dies notifies nobody, nor does a reader that leaves while the dead
---                    one's lease still runs. Of many readers only some are checked; n is 0 if all of these were dead and
---                    are removed now, but other readers are left
+--          {0, n, b}  not taken, behind b; ask again in n ms (-1: not known): a note or the first lease of the owners found
+--                    ends, or this waiter's note has to be extended. A reader that dies notifies nobody, and neither does a
+--                    reader that leaves while the dead one's lease still runs. Of many readers only some are checked; n is 0
+--                    if all of these were dead and are removed now, but other readers are left
 --
 -- Keeps    a writer, and readers that are alive or were not checked (one PTTL per read hold, since in Redisson's format
 --          the hash itself does not say who lives); the hash never exists without a TTL: a

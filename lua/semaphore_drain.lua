@@ -5,8 +5,8 @@
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    keep_ms    integer > 0; how long the request is remembered
 --
--- Returns    n          how many were available, now or when this request ran first; a negative number n says that -n were
---                       missing, which are missing no longer. 0 are available then
+-- Returns    n          how many were available, now or when this request ran first; negative if -n were missing. Afterwards
+--                       0 are available in any case
 --
 -- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
 --            for a key that holds no integer the reply is a WRONGTYPE error

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Tells whether a request has no reply because of time.
 pub(crate) trait Unanswered {
-    /// Whether the server responds (a majority, if there are several), so that only this reply came too late.
+    /// Whether the server responds (a majority, if there are several), and only this reply came too late.
     fn is_late(&self) -> bool;
 
     /// Whether a reply might have come with more time.

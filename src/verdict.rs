@@ -4,7 +4,7 @@
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
 //! | `NOSCRIPT` | send the text; never if the text was sent | the same, if the server says it | as the first |
-//! | `MOVED`, `ASK`, in a cluster | elsewhere; after [`REDIRECTIONS`] in a row later | the same, if it names the slot of the keys | as the first, and later if it names no node |
+//! | `MOVED`, `ASK`, in a cluster | elsewhere; but later, after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | as the first, and later if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | later | never | later |
 //! | `MISCONF`, `OOM` | never | never | later |
 //! | any other | never | never | never |
@@ -16,7 +16,7 @@ use std::io;
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// How often in a row a request follows where nodes send it before it rests: two nodes may send it to each other.
+/// How many redirections in a row a request follows before it pauses: two nodes may redirect it to each other.
 pub(crate) const REDIRECTIONS: u8 = 4;
 
 /// The meaning of a reply for its request.
@@ -51,7 +51,7 @@ pub(crate) struct Asked {
     pub(crate) kind: RequestKind,
     /// The server has the script's text, or needs none.
     pub(crate) by_text: bool,
-    /// How often in a row nodes have sent the request to another.
+    /// How often in a row nodes have redirected the request.
     pub(crate) redirected: u8,
     /// Redirections are followed: it is a cluster.
     pub(crate) is_clustered: bool,

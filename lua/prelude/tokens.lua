@@ -14,7 +14,8 @@ local function draw(count, token_ttl_ms)
   local last = tonumber(token)
   if last + count < 2 ^ 53 then
     -- Tokens are not below the server's clock in microseconds, so a counter that expired, was evicted or came back from an old
-    -- copy still goes forward. However fast tokens are drawn, their lead over the clock is short, since a lost counter loses it.
+    -- copy still goes forward. However fast tokens are drawn, their lead over the clock is short, since a counter that is lost
+    -- starts again without that lead.
     local time = redis.call('time')
     local now = time[1] * 1000000 + time[2]
     first = math.max(last + 1, now)
@@ -28,7 +29,8 @@ local function draw(count, token_ttl_ms)
       redis.call('set', KEYS[2], token)
     end
   else
-    -- Lua would round a number this large, so Redis adds. The clock never reaches it, so the counter must not expire.
+    -- Lua would round a number this large, so Redis adds. A counter that expired would start again at the clock, which is far
+    -- below, so this one never expires.
     redis.call('incrby', KEYS[2], 1)
     redis.call('persist', KEYS[2])
     token = redis.call('get', KEYS[2])

@@ -1,4 +1,4 @@
-//! Making a hold of another owner this client's own: see [`protocol::adopt`](crate::protocol::adopt).
+//! Adopting the hold of another owner: see [`protocol::adopt`](crate::protocol::adopt).
 
 use std::time::Instant;
 
@@ -46,7 +46,7 @@ impl LockSpec {
 
     fn adopt_now(&self, from: &str, until: Instant) -> Result<GuardInner> {
         let (params, entry) = self.start(WaitMode::Once)?;
-        // Beside a thread of this process that waits for the lock: that one is refused for as long as this one holds.
+        // A thread of this process that waits for the lock is refused for as long as this one holds it.
         entry.lock().lock.ask_beside(self.mode);
         let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);

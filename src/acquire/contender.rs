@@ -1,8 +1,8 @@
 //! A contender: a thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
-//! How a contender waits depends on the kind of lock: releases are announced by one server, or by a majority of
-//! several, or to each place in the queue that Redis keeps, or not at all. Accepting the lock, and giving up, is the
-//! same for all.
+//! How a contender waits depends on the kind of lock: a release is announced to all waiters by one server or by several, only
+//! to the first place in the queue that Redis keeps, or not at all. Accepting the lock and giving up are the same for all
+//! kinds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,9 +40,9 @@ const TOKENS: u64 = 1024;
 /// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
 /// that is shorter.
 ///
-/// Where very many threads wait for a short time, each is next only when all ahead of it have given up, a moment before
-/// its own time is up: too late for a message and a question. Without the last question the lock would stand still for
-/// as long as such threads arrive.
+/// If very many threads wait for a short time, a thread becomes the next only when all ahead of it have timed out, a moment
+/// before its own time is up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
+/// untaken. So a thread leaves the queue early if its last request finds the lock free, but another waiter next.
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.
@@ -94,7 +94,7 @@ impl Drop for Contender<'_> {
             return;
         }
         let mut state = self.entry.lock();
-        // With the same mutex held, so that the watchdog's next sign of life is without this place.
+        // From here on, the watchdog's signs of life leave this place out.
         state.forget_place(self.listening.known_waiter());
         let next = state
             .lock
@@ -176,7 +176,7 @@ impl<'a> Contender<'a> {
     }
 
     /// Gives up the place or the note. Giving up a place also releases a hold that a request without an answer may have
-    /// brought.
+    /// acquired.
     fn give_up_place(&mut self) {
         let (session, now) = (self.session(), Instant::now());
         // A note ends by itself after a `waiter_lease`, so its undo is not needed for longer.
@@ -202,9 +202,9 @@ impl<'a> Contender<'a> {
         })
     }
 
-    /// Makes the hold of the owner `from` that of this thread.
+    /// Takes over the hold of the owner `from` for this thread.
     ///
-    /// If the hold is lost, the error says so, even if the replicas have not confirmed the adoption either.
+    /// If the hold is lost, and too few replicas have confirmed the adoption as well, the error reports the loss.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());
@@ -359,7 +359,8 @@ impl<'a> Contender<'a> {
                     hold.set_tokens(first, last);
                 }
                 if let Some(left) = seen.and_then(|seen| seen.left) {
-                    // The key's time to live was shortened to `left` by another client, which may do so again.
+                    // Before this grant the lock's key had only `left` to live. If another client shortens the key again, a
+                    // renewal extends it in time.
                     hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
                 Ok(Reply::Granted((hold, answer.sent_at)))
@@ -416,9 +417,9 @@ impl<'a> Contender<'a> {
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
         let last_release = state.lock.last_release();
-        // A subscription may still be open: that of this wait, or of an earlier one. The subscription ends by itself
-        // about `LINGER` after its wait. If it is open at the release, `is_heard_by_us` takes it out of the count of
-        // listeners. On the channel of a place, which belongs to one waiter, nothing is counted.
+        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
+        // at the release, `is_heard_by_us` takes it out of the count of listeners. On the channel of a place, which belongs to
+        // one waiter, nothing is counted.
         let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
         if may_linger && self.is_notified_with_others() {
             hold.record_subscription();

@@ -252,8 +252,9 @@ impl LockSpec {
             _ => LossReason::Expired,
         };
         self.session().lose(hold, reason);
-        // A hold whose renewal was confirmed just before stays. If another thread reports the loss at the same time, it
-        // may not have removed the hold yet; removing it twice does no harm.
+        // If a renewal was confirmed a moment ago, `lose` does nothing and the hold stays in the local lock. If another
+        // thread reports the loss at the same time, it may not have removed the hold yet; removing a hold twice does no
+        // harm.
         if !hold.is_held() {
             self.session().remove_lost(hold);
         }

@@ -43,7 +43,7 @@ pub struct GuardInner {
     ended: Option<Box<Observed>>,
     /// How long Redis may take to answer.
     command_timeout: Duration,
-    /// The clients of all servers that keep it.
+    /// The clients of all servers that keep the hold.
     _quorum: Option<Arc<Quorum>>,
 }
 
@@ -109,8 +109,8 @@ impl GuardInner {
         held
     }
 
-    /// Has the end of the guard reported to an observer. `Some` if the beginning has to be reported as well, with
-    /// whether the hold was handed over.
+    /// From now on, the end of the guard is reported to an observer. Returns `Some` if its beginning has to be reported as
+    /// well, with whether the hold was handed over.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
         if self.is_reentered {
@@ -211,7 +211,7 @@ impl GuardInner {
         self.hold.lost(reason)
     }
 
-    /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, of whom another client may adopt it.
+    /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, by which another client may adopt it.
     pub(crate) fn detach(self, lease: Duration) -> Result<OwnerId> {
         if self.is_copy() {
             return Err(Error::Closed);
@@ -244,15 +244,15 @@ impl GuardInner {
         Ok(unlocking)
     }
 
-    /// Queues the release, behind which others may queue theirs before it is [sent](Unlocking::send).
+    /// Queues the release. Other releases may be queued behind it before it is [sent](Unlocking::send).
     pub(crate) fn queue_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
         if self.is_copy() {
             return Err(Error::Closed);
         }
         let now = Instant::now();
-        // If the reply says that Redis no longer had the hold, this tells a hold that was taken away from one that had
-        // expired.
+        // If the reply says that Redis no longer had the hold, `in_time` decides the reason: somebody ended the hold before its
+        // time, or it had expired.
         let in_time = self.hold.valid_until() > now;
         let release = match self.let_go(now, false) {
             Ok(release) => release,
@@ -303,8 +303,7 @@ impl GuardInner {
         let left = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
-        // With the mutex held: once that is released another thread may have the hold, and a loss then does not concern
-        // this guard.
+        // The mutex is held: once it is released, another thread may have the hold, and a loss would not concern this guard.
         if std::mem::take(&mut self.is_observed) {
             self.ended = hold.unobserve(self.thread);
         }
@@ -319,9 +318,8 @@ impl GuardInner {
             }
             Left::Shared => lost,
             Left::Passed { waiter } => {
-                // The next thread cannot run before the wakeup is stored, so it never sees the count and the listeners
-                // of this one. If the watchdog loses the hold at this moment, the next thread finds that when it takes
-                // the wakeup.
+                // The next thread cannot run before the wakeup is stored, so it never sees this thread's count and listeners.
+                // If the watchdog loses the hold at this moment, the next thread finds that when it takes the wakeup.
                 hold.change_threads();
                 waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);
@@ -349,8 +347,8 @@ impl GuardInner {
                 if taken {
                     session.lose(hold, LossReason::TakenOver);
                 }
-                // Redis may keep a hold that was lost by time. Now that the holder has noticed, the hold is released,
-                // and by its number nothing else is: rule 1 at `Hold`.
+                // A hold that was lost by time may still exist in Redis. The holder has noticed the loss, so the hold is
+                // released; no other hold has its number: rule 1 at `Hold`.
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }

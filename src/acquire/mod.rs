@@ -26,8 +26,8 @@
 //! A [`Strategy`] is the part that differs between the ways of waiting. Two other loops are around this one or below
 //! it:
 //!
-//! - A multi-lock of several members waits for one of them at a time, each in this loop, and asks for the others again
-//!   once it has that one ([`multi`]). Between two such rounds it pauses for a few milliseconds.
+//! - A multi-lock waits in this loop for one member at a time, and asks for the other members again once it has that member
+//!   ([`multi`]). Between two such rounds it pauses for a few milliseconds.
 //! - A question to several servers is asked again if too few of them have answered, since their connections may have
 //!   been idle for too long ([`quorum`]). For this loop the repetitions are one question, which ends within its time.
 
@@ -186,8 +186,8 @@ pub(crate) trait Strategy {
         false
     }
 
-    /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone;
-    /// except that of a contender with a place: rule 3 at [`Contender`](contender::Contender).
+    /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone, unless
+    /// a contender with a place has sent it: rule 3 at [`Contender`](contender::Contender).
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
     /// The channel on which changes are announced; `None` if they are not, or not on a single channel.
@@ -287,7 +287,7 @@ impl<S: Strategy> Waiting<'_, S> {
         let mut began = None;
         loop {
             if self.strategy.listening().has_wakeup() {
-                // A thread of this process has woken this one, so a grant does not come from silence.
+                // A thread of this process has woken this one, so a grant does not mean that a message was lost.
                 self.silent_since = None;
             }
             if let Some(grant) = self.strategy.handed_over()? {
@@ -358,7 +358,7 @@ impl<S: Strategy> Waiting<'_, S> {
         Ok(())
     }
 
-    /// Counts a grant that no message announced, so that its message was lost.
+    /// Counts a grant that no message announced: the message must have been lost.
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
         let is_silent = |seen| !signals.are_news_since(seen);

@@ -131,7 +131,7 @@ impl Members {
         }
     }
 
-    /// None that can be taken together, and why.
+    /// A multi-lock whose members cannot be taken together: every attempt fails with `why`.
     pub(crate) fn impossible(why: &str) -> Self {
         Self {
             fault: Some(why.into()),

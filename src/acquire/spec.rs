@@ -34,7 +34,7 @@ pub struct LockSpec {
     pub(crate) name: Arc<str>,
     /// The key of the entry: the kind, and the name, or the name and the nodes.
     pub(crate) key: EntryKey,
-    /// The servers of which a majority has to grant it; `shared` is the client of one of them.
+    /// The servers whose majority has to grant the lock; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
     /// How long a server must have been up to count.
     pub(crate) up_for: Duration,
@@ -219,7 +219,7 @@ impl LockSpec {
     /// Whether the lock was taken, or requested, only within the last `span`. The holder may be taking several locks
     /// then, and release this one because it was refused another.
     ///
-    /// For holders outside this client this shows only if their lease is that of this handle or of the client.
+    /// A holder outside this client is recognized only if its lease is the one of this handle or of the client.
     pub(crate) fn is_newly_taken(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
@@ -505,7 +505,7 @@ impl LockSpec {
             None => {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms(self.command_timeout);
-                // A second one could take the lock from the next holder.
+                // A second request could take the lock from the next holder.
                 let force = entry.protocol.force(keys.own(), &keep_ms).counting();
                 self.number(force, until)? == 1
             }

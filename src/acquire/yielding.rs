@@ -127,7 +127,7 @@ fn notified_others(
 ) -> u32 {
     match session.connection.wait(release, until, stop) {
         Ok((value, _)) => others(session, release, &value).unwrap_or(0),
-        // The server may have executed the release, and the reply be late or lost.
+        // The server may have executed the release, although its reply is late or lost.
         Err(_) => 1,
     }
 }

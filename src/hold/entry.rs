@@ -64,7 +64,7 @@ pub(crate) struct EntryState<H> {
     extras: Option<Box<EntryExtras<H>>>,
 }
 
-/// The state without which an uncontended lock does; made when it is first needed.
+/// State that an uncontended lock does not need; made when it is first needed.
 pub(crate) struct EntryExtras<H> {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
     places: Vec<(Arc<Waiter<H>>, OwnerNumber)>,
@@ -109,8 +109,8 @@ impl<H: Holding> Entry<H> {
         self.deferred(request, owner, useful_until, undo)
     }
 
-    /// A request for `owner`, empty if it is for no hold, for whose reply no thread has to wait. The connection sends
-    /// the request again until `useful_until`.
+    /// A request for whose reply no thread has to wait; `owner` is empty if it is about no hold. The connection sends the
+    /// request again until `useful_until`.
     pub(crate) fn deferred(
         &self,
         request: Request,
@@ -130,9 +130,9 @@ impl<H: Holding> Entry<H> {
         }
     }
 
-    /// Fails the threads in the queue whose command timeout is not longer: Redis was unreachable for all of `timeout`,
-    /// and each of them would only find that out again. The caller asked for the lock and gives up afterwards, which wakes
-    /// the next of those that stay.
+    /// Fails the threads in the queue whose command timeout is not longer: Redis was unreachable for all of `timeout`, and each
+    /// of them would only find that out again. The caller, who asked for the lock, gives up afterwards, which wakes the next
+    /// thread that stays.
     pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
         let concerns = |waiter: &Arc<Waiter<H>>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
@@ -192,7 +192,8 @@ impl<H: Holding> EntryState<H> {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // Asked for here, since `yields_after` ends the tenure: one thread yields, and no other may ask in between.
+            // `yields_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
+            // between.
             next.store(Wakeup::Contend(self.lock.yields_after(Instant::now())));
         }
     }

@@ -152,7 +152,7 @@ type LossSender = Mutex<Option<channel::Sender<Loss>>>;
 pub(crate) struct LossChannel(OnceLock<(LossReceiver, Arc<LossSender>)>);
 
 impl LossChannel {
-    /// The channel. `listen` has each of the holds notify a listener, the first time.
+    /// The channel. The first call runs `listen`, which registers a listener at each hold.
     pub(crate) fn of(&self, listen: impl FnOnce(&dyn Fn() -> LossListener)) -> &LossReceiver {
         let (receiver, _) = self.0.get_or_init(|| {
             let (sender, receiver) = channel::bounded(1);
@@ -184,7 +184,7 @@ impl LossListener {
     }
 }
 
-/// Adds a listener to those of a hold. A shared hold outlives many of its guards: theirs are removed.
+/// Adds a listener to a hold. A shared hold outlives many of its guards, whose listeners are removed.
 pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) {
     if all.len() == all.capacity() {
         all.retain(LossListener::is_alive);

@@ -62,7 +62,7 @@ impl Bound {
         Self(PhantomData)
     }
 
-    /// Whether the calling thread has any bound guard, so that it may hold something.
+    /// Whether the calling thread has any bound guard, and so may hold something.
     pub(crate) fn has_some() -> bool {
         GUARDS.with(|guards| guards.get() > 0)
     }
@@ -87,16 +87,16 @@ const LOST: u8 = 2; // plus the reason's index in ALL
 /// 2. `state` leaves `HELD` once: by [`end`](Self::end), or by [`lose`](Self::lose), whose caller reports the loss.
 /// 3. Validity counts from before the first byte of a confirmed request was sent, so it never outlasts the lease in
 ///    Redis.
-/// 4. A hold is on the watchdog's schedule before its guard exists. A thread that ends a hold changes `state` first and
-///    then takes the hold off. The watchdog's thread takes off a hold that is due while that is still `HELD`, and puts it
-///    back once it is handled. `state` is checked under the mutex of the schedule, so a hold that is over never gets back
-///    onto it. Closing the client ends that thread first, then takes off all holds that are left and ends them.
+/// 4. A hold is on the watchdog's schedule before its guard exists. A thread that ends a hold changes `state` first and then
+///    takes the hold off. The watchdog's thread takes a due hold off while it is still `HELD`, and puts it back once it is
+///    handled. `state` is checked under the mutex of the schedule, so a hold that is over never gets back onto it. Closing the
+///    client ends that thread first, then takes off all holds that are left and ends them.
 pub(crate) struct Hold {
     entry: Arc<Entry>,
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     state: AtomicU8,
-    /// When the acquire that was granted was sent, of `time::nanos`.
+    /// When the acquire that was granted was sent, in [`time::nanos`].
     asked_at: AtomicU64,
     /// The validity in `lease`, to be read without its mutex. Stored only with that mutex held.
     valid_until: AtomicU64,
@@ -122,7 +122,7 @@ struct HoldExtras {
     /// When a permit ends, in milliseconds of the server's clock, by the last reply. If somebody else has changed the
     /// end since, a renewal does nothing.
     ends_at: AtomicI64,
-    /// Until when the name is kept after the release, of `time::nanos`; zero if the release ends the hold.
+    /// Until when the name is kept after the release, in [`time::nanos`]; zero if the release ends the hold.
     kept_until: AtomicU64,
     /// A guarded command has no answer, and may still run for as long as Redis keeps the hold.
     unanswered: AtomicBool,
@@ -176,7 +176,7 @@ pub(crate) trait Several: Send + Sync {
     /// Ends all parts and queues their releases; returns one of them.
     fn release(&self) -> Arc<Call>;
 
-    /// Sends what is queued, without waiting, and has the watchdogs read the replies.
+    /// Sends what is queued, without waiting, and lets the watchdogs read the replies.
     fn send(&self);
 
     /// Waits for the replies to the releases; see [`lost_before`].
@@ -234,7 +234,7 @@ impl Hold {
         self
     }
 
-    /// Makes `owner` the id by which Redis knows the hold, instead of that of its number.
+    /// Makes `owner` the id by which Redis knows the hold, instead of the id made from its number.
     pub(crate) fn known_as(mut self, owner: OwnerId) -> Self {
         self.extras_mut().owner = OnceLock::from(owner);
         self
@@ -308,7 +308,7 @@ impl Hold {
         self.extras().listened.store(true, Ordering::Relaxed);
     }
 
-    /// The channel on which such a subscription may still be open.
+    /// The channel on which the contender's subscription may still be open.
     pub(crate) fn listened_to(&self) -> Option<Arc<str>> {
         let listened = self.extras.get()?.listened.load(Ordering::Relaxed);
         listened.then(|| self.entry().protocol.channel())
@@ -318,7 +318,7 @@ impl Hold {
     pub(crate) fn change(&self, change: impl FnOnce(&mut Lease)) {
         let mut lease = self.lease.lock();
         change(&mut lease);
-        // Stored with the mutex held, so that of two changes the later one is the one that is read.
+        // Stored with the mutex held, so the later of two changes is stored last.
         self.valid_until.store(lease.until(), Ordering::Release);
     }
 
@@ -400,7 +400,7 @@ impl Hold {
             .and_then(|index| LossReason::ALL.get(usize::from(index)).copied())
     }
 
-    /// When the hold is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    /// When the hold is due for the watchdog, in [`time::nanos`], after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant) -> u64 {
         self.lease.lock().due_after(sent_at, self.mode)
     }
@@ -460,7 +460,7 @@ impl Hold {
         self.lease.lock().policy()
     }
 
-    /// Keeps the name until then, even if the hold is released before.
+    /// Keeps the name until `until`, even if the hold is released earlier.
     pub(crate) fn keep_until(&self, until: Instant) {
         let until = time::nanos(until);
         self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
@@ -546,7 +546,7 @@ impl Hold {
         }
     }
 
-    /// The hold of `thread` was reported to an observer, and its end will be: at once, if the hold was lost in between.
+    /// The hold of `thread` was reported to an observer, who also learns of its end: at once, if the hold was lost in between.
     pub(crate) fn observe(&self, thread: u64, observed: Box<Observed>) {
         // `lose` changes `state` before its caller takes the elements, so this either sees the loss, or adds an element
         // that is taken.
@@ -628,7 +628,7 @@ impl Holding for Arc<Hold> {
 }
 
 impl Undo for Hold {
-    /// Always safe: an acquire that is undone is never repeated with the same number, so nothing that is held has it.
+    /// Always safe: an acquire that is undone is never repeated with the same number, so no valid hold has that number.
     fn undo(&self) -> Option<Deferred> {
         Some(self.release(true, Instant::now()))
     }

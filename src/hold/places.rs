@@ -50,14 +50,14 @@ impl Places {
         })
     }
 
-    /// When the next sign of life is due after that of `shown_at`; of `time::nanos`.
+    /// When the next sign of life is due, in [`time::nanos`], if the last was shown at `shown_at`.
     pub(crate) fn due_after(&self, shown_at: Instant) -> u64 {
         time::nanos(shown_at + self.waiter_lease / 3)
     }
 
     pub(super) fn attend(&self) -> Duty {
-        // The question also clears the entry's flag under its mutex, so a place that is added later arms another
-        // `Places`.
+        // `update_keeps_places` clears the entry's flag if there is no place, so a place that is added later arms
+        // another `Places`.
         match self.entry.lock().update_keeps_places() {
             true => Duty::Renew,
             false => Duty::Nothing,

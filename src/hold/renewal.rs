@@ -34,7 +34,7 @@ impl From<&Arc<Places>> for Renewal {
     }
 }
 
-/// The consequence of the answer to a renewal. Moments are `time::nanos`.
+/// The consequence of the answer to a renewal. Moments are in [`time::nanos`].
 #[derive(Debug)]
 pub(crate) enum Next {
     /// The hold was renewed, and is due again then.
@@ -61,7 +61,7 @@ impl Scheduled for Renewal {
         }
     }
 
-    /// Parts do not count, so that a hold that several nodes keep counts once.
+    /// Parts do not count: a hold that several nodes keep counts once.
     fn counts(&self) -> bool {
         matches!(self, Self::Hold(hold) if !hold.is_part())
     }
@@ -97,7 +97,7 @@ impl Renewal {
         matches!(self, Self::Hold(hold) if hold.duty(now) == Duty::Renew)
     }
 
-    /// When this ends unless it is renewed, of `time::nanos`. The renewal that ends first is sent first.
+    /// When this ends unless it is renewed, in [`time::nanos`]. The renewal whose entry ends first is sent first.
     pub(crate) fn ends(&self, now: Instant) -> u64 {
         match self {
             Self::Hold(hold) => hold.look_again(u64::MAX),
@@ -105,7 +105,7 @@ impl Renewal {
         }
     }
 
-    /// When this is due again, if no reply has arrived by `at`; both of `time::nanos`.
+    /// When this is due again if no reply has arrived by `at`, both in [`time::nanos`].
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         match self {
             Self::Hold(hold) => hold.look_again(at),
@@ -208,8 +208,8 @@ impl Hold {
         let in_time = Instant::now() < self.valid_until();
         match renewed.loss_if(in_time) {
             None => {
-                // The holder may have locked again with another lease since this renewal was built; the lease ignores
-                // it then.
+                // The holder may have locked again with another lease since this renewal was built. Then the lease
+                // ignores the renewal.
                 self.change(|lease| {
                     lease.confirm_renewal(sent_at);
                     lease.adapt_keep_lock(shortened_to);

@@ -36,7 +36,8 @@ pub(crate) struct Times {
     due: AtomicU64,
 }
 
-/// Entries by when they are due, of `time::nanos`, and those of them that are queued for renewal.
+/// The entries by when they are due, in [`time::nanos`](crate::time::nanos), and the entries that are queued for
+/// renewal.
 pub(crate) struct Schedule<T> {
     due: BTreeSet<Item<T>>,
     renewals: BTreeSet<Item<T>>,
@@ -107,7 +108,7 @@ impl<T: Scheduled> Schedule<T> {
         self.counted -= usize::from(entry.counts());
         let item = Item { at, entry };
         self.due.remove(&item);
-        // A queued entry has the same moment in both sets; one whose renewal was taken is in `due` only.
+        // A queued entry has the same moment in both sets; an entry whose renewal was taken is in `due` only.
         if !self.renewals.is_empty() {
             self.renewals.remove(&item);
         }

@@ -26,13 +26,13 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     Nothing,
-    /// The watchdog waits until then, of `time::nanos`.
+    /// The watchdog waits until this moment.
     Wait(u64),
     Renew,
     Lose(LossReason),
 }
 
-/// The lease of one hold. Moments are `time::nanos` and spans nanoseconds, to keep the struct small: every hold has
+/// The lease of one hold. Moments are in [`time::nanos`] and spans in nanoseconds, to keep the struct small: every hold has
 /// one.
 ///
 /// | what has happened | until when the hold is certain |
@@ -118,7 +118,7 @@ impl Lease {
         self.has_parts = true;
     }
 
-    /// Until when the hold is certain, of `time::nanos`.
+    /// Until when the hold is certain.
     pub(crate) fn until(&self) -> u64 {
         self.until
     }
@@ -151,8 +151,8 @@ impl Lease {
         }
     }
 
-    /// Begins a renewal, and returns the lease to request. For a read hold with a fixed lease that is the shortest: the
-    /// hold does not become longer, only the time to live of the lock's key does.
+    /// Begins a renewal, and returns the lease to request. For a read hold with a fixed lease that is 1 ms, the shortest
+    /// possible: such a renewal extends the time to live of the lock's key, and not the hold.
     pub(crate) fn begin_renewal(&mut self) -> Duration {
         self.renewal_is_outdated = false;
         if self.is_renewed {
@@ -162,7 +162,7 @@ impl Lease {
         }
     }
 
-    /// Redis has granted the hold to an acquire of which the first byte left after `sent_at`.
+    /// Redis has granted the hold to an acquire whose first byte was sent after `sent_at`.
     pub(crate) fn grant(&mut self, sent_at: Instant, now: Instant) {
         self.limit(now);
         self.confirm(sent_at, self.ttl);
@@ -239,7 +239,7 @@ impl Lease {
         self.set_until(end_of(sent_at, span(ttl)));
     }
 
-    /// A renewal is due, or failed. Unless one is confirmed in time, the hold is lost as unreachable.
+    /// A renewal is due, or failed. Unless a renewal is confirmed in time, the hold is lost as unreachable.
     pub(crate) fn record_renewal_due(&mut self) {
         if self.renewal == RenewalProgress::Nothing {
             self.renewal = RenewalProgress::Due;
@@ -262,7 +262,8 @@ impl Lease {
         is_due.then(|| Duration::from_nanos(ago))
     }
 
-    /// A renewal found the time to live of the read lock's key shortened to `found`; `None` if it was not.
+    /// Adapts the pause between renewals. `found`: how long the read lock's key had left at the acquire, or after another
+    /// client has shortened it; `None` if it was not shortened.
     pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -271,7 +272,7 @@ impl Lease {
         Duration::from_micros(self.keep_lock_us.into())
     }
 
-    /// When the hold is due for the watchdog, after a grant or renewal sent at `sent_at`; of `time::nanos`.
+    /// When the hold is due for the watchdog, after a grant or renewal sent at `sent_at`.
     pub(crate) fn due_after(&self, sent_at: Instant, mode: Mode) -> u64 {
         if self.has_parts {
             return self.max_until;
@@ -288,7 +289,7 @@ impl Lease {
         due.min(self.until).min(self.max_until)
     }
 
-    /// When the hold is due again, if no reply has arrived by `at`; both of `time::nanos`.
+    /// When the hold is due again, if no reply has arrived by `at`.
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         // The parts end by themselves, as in `due_after`.
         let until = if self.has_parts { NEVER } else { self.until };
@@ -306,8 +307,8 @@ impl Lease {
             });
         }
         if at >= self.max_until {
-            // Reported, but not released: until the lease ends in Redis, a holder that has not noticed yet keeps others
-            // out.
+            // The loss is reported, but the hold is not released: until the lease ends in Redis, a holder that has not noticed
+            // yet keeps others out.
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {
@@ -325,8 +326,8 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: the time to live to which
-/// somebody had shortened the key, if so.
+/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: as for
+/// [`Lease::adapt_keep_lock`].
 ///
 /// After a shortened key the pause is a third of the time that was found, as with a lease. If the key was not
 /// shortened, the client that does so may only be slower, so the pause doubles until it is back to normal.

@@ -1,5 +1,5 @@
-//! The watchdog: one thread that renews all holds of a client, over connections of its own, or over those for commands
-//! while its own cannot be made.
+//! The watchdog: one thread that renews all holds of a client, over connections of its own, or over the connections for
+//! commands while its own cannot be made.
 //!
 //! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends,
 //! or its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that
@@ -62,7 +62,7 @@ pub(crate) trait Housekeeping: Send + Sync {
     /// lock.
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
 
-    /// A renewal of this hold failed, which is still valid for `left`.
+    /// A renewal of `hold` failed; the hold is still valid for `left`.
     fn renewal_failed(&self, hold: &Hold, left: Duration);
 
     /// Called when something is renewed: checks the connection over which the release will have to be sent.
@@ -84,8 +84,8 @@ pub(crate) struct Watchdog {
 struct WatchdogState {
     schedule: Schedule<Renewal>,
     housekeep_at: Option<u64>,
-    /// Whether the connection for renewals was asked for. Until then each hold has housekeeping run soon, which asks
-    /// for the connection if anything is still held: most holds of a short-lived process need none.
+    /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon, which asks for
+    /// the connection if anything is still held: most holds of a short-lived process need none.
     is_prepared: bool,
     /// Housekeeping runs this often even if no thread asks for it.
     housekeep_every: Option<Duration>,
@@ -111,7 +111,7 @@ impl Watchdog {
         })
     }
 
-    /// Schedules a hold, or places, for `due`, of `time::nanos`, unless the hold is over.
+    /// Schedules a hold, or places, for `due` (in [`time::nanos`]), unless the hold is over.
     pub(crate) fn arm(&self, renewal: impl Into<Renewal>, due: u64) {
         let renewal = renewal.into();
         let mut state = self.state.lock();
@@ -261,8 +261,7 @@ impl Watchdog {
         Some((time::instant(due), state.schedule.take_due()?))
     }
 
-    /// Whether anything is held, so that the connection for renewals is needed. From then on housekeeping is not asked
-    /// for this.
+    /// Whether anything is held and needs the connection for renewals. Once it is, holds no longer ask for housekeeping.
     fn record_prepared(&self) -> bool {
         let mut state = self.state.lock();
         let holds = state.schedule.first_due().is_some();
@@ -366,7 +365,7 @@ impl WatchdogThread {
             task.client.look_after_connection();
         }
         if housekeep {
-            // A hold that has lasted until now may need a renewal; its connection is made before that is due.
+            // A hold that has lasted until now may need a renewal, for which the connection is made early.
             if task.watchdog.record_prepared() {
                 task.nodes.keep_up_with(&task.commands);
             }
@@ -431,7 +430,7 @@ impl Task {
         (self.lease / SLACK.0).min(SLACK.1)
     }
 
-    /// Reports the loss of a hold, unless a renewal was confirmed just before.
+    /// Reports the loss of a hold, unless a renewal has just been confirmed.
     fn lose(&self, renewal: &Renewal, reason: LossReason) {
         if let Renewal::Hold(hold) = renewal {
             self.client.lose(hold, reason);

@@ -38,7 +38,8 @@ enum Others {
     /// first.
     ///
     /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of
-    /// one. All calls of this process share the debt, since a call with a short time limit ends before the debt does.
+    /// its tenure. All calls of this process share the debt, since a call with a short time limit ends before the debt
+    /// does.
     First {
         until: Instant,
     },

@@ -18,18 +18,18 @@
 //!                                   leave or lost: the next in the queue contends
 //! ```
 //!
-//! A *tenure* is the time for which this process hands the lock over among its threads. Short gaps without a holder do
-//! not end a tenure. After it, the next contender first checks whether other processes were notified of the release
+//! A *tenure* is the time for which this process hands the lock over among its threads. Short gaps without a holder do not end
+//! a tenure. After a tenure, the next contender first checks whether other processes were notified of the release
 //! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
 //!
-//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins
-//! that hold, unless threads wait; a reader that does not wait, or passes writers, is kept out only by queued writers. A
-//! reader cannot join if it arrives later, if its lease differs, or if its lease may not be shared. Then it asks for a
-//! hold of its own, so that Redis decides whether writers of other processes go first. A thread that holds exclusively
-//! may take a shared hold as well, and keep it when it releases the exclusive one.
+//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
+//! hold, unless threads wait; a reader that does not wait, or that may go ahead of other processes' writers (`passes_writers`),
+//! also passes queued readers, but no queued writer. A reader cannot join if it arrives later, if its lease differs, or if its
+//! lease may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first.
+//! A thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
-//! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender.
-//! The next one that cannot, or a writer, has to wait, and so does every thread behind it.
+//! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
+//! second one that cannot join, or a writer, has to wait, and so does every thread behind it.
 //!
 //! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and only
 //! Redis hands the lock over.
@@ -145,8 +145,8 @@ struct QueuedThread<W> {
 /// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// The thread is a contender now. With `yields_after` the tenure is over, and the thread lets others go first if
-    /// that release has notified any. `under` is the thread's exclusive hold, if it takes a shared one as well.
+    /// The thread is a contender now. If `yields_after` is set, the tenure is over, and the thread lets others go first if that
+    /// release has notified any. `under` is the thread's exclusive hold, if it takes a shared one as well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
@@ -245,9 +245,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.cohort.tenure()
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask although
-    /// another reader asks already, if the new one does not wait or passes writers. The new reader does not wait for the
-    /// other's grant, which a writer of another process may delay.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait, or
+    /// `passes_writers`, may ask although another reader asks already, since a writer of another process may delay that
+    /// reader's grant.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -296,8 +296,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread asks Redis for what nobody in this process can have: the hold of another process, which it adopts. Threads
-    /// that ask at the same time are refused by Redis; if this one is granted nothing, it withdraws like them.
+    /// A thread asks Redis for the hold of another process, to adopt it. Threads that ask at the same time are refused by
+    /// Redis; if this one is granted nothing, it withdraws like them.
     pub(crate) fn ask_beside(&mut self, mode: Mode) {
         *self.asking(mode) += 1;
     }
@@ -323,7 +323,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             group.threads.push((thread, 1));
             return Some(Admitted::Shares(group.hold.clone()));
         }
-        // A single reader asks for all that are in the queue: with its grant those with the same lease join.
+        // A single reader asks for all readers in the queue: at its grant, those with the same lease join.
         let may_ask = match mode {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => self.asking_shared == 0 || asks_beside,
@@ -526,7 +526,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     fn pass(&mut self, hold: &H, now: Instant) -> Option<W> {
         let holder = self.exclusive.as_mut()?;
         let lease = holder.lease;
-        // A shared hold of the leaving thread stays, and the next thread would not be alone.
+        // If the leaving thread keeps a shared hold, the next thread would not be alone.
         let may = self.shared.is_empty() && self.cohort.is_young(now) && lease.passable();
         if !may || self.queue.is_empty() || !hold.validity().may_pass(lease, now) {
             return None;

@@ -201,8 +201,8 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
         let entry = self.unregistered(key.clone(), fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
-        // Each new name has a few free ones checked, so that names that are used once do not pile up between two
-        // sweeps.
+        // With each new name a few free entries are checked, so that names that are used once do not pile up between
+        // two sweeps.
         self.sweep_up_to(4, now);
         Ok(entry)
     }
@@ -232,7 +232,7 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
 
     /// Checks up to `most` entries, starting with those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        // By then the gap has ended a tenure of the default length; with a longer one `is_idle` keeps the entry.
+        // After this time a tenure of the default length has ended; an entry with a longer tenure is kept by `is_idle`.
         let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);

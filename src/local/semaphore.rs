@@ -54,7 +54,7 @@ pub(crate) struct LocalSemaphore<W, R> {
 pub(crate) struct Given<W> {
     /// Queued threads that were handed their permits.
     pub(crate) to: Vec<W>,
-    /// The first in the queue now, if that may have changed or may ask with success again.
+    /// The first in the queue now, if that has perhaps changed or its next request may succeed.
     pub(crate) first: Option<W>,
     /// How many go back to Redis: too few for the first in the queue, if there is one.
     pub(crate) back: u32,
@@ -66,7 +66,8 @@ pub(crate) struct Given<W> {
 pub(crate) enum Granted<W> {
     /// The asking thread keeps them; `first` is first in the queue now.
     Kept { first: Option<W> },
-    /// The asking thread was handed other permits while its request was on its way; these have to be given to the next.
+    /// The asking thread was handed other permits while its request was on its way; the granted ones have to be given to the
+    /// next.
     Surplus,
     /// The client is closed, so the permits have to go back to Redis.
     Closed,
@@ -103,9 +104,9 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.queue.len() == 1)
     }
 
-    /// Redis had too few for the thread with this ticket. The first in the queue is another thread by now if the one
-    /// that asked was handed permits while its request was on its way. Where permits are handed over a refusal ends the tenure, since
-    /// other processes have them.
+    /// Redis had too few for the thread with this ticket. The first in the queue is another thread by now if the one that asked
+    /// was handed permits while its request was on its way. If permits are handed over, a refusal ends the tenure, since other
+    /// processes have permits.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

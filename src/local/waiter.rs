@@ -211,7 +211,7 @@ impl CancelToken {
 
     /// Wakes all waiting threads so that each checks whether it has anything to do; `true` if there are any.
     pub(crate) fn look_again(&self) -> bool {
-        // The list is copied, so that a thread that begins to wait is not held up while the others are notified.
+        // The list is copied: a thread that begins to wait must not be held up while the others are notified.
         let waiting: Vec<_> = {
             let mut waiters = self.inner.waiters.lock();
             waiters.retain(|waiter| waiter.strong_count() > 0);
@@ -221,8 +221,7 @@ impl CancelToken {
         !waiting.is_empty()
     }
 
-    /// Adds `waiter` to those that a cancel wakes. Also drops waiters that no longer exist, so that the list stays
-    /// short.
+    /// Makes a cancel wake `waiter`. Also drops waiters that no longer exist, so that the list stays short.
     pub(crate) fn watch(&self, waiter: &Arc<impl Listener + 'static>) {
         let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();

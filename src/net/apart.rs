@@ -1,5 +1,5 @@
-//! A connection apart from those that locks use, for what people ask: their answers may be long, and no lock is to wait
-//! behind them. Made when it is needed, and closed when it is dropped.
+//! A connection apart from those that locks use, for the questions of people: the answers may be long, and no lock must
+//! wait behind them. Made when it is needed, and closed when it is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ impl Apart {
         })
     }
 
-    /// Asks all of it, and returns the answers in that order; a refusal is one of them.
+    /// Asks all questions, and returns the answers in their order; a refusal is an answer too.
     pub(crate) fn ask(&mut self, questions: &[Request], until: Instant) -> RedisResult<Vec<Value>> {
         let mut answers = Vec::with_capacity(questions.len());
         for some in questions.chunks(AT_ONCE) {

@@ -16,14 +16,14 @@ use crate::verdict::{Asked, RequestKind};
 /// Why a command has no reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// Until the deadline there was no connection, or one that was silent for too long, or the server was not ready.
+    /// Until the deadline there was no connection, or only a silent one, or the server was not ready.
     Unreachable(RedisError),
     /// The deadline passed before the reply came, although the connection works.
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and
-    /// for requests that count.
+    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and for
+    /// requests that Redis counts once.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
@@ -32,7 +32,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// This fault of a command that was sent, and may have run.
+    /// This fault, for a command that was sent and may have run.
     pub(crate) fn into_unknown(self) -> Self {
         Self::Unknown(match self {
             Self::Unreachable(err) | Self::Late(err) | Self::Refused(err) | Self::Unknown(err) => {
@@ -87,13 +87,13 @@ pub(crate) const LONGEST_OWNER: usize = 36 + 1 + 20;
 pub(crate) struct DeferredInfo {
     /// The lock's name, for the log.
     pub(crate) name: Arc<str>,
-    /// The owner whose hold it releases, for the log; empty if it is no hold.
+    /// The owner of the released hold, for the log; empty if there is no hold.
     pub(crate) owner: Text<LONGEST_OWNER>,
-    /// After this it is pointless: by then the lease has ended the hold.
+    /// From then on the release is pointless, since the lease of the hold is over.
     pub(crate) useful_until: Instant,
-    /// Whether it undoes an acquire of unknown outcome. Then it is normal that it finds nothing to release.
+    /// Whether the release undoes an acquire of unknown outcome, and so may find nothing to release.
     pub(crate) undo: bool,
-    /// Whether what it gives back has no lease, and is lost for good unless this arrives.
+    /// Whether the release gives back something without a lease, which is lost for good unless the release arrives.
     pub(crate) for_good: bool,
 }
 
@@ -104,11 +104,11 @@ pub(crate) trait Undo: Send + Sync {
 
 /// Notified of the outcome of deferred releases.
 ///
-/// Called with the mutex of the connection held, except for useless entries of the ledger, and never with that of the call.
-/// After a reply the call is settled only afterwards, so a thread that sees it settled also sees what was counted. An
-/// implementation counts and logs (the records are held back), and never blocks.
+/// Called with the mutex of the connection held, except for useless entries of the ledger, and never with the call's mutex
+/// held. After a reply, this is called before the call is settled, so a thread that sees the call settled also sees what was
+/// counted. An implementation counts and logs (the records are held back), and never blocks.
 pub(crate) trait OnReply: Send + Sync {
-    /// The server has executed it. `replayed`: it was sent before, and may have been executed then as well.
+    /// The server has executed the release. `replayed`: an earlier sending may have been executed as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
 
     /// The release will not be sent again.
@@ -127,7 +127,7 @@ pub(crate) struct Answer {
     pub(crate) value: Value,
     /// Taken before the first byte of the command was written.
     pub(crate) sent_at: Instant,
-    /// How many replicas have acknowledged it, and how many had to, if the request asked for that.
+    /// How many replicas have acknowledged the write, and how many had to, if the request asked for that.
     pub(crate) acknowledged: Option<(u32, u32)>,
 }
 
@@ -144,14 +144,14 @@ pub(crate) struct Call {
     /// The node to which the call was last sent, or will be sent. Changed by the thread that puts the call onto a connection
     /// or into the ledger; an atomic, so that a thread finds the connection, and with it the mutex, without any mutex.
     node: AtomicUsize,
-    /// Of a release: this process listened to its channel, so it is among those notified.
+    /// Of a release: this process listens to its channel, and counts among those notified.
     pub(crate) is_heard_by_us: bool,
     pub(crate) state: CallProgress,
     changed: Condvar,
 }
 
-/// The state of a call, with the standard library's mutex, for its condition variable: that of `parking_lot` keeps its threads
-/// in a table, and every reply wakes one (bench: many64).
+/// The state of a call. The mutex and the condition variable are the standard library's: `parking_lot` keeps waiting threads in
+/// a table, and every reply wakes one (bench: many64).
 pub(crate) struct CallProgress(Mutex<CallState>);
 
 impl CallProgress {
@@ -169,7 +169,7 @@ impl CallProgress {
 #[derive(Clone)]
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
-    /// Taken before the first byte was last written; long ago until then.
+    /// Taken before the first byte was last written; a moment long ago if none was.
     pub(crate) sent_at: Instant,
     /// A script is sent by its text.
     pub(crate) by_text: bool,
@@ -179,7 +179,7 @@ pub(crate) struct CallState {
     pub(crate) has_waited: bool,
     /// The position in the [ledger](crate::net::ledger); 0 until there is one.
     pub(crate) seq: u64,
-    /// Sent behind `ASKING`: the slot is not that node's own yet.
+    /// Sent behind `ASKING`: the slot does not belong to the node yet.
     pub(crate) asking: bool,
     /// How many replies precede the one that counts: 1 behind `ASKING`.
     pub(crate) replies_before: u8,
@@ -187,12 +187,12 @@ pub(crate) struct CallState {
     pub(crate) own_reply: Option<Value>,
     /// The reply to `WAIT`: how many replicas have the write.
     pub(crate) acknowledged: Option<u32>,
-    /// How often in a row a node has sent it to another.
+    /// How often in a row a node has redirected the call.
     pub(crate) redirected: u8,
 }
 
 /// The threads that [follow](Call::follow) a call. Each may be made leader of the connection that the call was sent over, so
-/// those of an earlier sending do not count.
+/// threads that follow an earlier sending do not count.
 #[derive(Clone, Copy, Default)]
 struct Followers {
     sending: u64,
@@ -201,7 +201,7 @@ struct Followers {
 
 #[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
-    /// On no connection; why not, if the call was on one.
+    /// On no connection; with the error, if the call was on one before.
     Idle(Option<RedisError>),
     Awaiting,
     Done(Value),
@@ -241,10 +241,10 @@ impl CallState {
         }
     }
 
-    /// Takes one of the replies that are due; `Some` with the one that counts if that was the last.
+    /// Takes one of the replies that are due. After the last, returns the reply that counts.
     pub(crate) fn take_reply(&mut self, value: Value, awaits_replicas: bool) -> Option<Value> {
         if self.replies_before > 0 {
-            // If it is an error, the command itself is refused as well.
+            // If `ASKING` has failed, the command itself is rejected as well.
             self.replies_before -= 1;
             return None;
         }
@@ -255,7 +255,7 @@ impl CallState {
             self.own_reply = Some(value);
             return None;
         }
-        // A server that refuses to wait has nothing acknowledged.
+        // If the server rejects `WAIT`, nothing counts as acknowledged.
         self.acknowledged = Some(redis::from_redis_value(value).unwrap_or(0));
         self.own_reply.take()
     }
@@ -298,8 +298,8 @@ impl Call {
     /// Parks until another thread [wakes](Self::wake) the followers, for at most `most`; may return early for no reason. A wait
     /// without a limit costs the system less (bench: many64).
     ///
-    /// The call's mutex is held until the thread is parked, and counts it as a follower in the same step. So a thread that
-    /// changes the call under that mutex either finds the follower, or is found by it.
+    /// The call's mutex stays locked from when this thread is counted as a follower until it is parked. So a thread that
+    /// changes the call under that mutex either finds the follower, or the follower finds the change.
     pub(crate) fn follow<'a>(
         &self,
         mut its: MutexGuard<'a, CallState>,
@@ -317,12 +317,12 @@ impl Call {
         its
     }
 
-    /// Wakes the threads that follow the call. The caller has changed the state before, under the mutex of the call.
+    /// Wakes the threads that follow the call. The caller first changes the state, under the mutex of the call.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
 
-    /// The node that it was last sent to, or is to be sent to.
+    /// The node to which the call was last sent, or will be sent.
     pub(crate) fn node(&self) -> usize {
         self.node.load(Ordering::Acquire)
     }
@@ -359,7 +359,7 @@ impl Call {
         Self::new(deferred.request, None, info, true, is_heard_by_us)
     }
 
-    /// How many replicas have acknowledged it, and how many had to, if the request asked for that.
+    /// How many replicas have acknowledged the write, and how many had to, if the request asked for that.
     pub(crate) fn acknowledged(&self) -> Option<(u32, u32)> {
         self.request.acknowledgements?;
         self.acknowledged_to(&self.state.lock())
@@ -384,7 +384,7 @@ impl Call {
         }
     }
 
-    /// Whether its reply has come and is like that.
+    /// Whether the reply has come and `is_like_that` holds for it.
     pub(crate) fn has_reply(&self, is_like_that: impl FnOnce(&Value) -> bool) -> bool {
         match &self.state.lock().phase {
             CallPhase::Done(reply) => is_like_that(reply),
@@ -402,12 +402,12 @@ impl Call {
         self.state.lock().has_waited = true;
     }
 
-    /// The undo of the call, if the call would have to be undone in case the server has executed it.
+    /// The undo of the call; `None` if a call that the server has executed need not be undone.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
     }
 
-    /// Whether any of it may have reached a server.
+    /// Whether any byte of the call may have reached a server.
     pub(crate) fn was_sent(&self) -> bool {
         self.state.lock().sendings > 0
     }
@@ -435,7 +435,7 @@ impl Call {
         self.state.lock().by_text = true;
     }
 
-    /// A node has sent it to another: to the master of its slot, or to this one behind `ASKING`.
+    /// A node has redirected the call: to the node `asking`, behind `ASKING`, or with `None` to the master of its slot.
     pub(crate) fn redirect(&self, asking: Option<usize>) {
         let mut its = self.state.lock();
         its.redirected += 1;
@@ -445,7 +445,7 @@ impl Call {
         }
     }
 
-    /// The call rests before it is sent again, to the master of its slot.
+    /// The call pauses before it is sent again, to the master of its slot.
     pub(crate) fn reset_redirections(&self) {
         let mut its = self.state.lock();
         (its.redirected, its.asking) = (0, false);

@@ -11,14 +11,13 @@
 //!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the lock is lost ◄────┘
 //! ```
 //!
-//! A waiter that got what it waited for leaves its subscription behind: nothing is written before its call returns, and the
-//! next waiter on the channel need not subscribe. There is one queue of those that linger, here. Only a waiter that has
-//! subscribed after a release may have missed its message, so a waiter that subscribes asks again once the subscription is
-//! confirmed, even if the confirmation comes at once. A waiter that took over a confirmed subscription before its first
-//! question need not ask again.
+//! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the next
+//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here. A waiter that subscribes may
+//! have missed the message of a release, so it asks again once the subscription is confirmed, even if the confirmation comes at
+//! once. A waiter that took over a confirmed subscription before its first question need not ask again.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
-//! channel a confirmation belongs. A confirmation of a subscription that has ended since does not count.
+//! channel a confirmation belongs. The confirmation of a subscription that has ended by then does not count.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -31,15 +30,15 @@ use crate::net::write_queue::WriteQueue;
 /// How long a subscription lingers. A lingering subscription costs every release on its channel a few microseconds, and other
 /// processes take it for a waiter.
 ///
-/// Where processes take turns, the next wait finds it still there if each of them has the lock for less than that, and
-/// then costs neither a subscription nor a second request.
+/// If processes take turns and each has the lock for less than that, the next wait finds its subscription still there, and
+/// costs neither a SUBSCRIBE nor a second request.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
 
 /// Above this capacity an empty map is freed.
 const SPARE: usize = 1024;
 
-/// Receives the messages of a channel. May be called with the subscriber's mutex held: it stores them, and may wake a
-/// thread.
+/// Receives the messages of a channel. May be called with the subscriber's mutex held, so an implementation only stores them,
+/// and may wake a thread.
 pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel, or may have been missed.
     fn message(&self);
@@ -47,19 +46,20 @@ pub(crate) trait Listener: Send + Sync {
     /// The subscription is confirmed or refused (`true`), or was lost (`false`).
     fn set_listening(&self, listening: bool);
 
-    /// Nothing has happened, but its thread is to look how long it has waited.
+    /// Nothing has happened, but the listener's thread is to check how long it has waited.
     fn look_again(&self) {}
 }
 
-/// All channels, and what is under way on the connection if there is one.
+/// All channels, and the commands under way on the connection if there is one.
 #[derive(Default)]
 pub(super) struct Channels {
-    /// Sharded ones have commands of their own.
+    /// Sharded channels have commands of their own.
     sharded: bool,
     wanted: HashMap<Arc<str>, Channel>,
-    /// The first channel to which the server did not let this user subscribe, until it does.
+    /// The first channel to which the server does not let this user subscribe.
     refused: Option<Arc<str>>,
-    /// When subscriptions end that were left behind, in that order. Each may have been taken over or have ended since.
+    /// The subscriptions that were left behind, in the order in which they end. Each may have been taken over or have ended
+    /// since.
     lingering: VecDeque<(Instant, Arc<str>)>,
     exchange: Option<Exchange>,
     last_epoch: u64,
@@ -68,9 +68,9 @@ pub(super) struct Channels {
 
 struct Channel {
     waiters: Vec<Waiter>,
-    /// A waiter left the subscription behind, which is kept until then even if no thread waits on it.
+    /// Until then a subscription that was left behind is kept, even if no thread waits on it.
     lingers_until: Option<Instant>,
-    /// Which subscription to this channel it is.
+    /// The number of this subscription, by which its confirmation is known.
     epoch: u64,
     /// SUBSCRIBE was sent and not answered.
     asked: bool,
@@ -103,7 +103,7 @@ struct Exchange {
     awaiting: VecDeque<Command>,
     /// Commands that the server could not carry out when it got them.
     postponed: Vec<Command>,
-    /// When it is asked again for that, and for what it has refused.
+    /// When the postponed commands, and the refused subscriptions, are sent again.
     again_at: Option<Instant>,
 }
 
@@ -140,11 +140,11 @@ impl Exchange {
 pub(super) enum News {
     /// The first channel that is refused.
     Refused(Arc<str>),
-    /// None is refused any more.
+    /// No channel is refused any more.
     Allowed,
 }
 
-/// In a cluster the channels of a slot may move to another node. Then no thread listens to them here any more: a waiter on such
+/// In a cluster the channels of a slot may move to another node. Then their subscriptions here are forgotten: a waiter on such
 /// a channel is woken to ask again, and subscribes at the other node.
 impl Channels {
     pub(super) fn new(sharded: bool) -> Self {
@@ -176,8 +176,8 @@ impl Channels {
         }
     }
 
-    /// The server has ended the subscription to a channel: because it was asked to, or the channel belongs to another
-    /// node now, which is what it returns then.
+    /// The server has ended the subscription to a channel. Returns `false` if it was asked to, and `true` if the channel
+    /// belongs to another node now.
     pub(super) fn ended(&mut self, name: &str) -> bool {
         let Some(exchange) = &mut self.exchange else {
             return false;
@@ -191,8 +191,8 @@ impl Channels {
         true
     }
 
-    /// The oldest command without an answer was refused, since its channel, for which `is_moved` holds, belongs to another
-    /// node.
+    /// The server has rejected the oldest command without an answer, since its channel belongs to another node. `is_moved`
+    /// holds for such channels.
     pub(super) fn moved(&mut self, is_moved: impl Fn(&str) -> bool) {
         let Some(exchange) = &mut self.exchange else {
             return;
@@ -201,7 +201,8 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // The answer is to a command whose subscription the server had already ended by itself.
+            // The answer belongs to a command that is no longer awaited: the server had already ended its subscription by
+            // itself.
             Some(Command::Ping) | None => false,
         };
         if is_meant
@@ -391,14 +392,14 @@ impl Channels {
         }
     }
 
-    /// A message has come on a channel; returns whom it is for: one contender for a lock, all waiting threads for a latch.
+    /// A message has come on a channel. Returns its listeners: the contender for a lock, or all threads that wait for a latch.
     pub(super) fn message(&self, name: &str) -> Vec<Arc<dyn Listener>> {
         let waiters = self.wanted.get(name).map(|its| &its.waiters[..]);
         let waiters = waiters.unwrap_or_default().iter();
         waiters.map(|its| Arc::clone(&its.listener)).collect()
     }
 
-    /// The oldest command without an answer was carried out, or `refused` because this user lacks the rights.
+    /// The server has carried out the oldest command without an answer, or has `refused` it because this user lacks the rights.
     pub(super) fn answered(&mut self, refused: bool, now: Instant) -> Option<News> {
         let exchange = self.exchange.as_mut()?;
         let Command::Subscribe {
@@ -411,14 +412,14 @@ impl Channels {
         };
         let channel = self.wanted.get_mut(&name);
         let channel = channel.filter(|channel| channel.epoch == epoch);
-        // A confirmation of an earlier subscription says nothing about a later one that counts as refused.
+        // The confirmation of an earlier subscription does not mean that a later one, which counts as refused, is allowed.
         let is_current = channel.is_some();
         if let Some(channel) = channel {
             channel.asked = false;
             channel.confirmed = !refused;
             channel.refused = refused;
-            // The waiters are told under the mutex. Later, a waiter that has moved to another channel could take this for that
-            // channel's confirmation.
+            // The waiters are told under the mutex. Later, a waiter that has moved to another channel could take this
+            // confirmation for the other channel's.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(true);
                 // A message may have been missed while the subscription was lost.
@@ -452,7 +453,7 @@ impl Channels {
         }
     }
 
-    /// Asks again for what was postponed or refused a while ago, as far as it is still wanted; `true` if that has to wait.
+    /// Repeats postponed and refused commands that are still wanted; `true` if it is too early for that.
     pub(super) fn ask_again(&mut self, now: Instant) -> bool {
         let Self {
             wanted,
@@ -472,7 +473,7 @@ impl Channels {
                     let channel = wanted.get(channel);
                     channel.is_some_and(|channel| channel.epoch == *epoch)
                 }
-                // A waiter that came since has subscribed, which an UNSUBSCRIBE now would end.
+                // A later waiter may have subscribed again, and an UNSUBSCRIBE now would end its subscription.
                 Command::Unsubscribe { channel } => !wanted.contains_key(channel),
                 Command::Ping => false,
             };
@@ -480,7 +481,7 @@ impl Channels {
                 exchange.send(command);
             }
         }
-        // With `asked` set, the question of an earlier round has no answer yet.
+        // If `asked` is set, the SUBSCRIBE of an earlier round has no answer yet.
         let refused = wanted.iter_mut();
         for (name, channel) in refused.filter(|(_, its)| its.refused && !its.asked) {
             channel.asked = true;

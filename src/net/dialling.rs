@@ -116,8 +116,8 @@ impl Succession {
         }
     }
 
-    /// Has the successor made once it is time, and returns the outcome once it is known. If the attempt has failed, `look`
-    /// starts another one later.
+    /// Makes the successor once it is time, and returns the outcome once it is known. If the attempt has failed, `look` starts
+    /// another one later.
     pub(crate) fn look(
         &mut self,
         masters: &Arc<Masters>,

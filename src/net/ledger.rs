@@ -15,21 +15,21 @@
 //! The way of a release:
 //!
 //! 1. **Submitted.** [`Nodes::submit`] queues the release at the connection to the master of its slot, behind all that was
-//!    submitted there before. That is memory only, and happens under the mutex of the local lock, so the next acquire of this
-//!    process comes behind it. [`Nodes::deliver`] then writes what the socket takes, and never waits. If bytes are left and no
-//!    thread goes on to write, housekeeping is woken.
+//!    submitted there before. `submit` does no I/O and is called under the mutex of the local lock, so the next acquire of this
+//!    process comes behind the release. [`Nodes::deliver`] then writes what the socket takes, and never waits. If bytes are
+//!    left and no thread goes on to write, housekeeping is woken.
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
 //!    release for now, its connection takes nothing from the ledger for a moment. If another node has to execute the release,
 //!    the map of slots is corrected, and housekeeping is woken.
 //! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release goes back to the
 //!    position that it had among the entries, and is sent again as it was.
-//! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So
-//!    other commands go in between, however many entries an outage has left. An entry is for the node that serves its
-//!    slot when it is taken: entries follow a slot that moves, and the successor of a failed master.
-//! 5. **In order.** A command first takes what the ledger has about its keys, or an acquire would find a hold that is long over. A
-//!    thread that waits for a release does the same.
-//! 6. **Useless.** Housekeeping gives up entries whose holds have ended by their leases, and has a connection made to each node
-//!    that serves an entry.
+//! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
+//!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
+//!    serves its slot at that time: entries follow a slot that moves, and the successor of a failed master.
+//! 5. **In order.** Before a command, the connection sends what the ledger has about its keys. Otherwise an acquire would find
+//!    a hold that is long over. A thread that waits for a release triggers this as well.
+//! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
+//!    an entry.
 //!
 //! Memory only, with no clock. Every operation costs the logarithm of how many entries there are, since an outage may leave
 //! hundreds of thousands.
@@ -54,8 +54,8 @@ use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::verdict::Redirection;
 
-/// A batch ends with the entry that reaches this many bytes. On a slow network, a command that follows waits until the batch
-/// is transferred.
+/// A batch ends with the entry that reaches this many bytes. On a slow network, the command behind a batch waits until the
+/// batch is transferred.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
 /// How many entries about the same name are sent before a command. Also the number of commands in flight from which the server
@@ -80,10 +80,10 @@ struct Entries {
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
-    /// The end of each entry's usefulness.
+    /// Each entry by the moment at which it becomes useless.
     ends: BTreeSet<(Instant, LedgerPlace)>,
-    /// Each entry under the hash of each of its keys. With equal hashes, a command is preceded by an entry about another key,
-    /// which does no harm.
+    /// Each entry under the hash of each of its keys. If two keys have the same hash, a command may be preceded by an entry
+    /// about another key, which does no harm.
     keys: BTreeSet<(u64, LedgerPlace)>,
     last_seq: u64,
 }
@@ -150,7 +150,7 @@ impl Ledger {
     }
 
     /// Removes a batch of the entries that `node` serves: slot after slot, and the oldest of each slot first. The order matters
-    /// only within a slot, since no request has keys of several.
+    /// only within a slot, since no request has keys of several slots.
     pub(super) fn take(&self, node: usize) -> Vec<Arc<Call>> {
         let serves = |slot: u16| self.map.owner(slot) == Some(node);
         self.change(|entries| {
@@ -167,7 +167,8 @@ impl Ledger {
         })
     }
 
-    /// Removes the oldest entries that have a key of `request`, and behind these all releases that `node` asks for.
+    /// Removes the oldest entries that have a key of `request`; behind these, all calls that `node` executes only behind
+    /// `ASKING`.
     pub(super) fn take_about(&self, request: &Request, node: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let mut places = BTreeSet::new();
@@ -181,7 +182,7 @@ impl Ledger {
         })
     }
 
-    /// Removes up to `most` entries that are useless by now, so that their holds have ended by their leases.
+    /// Removes up to `most` entries that are useless by now: the leases of their holds are over.
     pub(super) fn take_useless(&self, now: Instant, most: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let useless = entries.ends.range(..=(now, LAST)).take(most);
@@ -190,7 +191,7 @@ impl Ledger {
         })
     }
 
-    /// Removes all: how many releases that is, and how many undos of acquires.
+    /// Removes all entries. Returns how many were releases, and how many were undos of acquires.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);
@@ -206,7 +207,7 @@ impl Ledger {
         (releases, undos)
     }
 
-    /// The nodes that serve an entry; `None` for one that no node is known to serve.
+    /// The nodes that serve an entry; `None` stands for entries that no node is known to serve.
     pub(super) fn nodes(&self) -> BTreeSet<Option<usize>> {
         let entries = self.entries.lock();
         let slots = entries.slots.keys();

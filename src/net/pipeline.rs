@@ -36,7 +36,7 @@ use crate::net::socket::unasked;
 use crate::net::write_queue::WriteQueue;
 use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 
-/// Has a node carry out the next command although the slot of its key is still on its way there.
+/// Makes a node carry out the next command although the slot of its key is still on its way there.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 
 /// How long nothing is taken from the ledger after the server has replied that it cannot serve now.
@@ -293,7 +293,7 @@ impl Pipeline {
         })
     }
 
-    /// Settles a deferred call by its reply, or has it sent once more. Returns whether another node has to execute it.
+    /// Settles a deferred call by its reply, or sends it once more. Returns whether another node has to execute it.
     fn settle(
         &mut self,
         call: &Arc<Call>,
@@ -356,8 +356,8 @@ impl Pipeline {
     pub(super) fn lost(&mut self, why: &RedisError) -> Option<Lost> {
         let in_flight = self.in_flight.take()?;
         let (mut undoing, mut followed) = (Vec::new(), Vec::new());
-        // The last calls in the queue are those of which no byte was taken for writing. There may be fewer calls than that if
-        // the server has sent replies that were not due.
+        // No byte of the last `unwritten` calls was taken for writing. Fewer calls may be awaiting if the server has sent
+        // replies that were not due.
         let unwritten = in_flight.unwritten.calls;
         let written = in_flight.awaiting.len().saturating_sub(unwritten);
         for (index, call) in in_flight.awaiting.iter().enumerate() {
@@ -371,7 +371,7 @@ impl Pipeline {
                 its.phase = CallPhase::Idle(Some(why.clone()));
             } else {
                 its.phase = CallPhase::Broken(why.clone());
-                // The server cannot have executed a call of which no byte was written.
+                // The server cannot have executed a call without a written byte.
                 its.sendings -= u32::from(index >= written);
                 drop(its);
                 if let Some(undo) = call.undo() {
@@ -424,8 +424,8 @@ impl Pipeline {
     }
 }
 
-/// Whether a script may give such a reply: a number, a string, nothing, or up to three of them; or one for each key of a
-/// request that is several.
+/// Whether a script may give such a reply: a number, a string, nothing, or up to three of these; or one for each key of a
+/// request that joins several.
 fn is_of_a_script(reply: &Value, request: &Request) -> bool {
     let is_one =
         |part: &Value| !matches!(part, Value::Array(_) | Value::Okay | Value::SimpleString(_));
@@ -509,13 +509,13 @@ impl InFlight {
         awaiting.filter(|call| call.state.lock().is_followed())
     }
 
-    /// Whether a thread writes although another leads: a third of the commands are unwritten, so that the server may have nothing
-    /// to do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
+    /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may have nothing to
+    /// do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
     pub(super) fn is_worth_a_write(&self) -> bool {
         self.unwritten.calls >= self.due() / 3
     }
 
-    /// Whether every command of which a byte was written is answered.
+    /// Whether every command is answered that was written, even in part.
     pub(super) fn is_answered(&self) -> bool {
         self.awaiting.len() <= self.unwritten.calls && !self.unwritten.is_full()
     }
@@ -530,7 +530,7 @@ impl InFlight {
         self.introduced.clear();
     }
 
-    /// Has the connection given up once all replies have come.
+    /// Gives the connection up once all replies have come.
     pub(super) fn leave_for(&mut self, why: RedisError) {
         self.leaving = Some(why);
     }

@@ -107,7 +107,7 @@ impl Wording {
     }
 }
 
-/// How many replicas are to have what was written on a connection, and for how long that is waited for.
+/// How many replicas have to acknowledge the writes of a connection, and for how long to wait for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Acknowledgements {
     pub(crate) needed: u32,
@@ -130,7 +130,7 @@ pub(crate) struct Request {
     packed: Vec<u8>,
     /// The purpose of the command, as errors say it.
     pub(crate) doing: &'static str,
-    /// `WAIT` follows the command, and its reply that of the command.
+    /// `WAIT` follows the command, and the reply to `WAIT` follows the command's reply.
     pub(crate) acknowledgements: Option<Acknowledgements>,
     /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
@@ -244,7 +244,7 @@ impl Request {
         }
     }
 
-    /// The keys that it is about. In front of those of a guarded command are two that tell whether it may run.
+    /// The keys that the request is about. A guarded command's own keys follow two that decide whether it may run.
     pub(crate) fn asked_keys(&self) -> impl Iterator<Item = &[u8]> {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }

@@ -62,7 +62,7 @@ struct State {
 }
 
 impl State {
-    /// Whether a wait may have ended just now, so that its subscription lingers soon. Then the thread reads in short slices.
+    /// Whether a wait may have ended just now, and its subscription is about to linger. Then the thread reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)
@@ -291,18 +291,18 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Has it end a little later, if there was a message or a confirmation lately. Then nothing is written now, and a thread
-    /// that subscribes to the channel in the meantime need not write either.
+    /// Lets the subscription end a little later, if there was a message or a confirmation lately. Then nothing is written now,
+    /// and a thread that subscribes to the channel in the meantime need not write either.
     pub(crate) fn leave(mut self) {
         self.lingers = true;
     }
 
-    /// Has the connection checked by a thread that waits for messages on it; see [`Subscriber::answer_due`].
+    /// Lets a thread that waits for messages check the connection; see [`Subscriber::answer_due`].
     pub(crate) fn answer_due(&self, pings: bool) -> Option<Instant> {
         self.subscriber.answer_due(pings)
     }
 
-    /// Whether this user may not subscribe, so that a waiting thread has to poll.
+    /// Whether this user may not subscribe. Then a waiting thread has to poll.
     pub(crate) fn is_refused(&self) -> bool {
         self.subscriber.is_refused(&self.channel)
     }
@@ -527,7 +527,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Forgets the connection; nobody is listening until there is another. Whether a subscription was confirmed over it.
+    /// Forgets the connection; nobody is listening until there is another. Returns whether a subscription was confirmed over
+    /// it.
     fn hang_up(&self) -> bool {
         let mut state = self.state.lock();
         let live = state.live.take();

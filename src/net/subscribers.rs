@@ -169,7 +169,7 @@ impl Subscribers {
         known.iter().map(|its| its.len()).sum()
     }
 
-    /// Has the threads end.
+    /// Makes the threads end.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.running = None;

@@ -47,12 +47,12 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether the socket has taken a part, so that only the leader and housekeeping try again.
+    /// Whether the socket has taken only a part. Then only the leader and housekeeping try again.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }
 
-    /// Whether part of a command has been written, so that nothing but the rest may follow.
+    /// Whether part of a command has been written, and only its rest may follow.
     pub(super) fn is_torn(&self) -> bool {
         self.torn
     }
@@ -64,7 +64,7 @@ impl WriteQueue {
         std::mem::replace(&mut self.bytes, spare)
     }
 
-    /// So many of the bytes that were taken are written; the rest goes before all that was queued meanwhile.
+    /// So many of the bytes that were taken are written; the rest precedes all that others have queued.
     pub(super) fn wrote(&mut self, mut bytes: Vec<u8>, written: usize) {
         self.full = written < bytes.len();
         if self.full {
@@ -85,7 +85,7 @@ impl WriteQueue {
 /// Writes what is queued until nothing is left, the socket is full, or this thread has written for others for long enough.
 /// Returns how many bytes that was, or `None` once `queue` finds the connection gone.
 ///
-/// No other thread may write meanwhile. The mutex is released while writing.
+/// No other thread may write in the meantime. The mutex is released while writing.
 pub(super) fn write_turn<S>(
     state: &mut MutexGuard<'_, S>,
     writer: &Socket,

@@ -57,7 +57,7 @@ impl fmt::Display for LockSummary {
     }
 }
 
-/// Which keys one pass looks at: those of locks, or those where the permits taken of a semaphore are, which has two forms.
+/// Which keys one pass looks at: those of locks, or those with the taken permits of semaphores, which have two forms.
 #[derive(Clone, Copy, PartialEq)]
 enum Pass {
     Hashes,

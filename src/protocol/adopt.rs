@@ -7,8 +7,8 @@
 //!                      └─ its time is over: gone, or taken by the next owner
 //! ```
 //!
-//! The old number is in nobody's hash any more once the hold is adopted, so what the former holder still sends under it
-//! (renewals, releases, guarded commands) finds nothing.
+//! Once the hold is adopted, no hash has the old number, so renewals, releases and guarded commands that the former
+//! holder still sends find nothing.
 
 use crate::net::text::Digits;
 use crate::protocol::keys;
@@ -17,7 +17,7 @@ use crate::protocol::script::{self, Request, lease_ms};
 
 pub(crate) const ADOPTING: &str = "adopting a hold";
 
-/// Makes the hold of `from` that of the owner in `args`. Read by [`script::adopted`].
+/// Gives the hold of `from` to the owner in `args`. [`script::adopted`] reads the reply.
 pub(crate) fn adopt(of: &Protocol, from: &str, args: &AcquireArgs<'_>) -> Request {
     let counter = of.kind().has_tokens.then(|| keys::fenced_token(of.key()));
     let keys: Vec<_> = [of.key()].into_iter().chain(counter.as_deref()).collect();

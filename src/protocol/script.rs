@@ -203,7 +203,7 @@ pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     }
 }
 
-/// The tokens of a hold that was adopted, if the lock has tokens; why it was not adopted, if so.
+/// The tokens of an adopted hold, if the lock has tokens; or why the hold was not adopted.
 pub(crate) type Adopted = Result<Option<(u64, u64)>, LossReason>;
 
 pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpected> {

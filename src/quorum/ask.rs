@@ -8,10 +8,10 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that was refused first looks, without requesting anything, when it asks again. If a majority has answered the
-//! look and no majority is free, the caller requests nothing: a request that gets a minority of the nodes for a moment
-//! may keep others from a majority. If fewer have answered, nothing is known, and the caller requests the lock. If a
-//! release was announced since the refusal, the caller requests the lock without a look.
+//! A caller that was refused and asks again looks first, without requesting anything. If a majority has answered the look and
+//! no majority is free, the caller requests nothing: a request that gets a minority of the nodes for a moment may keep others
+//! from a majority. If fewer have answered, nothing is known, and the caller requests the lock. If a release was announced
+//! since the refusal, the caller requests the lock without a look.
 //!
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!

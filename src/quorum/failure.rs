@@ -101,8 +101,8 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// The round that explains best why there is no majority: the last, unless its time was cut short. Then the one
-    /// `before` explains more, if too many servers were unreachable in it or rejected the request.
+    /// The round that explains best why there is no majority: this one, unless its time was cut short. Then the round
+    /// `before` is returned, except if too many servers were unreachable in this one, or rejected the request.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
         match before {
             Some(before) if is_cut_short && !self.is_away() => before,

@@ -28,18 +28,17 @@ use crate::time::Unanswered as _;
 
 /// A hold that several nodes keep.
 ///
-/// Rules, also those of [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts); the model searches for a way
-/// to break them:
+/// Rules, which [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts) follow too; the model searches for a way to
+/// break them:
 ///
 /// 1. Each round has a number of its own, and asks each node once. So no request that is still under way can remove a
 ///    part that was granted, and a renewal that finds the number proves that the node kept its part all the time.
 /// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
-/// 3. A round ends once a majority has granted it. Nodes that have not answered by then are not released, and their
-///    grants count when they arrive, each from before its own request was sent: otherwise every hold would rest on a
-///    bare majority.
+/// 3. A round ends once a majority has granted it. Nodes that have not answered by then are not released, and their grants
+///    count when they arrive, each from before its own request was sent. Otherwise every hold would rest on a bare majority.
 /// 4. Each part counts for its own validity. With fewer than a majority the hold is lost, at once and for good.
-/// 5. The mutex of `state` may be taken with that of an entry held, and the mutexes of holds, schedules and connections
-///    with that of `state` held. No I/O is done while it is held, and no loss of the whole is reported.
+/// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
+///    I/O is done, and no loss of the whole is reported.
 pub(crate) struct QuorumHold {
     nodes: Arc<QuorumNodes>,
     /// For how long a node must have been up to take part; zero for any time.
@@ -253,8 +252,8 @@ impl QuorumHold {
         is_lost
     }
 
-    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left, so that
-    /// the hold is lost.
+    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left: the hold is
+    /// lost.
     fn update_validity(&self, state: &mut QuorumState) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
@@ -263,8 +262,8 @@ impl QuorumHold {
         };
         let now = Instant::now();
         let until = state.parts.certain_until(now);
-        // Without a majority nothing is certain from now on. A later moment that was certain before would have the loss rejected
-        // as premature.
+        // Without a majority nothing is certain from now on. If the stored moment stayed in the future, `lose` would take the
+        // hold for valid and do nothing.
         let certain_until = until.unwrap_or_else(|| now.min(hold.valid_until()));
         hold.change(|lease| lease.set_certain_until(certain_until));
         until.is_some()
@@ -393,9 +392,9 @@ impl QuorumHold {
             self.read(&mut state);
             let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
             let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
-            // Because of this attempt, and perhaps of more, other callers may have found a majority of nodes taken, and
-            // wait for a message. A caller that asks again need not send one: it gets the lock, or somebody else does,
-            // who announces the release. The release of a hold that a majority may have kept is always announced.
+            // Because of this attempt, and perhaps others, other callers may have found a majority of nodes taken, and wait for
+            // a message. A caller that asks again need not send one: it gets the lock, or somebody else does, who announces the
+            // release. The release of a hold that a majority may have kept is always announced.
             let announces = was_held || !asks_again;
             for node in 0..self.parts.len() {
                 let release = self.release_part(&state, node, announces);
@@ -518,7 +517,7 @@ impl Several for QuorumHold {
         let mut state = self.state.lock();
         self.read(&mut state);
         let is_lost = self.lose_part(&mut state, node, why);
-        // Even if this part was out before: an answer that was just read may have taken the majority away.
+        // Checked even if this part was out before: an answer that was just read may have taken the majority away.
         let is_held = self.update_or_lose(state, why);
         if is_lost && is_held && why != LossReason::Closed {
             let (n, name) = (self.parts.len(), self.name());

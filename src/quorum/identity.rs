@@ -93,7 +93,7 @@ pub(crate) fn of<'a>(
 #[derive(Default)]
 pub(crate) struct MastersCheck {
     are_known: AtomicBool,
-    /// When to ask the masters that are not known yet again, as `time::nanos`.
+    /// When to ask the unknown masters again, in [`time::nanos`].
     look_at: AtomicU64,
 }
 

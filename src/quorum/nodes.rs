@@ -46,7 +46,7 @@ pub(crate) struct Node {
 pub(crate) struct QuorumNodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
-    /// The latest releases, of which the replies say whether anybody was notified.
+    /// The latest releases, whose replies say whether anybody was notified.
     released: Mutex<[Vec<Arc<Call>>; 2]>,
 }
 

@@ -104,8 +104,8 @@ impl QuorumNodes {
             replies: (0..n).map(|_| NodeReply::Unsent(None)).collect(),
             calls: vec![None; n],
         };
-        // All callers ask in the same order. Of several that ask at the same time, the first at one node is likely to
-        // be the first at all, so that the nodes are not split between them.
+        // All callers ask in the same order. If several ask at the same time, the first at one node is likely to be the first
+        // at every node, so the nodes are not split between them.
         for node in 0..n {
             let session = &self.list[node].session;
             if session.is_closed() {
@@ -143,7 +143,7 @@ impl QuorumNodes {
             }
             if step == Step::Connect {
                 let is_unsent = |node: usize| matches!(round.replies[node], NodeReply::Unsent(_));
-                // The next unsent node each time, so that one that cannot be reached does not take all of the time.
+                // The next unsent node each time, so that an unreachable node does not take all of the time.
                 if let Some((_, node)) = turns.find(|(_, node)| is_unsent(*node)) {
                     self.connect(round, request, *node, until);
                 }

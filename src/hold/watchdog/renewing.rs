@@ -1,5 +1,5 @@
-//! Sending renewals: over a connection to each master, to all masters at the same time, and those of several locks as
-//! one request where that is possible.
+//! Sending renewals: over a connection to each master, to all masters at the same time, and several locks' renewals in one
+//! request where that is possible.
 //!
 //! A master that is unreachable, or slow, delays the renewals of its own holds, not those of others. These renewals go
 //! to the new master once there is one.
@@ -49,7 +49,7 @@ pub(super) struct Sent {
     holds: Vec<Renewal>,
     /// When its batch was begun.
     begun: Instant,
-    /// The connections over one of which it was sent.
+    /// The request was sent over one of these connections.
     over: Arc<Nodes>,
 }
 
@@ -130,8 +130,8 @@ impl WatchdogThread {
     }
 
     /// Queues a request for its master, or postpones it. If an earlier batch is unanswered at the master, the request is
-    /// postponed. Otherwise it is queued on the connection for renewals, or on that for commands if the former cannot be
-    /// made quickly.
+    /// postponed. Otherwise it is queued on the connection for renewals or, if that cannot be made quickly, on the connection
+    /// for commands.
     fn submit(&mut self, mut sent: Sent) {
         let task = Arc::clone(&self.task);
         let master = task.nodes.destination(&sent.call);
@@ -183,7 +183,7 @@ impl WatchdogThread {
                 break;
             }
         }
-        // Nothing else may wake the thread before these answers arrive, so it looks for them with the housekeeping.
+        // Perhaps nothing else wakes the thread before these answers arrive, so it looks for them with the housekeeping.
         if !self.under_way.is_empty() {
             self.task.watchdog.housekeep_soon();
         }

@@ -14,8 +14,8 @@ use crate::net::socket;
 const UNREAD: Duration = Duration::from_millis(20);
 
 impl Connection {
-    /// Tests an idle connection, and has another made if it is lost. For a client that holds something, so
-    /// that there is a connection for the release.
+    /// Checks an idle connection, and makes another if it is lost. Called for a client that holds something, since the release
+    /// needs a connection.
     pub(crate) fn look_after(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let generation = state.generation;
@@ -34,7 +34,7 @@ impl Connection {
                 self.housekeeper.housekeep_soon();
             } else {
                 drop(self.has_ended(state, generation));
-                // Other threads may have left bytes for this one to write.
+                // Other threads may have left bytes to this one.
                 self.write_out(true);
             }
         } else {
@@ -43,8 +43,8 @@ impl Connection {
         self.want();
     }
 
-    /// Reads replies that nobody waits for, sends what the ledger has, and has a connection replaced whose login is old: one
-    /// step of it, a few milliseconds long.
+    /// Does one step of housekeeping, a few milliseconds long: reads replies that nobody waits for, sends what the ledger has,
+    /// and replaces a connection whose login is old.
     pub(crate) fn housekeep(self: &Arc<Self>) -> WorkLeft {
         let left = self.housekeep_unread_for(UNREAD);
         self.renew_login();
@@ -74,7 +74,8 @@ impl Connection {
             }
             Phase::Up(_) => {}
         }
-        // After a rest of the ledger, or a full socket, no reply may come that has the next batch taken.
+        // As a rule a reply makes `feed` take the next batch. After a pause of the ledger, or a full socket, no reply may be
+        // due, so the batch is taken here.
         state.pipeline.feed(Instant::now());
         let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {

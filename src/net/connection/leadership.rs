@@ -5,13 +5,13 @@ use std::sync::Arc;
 use crate::net::call::Call;
 use crate::net::pipeline::InFlight;
 
-/// The reader of a connection, and whose turn it is.
+/// The reader of a connection, and which thread takes it next.
 ///
 /// While the connection stands, under its mutex:
 ///
 /// 1. The reader is in its place, or one thread has it: the leader, or housekeeping.
-/// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection. That
-///    thread was woken, and looks.
+/// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection.
+///    That thread has been woken.
 /// 3. Taking the reader ends the appointment, whichever thread takes it.
 /// 4. While the reader is in its place and no call is appointed, no thread follows. So a thread that puts the reader back
 ///    appoints the next one, and an appointed thread that leaves instead of leading passes the appointment on.
@@ -69,8 +69,8 @@ impl<R> Leadership<R> {
         self.appoint(in_flight)
     }
 
-    /// The thread that waited for `call` leaves without its reply. Appoints the next leader, and returns its call like
-    /// [`put_back`](Self::put_back), if that thread was appointed, or if none is. The next leader may follow the same call.
+    /// The thread that waited for `call` leaves without its reply. If that thread was appointed, or none is, appoints the next
+    /// leader and returns its call like [`put_back`](Self::put_back). The next leader may follow the same call.
     pub(super) fn leave(&mut self, call: &Arc<Call>, in_flight: &InFlight) -> Option<Arc<Call>> {
         match self.may_lead(call) {
             true => self.appoint(in_flight),
@@ -78,7 +78,8 @@ impl<R> Leadership<R> {
         }
     }
 
-    /// Takes over from a connection whose reader is in its place. The appointed thread was woken, and leads here.
+    /// Takes over the appointment from a connection whose reader is in its place. The appointed thread was woken, and leads
+    /// here.
     pub(super) fn inherit(&mut self, old: &mut Self) {
         self.appointed = old.appointed.take();
     }

@@ -45,7 +45,7 @@ impl Connection {
     /// 3. The time is up, or the caller has to stop: leave; if this thread was appointed to lead, appoint another. If the time
     ///    is up and the reply may lie unread in the socket, read once more first.
     /// 4. The server has been silent for too long: give the connection up.
-    /// 5. No thread has the reader, and no other thread is appointed: lead, that is read for all.
+    /// 5. No thread has the reader, and no other thread is appointed: lead, which means to read for all.
     /// 6. Otherwise follow: park until the leader wakes this thread.
     ///
     /// No wake-up is lost between the decision to follow and the park: the call's mutex stays locked until the condition
@@ -64,7 +64,7 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &mine) {
                 return outcome;
             }
-            // The call was sent to another node since. The thread that reads there wakes no thread that waits here.
+            // The call has moved to another node. The thread that reads there wakes no thread that waits here.
             if call.node() != self.node {
                 let why = socket::timed_out("another node of the cluster has to answer");
                 return Err(WaitFault::Broken(why));
@@ -101,7 +101,7 @@ impl Connection {
             {
                 drop(mine);
                 drop(state);
-                // Another thread may fail it first, or read a reply in between. `fail_silent` looks again under the mutex.
+                // Another thread may drop the connection first, or read a reply. `fail_silent` looks again under the mutex.
                 self.fail_silent(generation);
                 continue;
             }
@@ -241,7 +241,7 @@ impl Connection {
                     return self.step_down(reader, generation, now, served);
                 }
                 Then::Fail(err) => return self.fail(generation, &err, false),
-                // `lost` no longer knew the calls that were answered before. Dropping `served` wakes their threads.
+                // `lost` did not find the calls that this thread has answered. Dropping `served` wakes their threads.
                 Then::Gone => return,
             }
             read_at = now;
@@ -250,7 +250,7 @@ impl Connection {
     }
 
     /// Hands `first` and the replies that were read together with it to their calls, under the mutex once. So a leader that
-    /// stops at its own reply leaves none that it has read, unless these are more than [`AT_ONCE`].
+    /// stops at its own reply has handed out all that it has read, unless these are more than [`AT_ONCE`].
     fn hand_out(
         &self,
         first: Value,
@@ -284,7 +284,7 @@ impl Connection {
                     if replied.was_followed {
                         served.0.push(replied.call);
                     }
-                    // A call that another thread submits before `fail` has the mutex is settled as lost.
+                    // If another thread submits a call before `fail` gets the mutex, that call is settled as lost.
                     if let Some(err) = replied.leaving {
                         return Then::Fail(err);
                     }
@@ -329,7 +329,8 @@ impl Connection {
             up.all_looked_at = now;
             served.0.extend(in_flight.followed_calls().cloned());
         }
-        // Threads that saw this one lead have queued bytes and gone on, so it writes these before the next leader is woken.
+        // Threads that saw this thread lead have left their queued bytes to it, so it writes these before the next leader is
+        // woken.
         self.write_queued(state, true);
         served.wake();
         wake(next);
@@ -349,8 +350,8 @@ impl Connection {
             state.doubted_until = in_flight.last_heard + self.max_silence;
         }
         drop(state);
-        // A reply that is read before `fail` has the mutex settles its own call. The connection is dropped all the same, and
-        // the other calls are settled as lost.
+        // If a reply is read before `fail` gets the mutex, it settles its call. The connection is dropped all the same, and the
+        // other calls are settled as lost.
         self.fail(generation, &socket::timed_out(why), true);
     }
 
@@ -388,7 +389,7 @@ enum Then {
     Gone,
 }
 
-/// How long to read on after a reply to another call. A little too long is left as it is, since each change costs a system
+/// How long to read on after a reply to another call. A slice that is slightly too long stays, since each change costs a system
 /// call.
 fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
     if now + slice > until + GLANCE {

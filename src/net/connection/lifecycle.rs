@@ -1,4 +1,4 @@
-//! Having the connection made, and giving it up.
+//! Making the connection, and giving it up.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::report::report;
 use crate::verdict::{self, Reach};
 
 impl Down {
-    /// After a connection that was lost, or before the first.
+    /// The state after a connection was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
         let mut next = NextTry::at_once();
         // Electing another master takes a while.
@@ -33,13 +33,13 @@ impl Down {
         }
     }
 
-    /// An attempt that began then has failed.
+    /// An attempt that began at `began` has failed.
     fn fail(&mut self, began: Instant, why: RedisError) {
         self.next = match is_transient(&why) {
             true => self.next.after_failure(began),
             false => NextTry::after_refusal(),
         };
-        // Silence does not contradict what the server has said.
+        // A timeout does not replace an error that the server itself has sent.
         if !(why.is_timeout() && self.is_final()) {
             self.why = Some(why);
         }
@@ -55,7 +55,7 @@ impl Down {
         self.attempts.iter().for_each(|attempt| attempt.give_up());
     }
 
-    /// Why there is no connection. The answer to an earlier attempt says more than how far the present one has got.
+    /// Why there is no connection. The error of an earlier attempt says more than the progress of the present one.
     pub(super) fn reason(&self) -> RedisError {
         let why = self.why.as_ref();
         let answer = why.filter(|why| self.next.has_failed() && !why.is_timeout());
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Has a connection made in the background, unless there is one, or none is due.
+    /// Starts an attempt to connect in the background, unless there is a connection or no attempt is due.
     pub(crate) fn want(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if let Phase::Down(down) = &state.phase
@@ -176,7 +176,7 @@ impl Connection {
         }
     }
 
-    /// Handles the end of an attempt, on its thread. A failure ends only that one: another under way may still succeed.
+    /// Handles the end of an attempt, on its thread. A failure ends only this attempt: another may still succeed.
     fn dialled(&self, made: RedisResult<Duplex>, by: &Arc<DialProgress>) {
         let mut state = self.state.lock();
         // Another attempt was faster, or the client is closed: drop the connection.
@@ -201,10 +201,10 @@ impl Connection {
                 // Releases of the ledger go out in batches, each behind the replies to the one before.
                 self.housekeeper.housekeep_now();
             }
-            // This attempt began in an earlier outage. A connection has stood since, so its failure says nothing of now.
+            // This attempt began in an earlier outage, which is over, so its failure says nothing about now.
             Err(_) if !is_known => return,
             Err(err) => {
-                // A short attempt that ran out of time says no more than the long one beside it.
+                // While a long attempt is still running, the timeout of a short one says nothing.
                 if down.attempts.is_empty() || !err.is_timeout() {
                     down.fail(by.began, err);
                 }
@@ -240,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// Has a successor made to a connection whose login is old.
+    /// Starts making the successor of a connection whose login is old.
     pub(super) fn renew_login(&self) {
         let mut state = self.state.lock();
         let generation = state.generation;
@@ -268,8 +268,8 @@ impl Connection {
         }
     }
 
-    /// Stores the successor, and has it take over at once if nothing is under way. If the connection was lost, the successor
-    /// is dropped: the next connection has a new login anyway.
+    /// Stores the successor, which takes over at once if nothing is under way. If the connection was lost, the successor is
+    /// dropped: the next connection has a new login anyway.
     fn succeed(&self, generation: u64, successor: Duplex) {
         let mut state = self.state.lock();
         if let Some((up, _)) = state.up(generation) {
@@ -278,10 +278,10 @@ impl Connection {
         }
     }
 
-    /// Has the successor take over if the old connection [can hand over](Up::can_hand_over), and writes what is queued.
+    /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and writes what is queued.
     ///
-    /// While a successor waits, no thread begins to write over the old connection, which therefore is over after the replies
-    /// that are due. Every thread that would write comes here instead, and so does a leader that steps down. The
+    /// While a successor waits, no thread begins to write over the old connection, which therefore has no more to do after the
+    /// replies that are due. Every thread that would write comes here instead, and so does a leader that steps down. The
     /// generation stays the same: no command is lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, mut state: MutexGuard<'_, ConnectionState>, all: bool) -> Wrote {
         let generation = state.generation;
@@ -310,8 +310,7 @@ impl Connection {
         self.write_queued(state, all)
     }
 
-    /// Drops a connection once no reply is due: now, or after the reply that leaves none. Other threads may go on to send over
-    /// it until then.
+    /// Drops a connection as soon as no reply is due, perhaps now. Until then other threads may still send over it.
     pub(crate) fn leave_when_answered(&self, generation: u64, why: &RedisError) {
         let mut state = self.state.lock();
         let now = match state.up(generation) {
@@ -367,10 +366,10 @@ impl Connection {
             false => None,
         };
         // From here on another connection may take deferred calls from the ledger, and send them before their threads are woken
-        // below. Each sending counts its own followers, so that connection appoints none of these threads.
+        // below. Each sending counts its own followers, so the other connection appoints none of these threads.
         drop(state);
         drop(finished);
-        // A thread that writes may have written half a command, behind which nothing makes sense to the server.
+        // If a thread is writing, half a command may be written, and the server could not parse an undo behind it.
         let undone = match socket_works && !up.writing && !lost.torn {
             true => up.writer.write_last(&lost.undoing),
             false => Ok(()),

@@ -5,15 +5,15 @@
 //! deferred command is handled by the thread that reads it. The [pipeline](crate::net::pipeline) decides what is sent when and
 //! which reply belongs to which command; this module has the socket, the threads and the clock.
 //!
-//! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its
-//! call until its own has arrived; then it puts the reader back and appoints another waiting thread. All others *follow*: they
-//! wait without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each checks
-//! whether it has to stop. Before it blocks, the leader writes what all threads have queued; a thread writes itself where
-//! nobody leads, or [where that is worth it](InFlight::is_worth_a_write).
+//! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its call
+//! until its own has arrived; then it puts the reader back and appoints another waiting thread. All others *follow*: they wait
+//! without a limit unless their time is nearly up, so from time to time the leader wakes all of them, and each checks whether
+//! it has to stop. Before it blocks, the leader writes what all threads have queued; another thread writes if nobody leads, or
+//! [if that is worth it](InFlight::is_worth_a_write).
 //!
-//! Threads that have their replies are woken first and the next leader last, so that it finds their next commands queued and
-//! writes them together. No other thread leads before it, unless its time is up: otherwise the thread that steps down would
-//! lead again at its next command, and block before the others have queued theirs (bench: many8, many64).
+//! A leader that steps down wakes the threads that have their replies first and the next leader last, which then finds their
+//! next commands queued and writes them together. Until then no other thread leads, unless its time is up: otherwise the old
+//! leader would lead again at its next command, and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -28,10 +28,10 @@
 //!                                                      └──────── that thread ─────────┘   or passed on, if its time is up
 //! ```
 //!
-//! A connection whose login is old has a successor made while it works, and hands over to it between two replies: what is
-//! queued goes out over the new one. Nothing is lost, sent twice, or undone.
+//! If the login of a connection is old, a successor is made while the connection works, and takes over between two replies:
+//! queued commands go out over the successor. Nothing is lost, sent twice, or undone.
 //!
-//! No thread blocks on a full socket: what it does not take at once, the leader writes between two reads, and housekeeping.
+//! No thread blocks on a full socket: the leader, between two reads, and housekeeping write the rest.
 //!
 //! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. `submit` alone may be called with the
 //! mutex of a lock's entry held.
@@ -60,14 +60,14 @@ use crate::net::request::Request;
 use crate::net::socket::{self, DialProgress, Duplex, Endpoint, GLANCE, Reader, SLICE, Socket};
 use crate::stats::Counters;
 
-/// How long is worked on one connection, or waited for it, while there is something else to do.
+/// How long a thread waits for one connection before it checks whether another node has the slot.
 pub(super) const TURN: Duration = Duration::from_millis(100);
 
 /// Why there is no connection, and how one is made.
 struct Down {
     next: NextTry,
     why: Option<RedisError>,
-    /// The threads that make one, at most two. The second begins if the first takes long, and has less time.
+    /// The threads that try to make a connection, at most two. The second begins if the first takes long, and has less time.
     attempts: Vec<Arc<DialProgress>>,
 }
 
@@ -99,8 +99,8 @@ struct ConnectionState {
     /// again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// A connection in doubt was given up early, and would have had until this moment to answer. A timeout before that does
-    /// not prove that the server is unreachable.
+    /// Until when a connection that was given up in doubt could have answered. A timeout before that does not prove that the
+    /// server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.
@@ -135,11 +135,11 @@ impl ConnectionState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum WorkLeft {
     Nothing,
-    /// Something, which has to wait for a while.
+    /// Work that has to wait for a while.
     Later,
-    /// Something that a server which reads and answers gets within a few milliseconds.
+    /// Work that takes a few milliseconds if the server reads and answers.
     Soon,
-    /// Something that can be done at once.
+    /// Work that can be done at once.
     More,
 }
 
@@ -340,7 +340,7 @@ impl Connection {
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
     }
 
-    /// Sends what the ledger has about the keys of a request, if there is a connection and the server serves.
+    /// Sends what the ledger has about the keys of a request, if there is a connection and the server accepts releases.
     pub(crate) fn bring(&self, about: &Request) {
         let mut state = self.state.lock();
         state.pipeline.bring(about, Instant::now());

@@ -40,8 +40,8 @@ impl Connection {
         Some(state)
     }
 
-    /// Writes what is queued, unless another thread writes, or leads or is about to and will soon write for all. With `all`,
-    /// nothing is left to the leader. The states and who writes in each: [`write_queue`](crate::net::write_queue).
+    /// Writes what is queued, unless another thread writes, or a leader will soon write for all. With `all`, nothing is left to
+    /// the leader. The states and who writes in each: [`write_queue`](crate::net::write_queue).
     pub(crate) fn flush(&self, all: bool) {
         self.write_out(all);
     }
@@ -153,7 +153,7 @@ impl Connection {
         if up.writing {
             return Some(state);
         }
-        // A thread leads, and finds out by reading.
+        // The thread that leads finds out by reading.
         let Some(reader) = up.leadership.take() else {
             return Some(state);
         };
@@ -162,7 +162,7 @@ impl Connection {
             let ended = reader.has_ended();
             (reader, ended)
         });
-        // Without the mutex, a thread may have dropped the connection, or closed the client.
+        // While the mutex was released, another thread may have dropped the connection, or closed the client.
         let (up, in_flight) = state.up(generation)?;
         up.writing = false;
         if ended {

@@ -62,8 +62,8 @@ impl Masters {
     }
 }
 
-/// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. An error that says nothing of that is
-/// returned: the answer is kept, so another node is asked then.
+/// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. An error that leaves this open is
+/// returned, and another node is asked, because the answer is kept for good.
 fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
     let Err(err) = answer else {
         return Ok(true);
@@ -71,7 +71,8 @@ fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
     match err.kind() {
         // The server does not know the command.
         ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(false),
-        // This user may not ask, and the error names what the server knows: Redis 6 the command alone.
+        // This user may not ask. The error names the subcommand if the server knows it; Redis 6 names the command
+        // alone.
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
             let text = err.detail().unwrap_or_default().to_ascii_lowercase();
             if text.contains("shardnumsub") {

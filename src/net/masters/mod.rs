@@ -72,9 +72,9 @@ struct Asking {
     /// The number of the last thread that was started.
     thread: u64,
     next: NextTry,
-    /// The version of the table when they were asked last.
+    /// The version of the table at the last round of questions.
     version: u64,
-    /// How often they were asked, and why nobody answered the last time.
+    /// How many rounds there were, and why nobody answered in the last one.
     times: u64,
     failure: Option<RedisError>,
     /// The index at which the next round of questions begins.
@@ -95,7 +95,7 @@ fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     }
 }
 
-/// Whether asking again is worth it although nobody waits for an election.
+/// Whether asking again soon may help. If the port is closed, only an election would help.
 pub(crate) fn may_answer_later(why: &RedisError) -> bool {
     is_transient(why) && !why.is_connection_refusal()
 }
@@ -127,7 +127,7 @@ impl Masters {
         }
     }
 
-    /// The master of a key, by its number; that of the first slot for what has no key.
+    /// The number of the master of a key; without a key, of the first slot's master.
     pub(crate) fn master_of(&self, key: Option<&[u8]>) -> Option<usize> {
         if self.is_one() {
             return Some(0);
@@ -155,7 +155,7 @@ impl Masters {
         self.is_one() || self.table.read().is_master(node)
     }
 
-    /// Whether a node is known by more than a redirection, and so by the name that it can prove.
+    /// Whether the last answer named this node, so its address is a name that it can prove; a redirection may name an IP.
     pub(crate) fn is_named(&self, node: usize) -> bool {
         self.is_one() || self.table.read().is_named(node)
     }
@@ -217,7 +217,7 @@ impl Masters {
         node
     }
 
-    /// Makes a connection to the master at a node. With Sentinels that is the one that they name now.
+    /// Makes a connection to the master at a node. With Sentinels that is the master that they name now.
     pub(in crate::net) fn connect(
         self: &Arc<Self>,
         node: usize,
@@ -239,7 +239,7 @@ impl Masters {
         }
     }
 
-    /// Has the masters asked for, if they are in doubt, and waits for the answer.
+    /// If the masters are in doubt, makes a thread ask for them and waits for the answer.
     pub(crate) fn refresh(
         self: &Arc<Self>,
         until: Instant,
@@ -272,7 +272,7 @@ impl Masters {
         Ok(())
     }
 
-    /// Has the masters asked for in the background: less and less often while nothing is new.
+    /// Makes a thread ask for the masters in the background, less and less often while nothing is new.
     pub(crate) fn want(self: &Arc<Self>) {
         if self.is_doubted() {
             let mut asking = self.asking.lock();
@@ -301,7 +301,7 @@ impl Masters {
         MutexGuard::unlocked(asking, || sentinel.iter().for_each(|its| its.shut_down()));
     }
 
-    /// Asks, and tells those that wait what came of it. Returns the Sentinel that has answered, to be listened to.
+    /// Asks, and tells the waiting threads the outcome. Returns the Sentinel that has answered, to be listened to.
     fn ask(&self) -> Option<Duplex> {
         let began = Instant::now();
         // Callers wait until this thread has asked, and the logger, which is user code, may be such a caller.
@@ -321,7 +321,7 @@ impl Masters {
         sentinel
     }
 
-    /// A thread has asked: tells those that wait.
+    /// A thread has asked: tells the waiting threads.
     fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
         let version = self.version();
         // A node of a cluster also answers if it knows nothing new.
@@ -339,11 +339,11 @@ impl Masters {
         self.changed.notify_all();
     }
 
-    /// Asks one after the other until one has answered.
+    /// Asks the Sentinels, or the nodes, in turn until one has answered.
     fn ask_around(&self) -> RedisResult<Option<Duplex>> {
         let (those, share) = match &self.endpoint.server.deployment {
             Deployment::Sentinel { sentinels, .. } => {
-                // All of them have to fit into the time for a connection.
+                // All questions have to fit into the time for a connection.
                 let all = u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
                 let share = self.connect_timeout / all.saturating_add(1);
                 (sentinels.clone(), share.min(SHARE))
@@ -357,7 +357,7 @@ impl Masters {
             let at = (first + n) % those.len();
             let failure = match self.ask_one(&those[at], share) {
                 Ok(sentinel) => {
-                    // A node of a cluster may be cut off and not know it: another one is the first the next time.
+                    // A node of a cluster may be cut off without knowing it, so the next round begins with another one.
                     self.asking.lock().first = at + usize::from(self.is_cluster);
                     return Ok(sentinel);
                 }

@@ -1,8 +1,7 @@
-//! Sentinels: which server they call the master of a service, and whether that is another one by now than the one that
-//! connections lead to.
+//! Sentinels: which server they call the master of a service, and whether the connections still lead to that server.
 //!
-//! A master that is replaced as planned stays a master until a Sentinel has it follow the new one, about ten seconds later.
-//! So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
+//! A master that is replaced as planned stays a master until a Sentinel makes it a replica of the new one, about ten seconds
+//! later. So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
 //!
 //! ```text
 //!          it is silent or gone: the next one is asked
@@ -19,7 +18,7 @@
 //! ```
 //!
 //! Failovers are numbered, and the highest *epoch* counts: a Sentinel that is cut off from the others and lags behind is
-//! believed only if none knows better. A connection that is cut ends like any that is lost.
+//! believed only if none knows better. A connection that is cut counts as lost.
 //!
 //! The Sentinels of the URL are asked and no others, since a Sentinel that restarts may forget the others.
 
@@ -37,7 +36,8 @@ use crate::net::socket::dial::{Dial, SHARE};
 use crate::net::socket::{Duplex, Socket, connect_to, timed_out};
 use crate::report::report;
 
-/// The announcements of another master: at once by the Sentinel that has seen to it, and in the end by each.
+/// The announcements that there is another master: `+promoted-slave` at once, by the Sentinel that carries out the failover;
+/// `+switch-master` later, by each Sentinel.
 const SUBSCRIBE: [&str; 3] = ["SUBSCRIBE", "+switch-master", "+promoted-slave"];
 
 /// How long the name of a host may be.
@@ -47,7 +47,7 @@ const LONGEST_HOST: usize = 255;
 #[derive(Clone)]
 struct NamedMaster {
     address: Address,
-    /// The number of the failover that made it one.
+    /// The number of the failover that made the server the master.
     epoch: u64,
 }
 
@@ -56,18 +56,18 @@ struct NamedMaster {
 pub(super) struct Service {
     /// The latest answer of a Sentinel that does not lag behind.
     master: Option<NamedMaster>,
-    /// The latest answer of those that do, since they were last asked.
+    /// The latest answer of a Sentinel that lags behind; cleared by the answer of one that does not.
     behind: Option<NamedMaster>,
     /// The latest epoch of a master to which a connection was made.
     epoch: u64,
-    /// The connections to masters, and by which failover each was one.
+    /// The connections to masters, each with the epoch of the failover that made its server the master.
     made: Vec<(u64, Weak<Socket>)>,
     /// The Sentinel that is listened to.
     pub(super) sentinel: Option<Weak<Socket>>,
 }
 
 impl Service {
-    /// A connection was made to the master of this epoch; returns those to earlier ones.
+    /// A connection was made to the master of this epoch; returns the connections to earlier masters.
     fn made(&mut self, epoch: u64, socket: &Arc<Socket>) -> Vec<Arc<Socket>> {
         self.epoch = self.epoch.max(epoch);
         self.made.push((epoch, Arc::downgrade(socket)));
@@ -78,7 +78,7 @@ impl Service {
         earlier
     }
 
-    /// Whether a Sentinel that has named this master has not heard of a failover that this client knows of.
+    /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover.
     fn lags(&mut self, named: &NamedMaster) -> bool {
         let lags = named.epoch < self.epoch;
         let is_later = |its: &NamedMaster| its.epoch < named.epoch;
@@ -107,7 +107,7 @@ impl Service {
 }
 
 impl Masters {
-    /// Makes a connection to the server that is named as the master, and says itself that it is one.
+    /// Makes a connection to the server that is named as the master, if its own `ROLE` agrees.
     pub(super) fn connect_to_named(self: &Arc<Self>, dial: &mut Dial) -> RedisResult<Duplex> {
         // An answer that is about to come is recent enough.
         if !self.asking.lock().under_way {
@@ -115,14 +115,14 @@ impl Masters {
         }
         let nobody = || timed_out("no Sentinel has named the master in time");
         dial.waits_for(nobody());
-        // The master has to be reached as well.
+        // The rest of the time is for reaching the master.
         let until = Instant::now() + dial.left()? / 4 * 3;
         let asked = self.refresh(until, &|| dial.left().is_err());
         asked.map_err(|why| if why.is_timeout() { nobody() } else { why })?;
         let NamedMaster { address, epoch } =
             (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
         let master = self.endpoint.master(address);
-        // The master may be gone, and have a successor before the time is up.
+        // If the master is gone, it may have a successor before the time is up.
         let mut dial = dial.part(dial.role, dial.left()? / 2);
         match connect_to(&mut dial, &master) {
             Ok(connection) => {
@@ -130,14 +130,14 @@ impl Masters {
                 Ok(connection)
             }
             Err(err) => {
-                // The Sentinel may be cut off from the others, and not know.
+                // The Sentinel may be cut off without knowing it, so the next round begins with another one.
                 self.asking.lock().first += 1;
                 Err(named(&master, err))
             }
         }
     }
 
-    /// A connection was made to the master of this epoch: cuts those to earlier ones.
+    /// A connection was made to the master of this epoch: cuts the connections to earlier masters.
     fn made(&self, epoch: u64, connection: &Duplex) {
         let mut asking = self.asking.lock();
         // If another thread has reached a later master since, this connection is among those that are cut.
@@ -149,7 +149,7 @@ impl Masters {
         }
     }
 
-    /// Asks one of them, and subscribes to what it announces from then on.
+    /// Asks one Sentinel, and subscribes to its announcements.
     pub(super) fn ask_sentinel(
         &self,
         mut sentinel: Duplex,

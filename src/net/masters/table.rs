@@ -7,8 +7,8 @@
 //!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
 //! ```
 //!
-//! A node that was a master once keeps its number: calls, connections and subscribers note it, and none of them says when it
-//! is done with it.
+//! A node that was a master once keeps its number: calls, connections and subscribers store it, and none of them reports when
+//! it needs it no longer.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ use crate::verdict::Redirection;
 /// No master is known for the slot.
 const NOBODY: usize = usize::MAX;
 
-/// By what a node is called: first where to connect to.
+/// The names of a node: first the address to connect to.
 type Names = Vec<Address>;
 
 /// A range of slots, and who has them: the master first.
@@ -32,8 +32,8 @@ pub(super) struct SlotRange {
     nodes: Vec<Names>,
 }
 
-/// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, which stands for a node without a name. `by_name` prefers
-/// an announced host name to an address: it is what a certificate is made out to.
+/// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, whose host is used for a node without a name. `by_name` prefers
+/// an announced host name to an address, since certificates are made out to host names.
 pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<SlotRange>> {
     let Value::Array(ranges) = reply else {
         return None;
@@ -102,7 +102,7 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
     (!names.is_empty()).then_some(names)
 }
 
-/// The node that a redirection names. A node without a name is that at `asked`.
+/// The node that a redirection names. A redirection without a host means the host of `asked`.
 pub(super) fn named_by(to: &Redirection, asked: &Address) -> Address {
     let host = match (&*to.host, asked) {
         ("" | "?", Address::Tcp(host, _)) => host,
@@ -118,7 +118,7 @@ pub(super) struct Table {
     numbers: HashMap<Address, usize>,
     /// By slot.
     owners: Vec<usize>,
-    /// All that the nodes of the last answer are called, and where to connect to.
+    /// Each name of each node in the last answer, with the address to connect to.
     names: HashMap<Address, Address>,
 }
 
@@ -170,15 +170,15 @@ impl Table {
         number
     }
 
-    /// The number of the node that is called so.
+    /// The number of the node with this name.
     pub(super) fn called(&mut self, name: &Address) -> usize {
-        // By its IP alone, it could not prove who it is.
+        // If the name is an IP, the node may be able to prove only its host name.
         let address = self.names.get(name).unwrap_or(name).clone();
         self.number(&address)
     }
 
-    /// Takes over what a node has said of all slots, and returns whether any has another master now. A slot that nobody has
-    /// at the moment stays where it was: its keys are nowhere else.
+    /// Stores a node's answer about all slots, and returns whether any slot has another master now. A slot without a master in
+    /// the answer keeps its last one: its keys are nowhere else.
     pub(super) fn learn(&mut self, shards: &[SlotRange]) -> bool {
         let mut changed = false;
         self.names.clear();
@@ -197,7 +197,7 @@ impl Table {
         changed
     }
 
-    /// Takes over that a slot has moved.
+    /// Stores that a slot has moved.
     pub(super) fn moved(&mut self, slot: u16, to: usize) {
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = to;

@@ -256,8 +256,8 @@ impl Nodes {
         self.at(call).wait(call, until, stop)
     }
 
-    /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether it was sent more than once, so
-    /// that an earlier one may have been executed as well.
+    /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether the call was sent more than
+    /// once, in which case an earlier sending may have been executed as well.
     pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
         loop {
             match self.wait(call, until, &|| false) {

@@ -1,8 +1,8 @@
 //! The masters of a client: a connection to each, and calls that find theirs. A single server counts as a cluster of one node
 //! that always has every slot.
 //!
-//! A call goes to the master that is known to have the slot of its first key. If another node has the slot, the answer says so.
-//! Each answer leaves the call in one place:
+//! A call goes to the master that is known to have the slot of its first key. If another node has the slot, the answer names
+//! it. Each answer leaves the call in one place:
 //!
 //! ```text
 //!                     MOVED: the slot is there from now on
@@ -139,7 +139,7 @@ impl Nodes {
         Self::new(Arc::clone(&self.map), role, settings, releases)
     }
 
-    /// Has a connection made to each master that `others` are connected to, if there is none.
+    /// Starts connecting to each master that `others` are connected to, if there is no connection.
     pub(crate) fn keep_up_with(&self, others: &Self) {
         for other in others.connections.all() {
             if other.was_used() && self.map.is_master(other.node) {
@@ -208,8 +208,8 @@ impl Nodes {
         self.map.want();
         let mut left = self.give_up_useless();
         for call in self.ledger.take_asked() {
-            // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets it
-            // and answers `ASK` again, by when the connection made here may stand.
+            // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets
+            // it and answers `ASK` again; by that time the connection made here may stand.
             self.at(&call).want();
             self.submit(&call);
         }
@@ -264,7 +264,7 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        // No connection is made here: the caller is about to have one made, and reports it if that fails.
+        // No connection is made here: the caller is about to make one, and reports a failure.
         at.flush(false);
         at.housekeep_soon();
     }
@@ -281,7 +281,7 @@ impl Nodes {
         }
     }
 
-    /// Looks whether the connections stand that were used before. A client that holds something calls this.
+    /// Checks the connections that were used before. Called for a client that holds something.
     pub(crate) fn look_after(&self) {
         for connection in self.connections.all() {
             if connection.was_used() && self.map.is_master(connection.node) {
@@ -418,18 +418,18 @@ impl Nodes {
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
     }
 
-    /// A node has sent a question to another.
+    /// A node has redirected a question to another.
     pub(crate) fn redirected(&self, from: usize, to: &Redirection) {
         self.map.redirected(from, to);
     }
 
-    /// A connection to a master for somebody who has questions.
+    /// A connection to a master, for questions.
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
         let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
         Apart::connect(&self.map, node, timeout, until).map_err(|err| named(&endpoint, err))
     }
 
-    /// A master as errors call it.
+    /// The name of a master in errors.
     pub(crate) fn called(&self, node: usize) -> String {
         self.map.endpoint(node).to_string()
     }

@@ -1,4 +1,4 @@
-//! A connection to one address: the steps of it, each of which blocks for as long as there is time.
+//! The steps of connecting to one address, each of which blocks for as long as there is time.
 
 #[cfg(not(unix))]
 use std::io;

@@ -9,8 +9,8 @@ use redis::{RedisError, RedisResult};
 
 use super::{GLANCE, timed_out};
 
-/// How long one of several servers may take, since others can be asked as well. After that long another connection is tried
-/// beside one that is not there yet: its server may have been away when it was begun, and be back.
+/// How long one of several servers may take, since others can be asked as well. After that long another attempt is made beside
+/// the first, which may have begun while its server was unreachable.
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.
@@ -55,7 +55,7 @@ impl DialProgress {
 /// An attempt, as its own thread sees it.
 pub(in crate::net) struct Dial {
     pub(in crate::net) role: &'static str,
-    /// When it has taken so long that it has failed.
+    /// When the attempt counts as failed.
     ends: Instant,
     progress: Arc<DialProgress>,
 }
@@ -78,7 +78,7 @@ impl Dial {
         Self::new(role, timeout, DialProgress::new())
     }
 
-    /// Part of it, which has failed after `share` if it is not done before.
+    /// A part of the attempt, which fails if it is not done within `share`.
     pub(in crate::net) fn part(&self, role: &'static str, share: Duration) -> Self {
         Self {
             role,

@@ -33,7 +33,7 @@ impl Endpoint {
     }
 }
 
-/// The policy by which the server deletes keys with a time to live, which those of locks are, if it does.
+/// The policy by which the server evicts keys with a time to live, such as locks; `None` if it evicts none.
 fn evicting(info: &str) -> Option<Cow<'_, str>> {
     let field = |name: &str| {
         let mut lines = info.lines();

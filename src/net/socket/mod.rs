@@ -72,12 +72,12 @@ pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     /// Whether the server has said if it deletes keys.
     knows_eviction: Arc<AtomicBool>,
-    /// Whether the last attempt to connect to a server succeeded, of those to which one has.
+    /// Whether the last attempt to connect succeeded, by server.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
     observer: Observers,
     /// How many replicas the master had when it was last asked.
     replicas: Arc<AtomicU32>,
-    /// Whether it was found by asking, and has to say itself that it is a master.
+    /// Whether another server named this one, which then has to confirm by `ROLE` that it is a master.
     proves_master: bool,
     /// Whether the server that the URL names has said that it is a single master; `None` for servers that others have named.
     is_as_meant: Option<Arc<AtomicBool>>,
@@ -96,7 +96,7 @@ impl Endpoint {
         }
     }
 
-    /// Has an observer hear of servers that are gone or back.
+    /// Reports servers that become unreachable or reachable to an observer.
     pub(crate) fn observed_by(self, observer: &Observers) -> Self {
         Self {
             observer: observer.clone(),
@@ -275,7 +275,7 @@ impl Socket {
         }
     }
 
-    /// Writes what nothing follows, as far as the socket takes it now.
+    /// Writes the last bytes of a connection, as far as the socket takes them now.
     pub(crate) fn write_last(&self, bytes: &[u8]) -> io::Result<()> {
         #[cfg(feature = "tls")]
         if let Self::Tls(stream) = self {
@@ -428,7 +428,7 @@ impl Reader {
         self.replies.limit(limit);
     }
 
-    /// Has replies beyond a limit skipped, each of which becomes an error with the code [`TOO_LARGE`].
+    /// Skips replies beyond a limit. Each becomes an error with the code [`TOO_LARGE`].
     pub(crate) fn skip_too_large(&mut self) {
         self.replies.skip_too_large();
     }
@@ -538,7 +538,7 @@ impl Duplex {
 
 /// Methods for a thread that has the connection to itself.
 impl Duplex {
-    /// Asks what nobody else knows of.
+    /// Sends questions.
     pub(in crate::net) fn write(
         &self,
         doing: &'static str,
@@ -572,7 +572,7 @@ pub(crate) fn timed_out(what: &'static str) -> RedisError {
     io::Error::new(io::ErrorKind::TimedOut, what).into()
 }
 
-/// There are more replies than commands, so none of those to come can be trusted.
+/// There are more replies than commands, so no later reply can be trusted.
 pub(crate) fn unasked() -> RedisError {
     io::Error::new(
         io::ErrorKind::InvalidData,

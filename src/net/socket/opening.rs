@@ -39,7 +39,7 @@ static LOOKED_UP: Mutex<BTreeMap<(u32, String, u16), LookUp>> = Mutex::new(BTree
 #[derive(Default)]
 struct LookUp {
     threads: usize,
-    /// The answer to whichever thread has one first, for those that wait.
+    /// The first answer that a thread gets, for the threads that wait.
     next: Arc<(Mutex<Option<Found>>, Condvar)>,
 }
 

@@ -25,8 +25,8 @@ pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 /// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
 const MOST_SKIPPED: usize = 64 * 1024 * 1024;
 
-/// The code of the error that takes the place of a reply that was skipped. The control character tells it from the code of
-/// a server's error, of which [`text_of`] leaves none: a user's script may return any code.
+/// The code of the error that takes the place of a reply that was skipped. A user's script may return any code, but [`text_of`]
+/// leaves no control character in an error of the server.
 pub(crate) const TOO_LARGE: &str = "\u{1}TOOLARGE";
 
 /// How deeply arrays may be nested. The deepest of our own requests has four levels (`CLUSTER SLOTS`).
@@ -120,7 +120,7 @@ impl Parser {
         self.limit = limit;
     }
 
-    /// Has replies beyond a limit skipped: each becomes an error with the code [`TOO_LARGE`].
+    /// Skips replies beyond a limit: each becomes an error with the code [`TOO_LARGE`].
     pub(super) fn skip_too_large(&mut self) {
         self.skips = true;
     }

@@ -15,13 +15,12 @@ use crate::error::lasting;
 use crate::net::socket::dial::Dial;
 use crate::net::socket::{GLANCE, timed_out};
 
-/// The reason of a timeout. A server without TLS takes the beginning of a handshake for that of a command, and waits as well.
+/// The reason of a timeout. A server without TLS takes the handshake for the beginning of a command, and waits for the rest.
 const BEGINNING: &str =
     "the server did not answer the TLS handshake in time; if it does not speak TLS, use redis://";
 const REST: &str = "the server did not finish the TLS handshake in time";
 
-/// Agrees on the keys. `host` is where the connection leads to, which is who the server has to be unless the settings say
-/// otherwise.
+/// Agrees on the keys. `host` is the host that the server has to prove to be, unless the settings say otherwise.
 pub(in crate::net::socket) fn secure(
     settings: &TlsSettings,
     host: &str,

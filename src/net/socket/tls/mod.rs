@@ -75,7 +75,7 @@ impl TlsSession {
         }
     }
 
-    /// Encrypts, behind all that was encrypted before.
+    /// Encrypts `plain`, behind the bytes that are encrypted already.
     fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
         let mut rest = plain;
         while !rest.is_empty() {
@@ -193,8 +193,8 @@ where
         self.session.lock().failure.clone()
     }
 
-    /// Writes what the socket takes now, and says how many bytes of `plain` that was: their encryption may be under way
-    /// in part. The caller has to offer the others again, before any others.
+    /// Writes what the socket takes now, and says how many bytes of `plain` that was: their encryption may be under way in
+    /// part. The caller has to offer the rest again, before any other bytes.
     pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
         let mut session = self.session.lock();
         if session.is_writing {
@@ -212,7 +212,7 @@ where
         Ok(plain.len() - usize::from(session.is_held))
     }
 
-    /// Writes what nothing follows, if everything before it was written whole.
+    /// Writes the last bytes, if everything before them was written whole.
     pub(super) fn write_last(&self, plain: &[u8]) -> io::Result<()> {
         if self.session.lock().is_clean() {
             self.write_some(plain)?;
