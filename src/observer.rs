@@ -36,8 +36,8 @@ use crate::report::report;
 /// **Counting.** For each hold, [`acquired`](Self::acquired) is called once, and later [`released`](Self::released) or
 /// [`lost`](Self::lost) once. So the number of holds is acquired less released less lost. In detail:
 ///
-/// - All holds that a thread has of one lock at the same time count as one. Locking again is not reported, and only the
-///   last of the guards reports the release.
+/// - All holds that a thread has of one lock at the same time count as one: locking again is not reported, and only the
+///   last of their guards reports the release.
 /// - Each thread that reads has a hold of its own, even if Redis has one for all of them.
 /// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to

@@ -183,7 +183,7 @@ counters! {
     lost,
     /// Releases that found that the hold had already ended.
     releases_of_lost,
-    /// Releases that Redis rejected or never acknowledged; such holds end with their lease, permits of a semaphore without leases stay taken.
+    /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,
     /// Times a connection for commands, or for guarded commands, was replaced.
     reconnects,

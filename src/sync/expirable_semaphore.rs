@@ -180,7 +180,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::span(wait))?.and_then(one))
     }

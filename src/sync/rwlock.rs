@@ -557,8 +557,8 @@ impl RwLock {
 
     /// Returns a handle that reads whenever no one writes, even if another process waits to write.
     ///
-    /// Redisson has the same rule. Readers that overlap can then keep writers waiting forever. Default: readers and
-    /// writers take turns.
+    /// Redisson has the same rule: readers that overlap can keep writers waiting forever. Default: readers and writers
+    /// take turns.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -168,7 +168,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many_for(1, wait)
     }

@@ -147,8 +147,8 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 impl<K: Detachable, S: Scope> Guard<K, S> {
     /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// The hold is no longer renewed, and nobody else can have the lock in the meantime. Once it is adopted, Redis
-    /// rejects commands that this client still sends as the old owner. Blocks for one round trip, at most for the
+    /// The hold is no longer renewed, and nobody else gets the lock before `lease` is over. Once the hold is adopted,
+    /// Redis rejects commands that this client still sends as the old owner. Blocks for one round trip, at most for the
     /// command timeout. If the handle's [`at_least`](crate::Mutex::at_least) ends later than `lease`, the hold stays
     /// until then.
     ///
