@@ -31,9 +31,9 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from
 /// an older copy.
 ///
-/// **Exceptions.** After the counter was lost, tokens can repeat or fall in two cases. The server's clock was set
-/// back as well, as may happen with a failover to another machine. Or the lock is acquired again within a millisecond:
-/// while threads of a process wait for the lock, tokens run up to a millisecond ahead of the clock.
+/// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
+/// may happen with a failover to another machine. The same can happen if the lock is acquired again within a
+/// millisecond, since tokens run up to a millisecond ahead of the clock while threads of a process wait for the lock.
 ///
 /// **After a loss.** If a process has lost the lock and does not know that, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.

@@ -53,9 +53,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// the lock now and then and acquire it again.
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
-/// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the
-/// next renewal, after at most a third of the lease. With a fixed lease only [`unlock`](RedLockGuard::unlock)
-/// notices: it fails if fewer than a majority still had the hold.
+/// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
+/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed, so only
+/// [`unlock`](RedLockGuard::unlock) notices: it fails if fewer than a majority still had the hold.
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is

@@ -63,10 +63,10 @@ use crate::time;
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
 /// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again at every renewal: at
-/// least every 10 s, and once they found it shortened, after a third of the time it had left. An uncovered case
-/// remains: a Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock
-/// then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next
-/// renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
+/// least every 10 s, and after a renewal that found it shortened, within a third of the time that was left. A case that
+/// this does not cover: a Redisson client sets the time to live to less than the time until the next renewal, and dies.
+/// The lock then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it;
+/// the next renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
