@@ -32,7 +32,7 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// an older copy.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
-/// may happen with a failover to another machine. The same can happen if the lock is acquired again within a
+/// may happen with a failover to another machine. Tokens can fall too if the lock is acquired again within a
 /// millisecond, since tokens run up to a millisecond ahead of the clock while threads of a process wait for the lock.
 ///
 /// **After a loss.** If a process has lost the lock and does not know that, its threads may still pass the lock among
