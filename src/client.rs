@@ -33,7 +33,8 @@ use crate::sync::semaphore::{Semaphore, close as give_back_permits};
 use crate::sync::spin_lock::SpinLock;
 use crate::sync::ticket::{Adopt, Ticket};
 
-/// The locks of one Redis, by name. A process normally has one client.
+/// The locks of one Redis, by name. A process normally has one client; two clients of a process exclude each other like
+/// two processes.
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -79,11 +80,11 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
 /// that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
-/// `fork()` copies mutexes that other threads hold at that moment, but not these threads. A few of 10,000 children
-/// would hang while they open a client.
+/// `fork()` copies mutexes that other threads hold at that moment, but not these threads. If you fork later, a few of
+/// 10,000 children hang while they open their client.
 ///
-/// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of them
-/// reads for all; if the processor is busy and that thread gets none of it, the others wait for it.
+/// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of
+/// them reads the replies for all. If that thread gets no processor time, the others wait for it.
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<SharedSession>,
@@ -95,9 +96,9 @@ impl RefUnwindSafe for Client {}
 impl Client {
     /// Checks the settings and connects. Takes a URL, a `redis::ConnectionInfo` or a [`Config`].
     ///
-    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With
-    /// [`Config::lazy`] the call neither connects nor blocks. If the resolver does not answer for the host, a thread
-    /// continues to wait for it after this call has failed; at most four threads of a process look up the same host.
+    /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With [`Config::lazy`]
+    /// the call neither connects nor blocks. If the resolver does not answer, a thread keeps waiting for it after this
+    /// call has failed; at most four threads of a process look up the same host.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -291,8 +292,9 @@ impl Client {
     /// Takes over a hold that another client has detached, in one step: see [`Ticket`].
     ///
     /// Blocks for one round trip, at most for the command timeout. This client renews the hold with its own lease, and
-    /// needs the same [key prefix](Config::key_prefix) as the client that detached. The hold gets a new number, and
-    /// that of a fenced lock a greater token, so commands that the former holder still sends are rejected.
+    /// needs the same [key prefix](Config::key_prefix) as the client that detached. The hold gets a new
+    /// [owner](crate::Guard::owner), a permit a new id, and the hold of a fenced lock also a greater token. So commands
+    /// that the former holder still sends are rejected.
     ///
     /// ```no_run
     /// use redlatch::{LossReason, OwnedMutexGuard, Ticket};
@@ -321,9 +323,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if nobody has the lock by now,
-    ///   [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has, such as another adopter. Of a permit it
-    ///   is always `Expired`.
+    /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if nobody has the
+    ///   lock by now, [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has, such as another
+    ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
     /// - [`Error::Config`](crate::Error::Config) for a ticket of another kind;
     ///   [`Error::WrongType`](crate::Error::WrongType), [`Error::Closed`](crate::Error::Closed).
@@ -335,13 +337,13 @@ impl Client {
     /// both threads are joined.
     ///
     /// Call `close` before `std::process::exit`, which may end the process before the releases of dropped guards are
-    /// sent. The locks would stay taken until their leases are over.
+    /// sent. The locks then stay taken until their leases are over, and permits of a [`Semaphore`] for good.
     ///
     /// Blocks until Redis has acknowledged the releases, at most for `timeout`, and up to 150 ms more for the threads
     /// and the logger. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed); dropping them
     /// later does nothing, and their [`unlock`](crate::Guard::unlock) returns [`Error::Lost`](crate::Error::Lost).
     /// Other calls that need Redis return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works.
-    /// Closing again waits up to its own `timeout` for the first call, and returns the same result.
+    /// A second call of `close` waits up to its own `timeout` for the first, and returns the same result.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -352,7 +354,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its source says how many releases
-    /// Redis has not acknowledged. These locks are free when their leases are over.
+    /// Redis has not acknowledged. These locks are free when their leases are over; permits of a [`Semaphore`] may stay
+    /// taken.
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let now = Instant::now();
         let a_year = Duration::from_secs(365 * 24 * 3600);
@@ -362,7 +365,8 @@ impl Client {
 
     /// Returns the id of this client, a UUID that is new for every client. No I/O.
     ///
-    /// In Redis, the owner of each of its holds begins with this id, and the names of its connections contain it.
+    /// In Redis, the owner of each lock that this client holds begins with this id (ids of permits do not), and the
+    /// names of its connections contain it.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -417,13 +421,14 @@ impl Client {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
-    /// Takes a lock away from this owner; `false` if the owner does not hold it any more.
+    /// Takes a lock or permit away from one owner; `false` if that owner no longer holds it.
     ///
-    /// For an owner that is stuck, as [`inspect`](Self::inspect) shows it. If somebody else holds the lock by now,
-    /// nothing changes. The whole hold ends, however often its thread has locked, together with the read hold of a
-    /// thread that writes and reads. Waiting threads are notified. The holder's process learns of the loss at its next
-    /// renewal. Blocks for two round trips, three for a writer that also reads, and for each at most for the command
-    /// timeout.
+    /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
+    /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
+    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate the two have
+    /// different owners, and only the hold of the named one ends. Waiting threads are notified. The holder learns of
+    /// the loss at its next renewal. Blocks for two round trips, three for such a Redisson owner, and for each at most
+    /// for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -465,7 +470,7 @@ impl Client {
         check(&self.shared)
     }
 
-    /// Returns what a readiness probe needs: whether the server answers, and whether what is held is renewed.
+    /// Returns what a readiness probe needs: whether the server answers, and whether the holds are renewed in time.
     ///
     /// Asks the server once (`PING`), over the connection that locks use; in a cluster one of the masters. Blocks for
     /// one round trip, at most for the command timeout.
@@ -509,17 +514,17 @@ impl Client {
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The settings of the first client apply to the lock: lease, command timeout, tenure and `on_lost`. The settings
-    /// of each client apply to its own server: the key prefix, the connect timeout, and the lease, a quarter of which
-    /// is the longest that a renewal waits on a silent connection. So give all clients the same settings. Two locks of
-    /// one name over the same clients, with the same first client, are the same lock. Four masters survive the loss of
-    /// one, like three, since a majority is more than half.
+    /// The lock has the lease, the command timeout, the tenure and the `on_lost` of the first client. For its own
+    /// server, each client uses its key prefix and connect timeout, and renews on a silent connection for at most a
+    /// quarter of its lease. So give all clients the same settings. Two locks of one name over the same clients, with
+    /// the same first client, are the same lock. Four masters survive the loss of one, like three, since a majority is
+    /// more than half.
     ///
-    /// Asks the servers who they are (`INFO`), all at the same time and once for each connection. Blocks
-    /// for at most the command timeout of the first client, however many are down: the lock is made all the same.
-    /// Servers that could not be asked are asked when they answer again, by the next call that locks. If one of them
-    /// turns out to be the server of another client, such calls return [`Error::Config`](crate::Error::Config) from
-    /// then on; one that has become a replica takes no part for as long as it is one.
+    /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
+    /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask
+    /// them later. If such a server turns out to be that of another client, these calls return
+    /// [`Error::Config`](crate::Error::Config) from then on. A server that has become a replica takes no part while it
+    /// is one.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};
@@ -531,8 +536,8 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two of one server (the same `run_id`,
-    /// whatever the address), for a server that is a replica, as far as they answer, and for a client that waits for
+    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two clients of one server (the same
+    /// `run_id`, whatever the address), for a server that answers that it is a replica, and for a client that waits for
     /// replicas ([`Config::replica_ack`](crate::Config::replica_ack));
     /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
     /// is.

@@ -50,7 +50,7 @@ pub enum Error {
         doing: &'static str,
         /// Whether this followed the work that the lock protects, as a release does.
         after_work: bool,
-        /// The lock's name, as given to the client; `None` if it was not about one, as in `Client::open`.
+        /// The lock's name, as given to the client; `None` if the call was about no lock, as `Client::open`.
         name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
@@ -77,8 +77,8 @@ pub enum Error {
         needed: usize,
         /// How many granted the lock.
         agreed: usize,
-        /// The error of each server that failed, by its position among the clients. Servers that neither granted the
-        /// lock nor failed said that somebody else has it.
+        /// The error of each server that failed, by its position among the clients. The servers that are missing here
+        /// either granted the lock, or replied that somebody else has it.
         failures: Vec<(usize, Self)>,
     },
     /// Too few replicas acknowledged an acquire ([`Config::replica_ack`](crate::Config::replica_ack)), so the lock is
@@ -126,7 +126,7 @@ pub enum Error {
     Spawn {
         /// Which thread, as debuggers and `/proc` show it.
         name: &'static str,
-        /// Why not.
+        /// Why it could not be started.
         source: std::io::Error,
     },
     /// A command that cannot be run as a [guarded command](crate::MutexGuard::query). Nothing was sent.
@@ -135,8 +135,9 @@ pub enum Error {
         /// Which rule the command breaks, and what to do about it.
         why: String,
     },
-    /// Redis was too slow to say whether anybody has the lock. Without [`late_is_error`](crate::Mutex::late_is_error) such
-    /// a call returns `Ok(None)`. redlatch releases whatever the call may have acquired.
+    /// Redis was too slow to say whether anybody has the lock or the permits. Without
+    /// [`late_is_error`](crate::Mutex::late_is_error) such a call returns `Ok(None)`. redlatch releases whatever the
+    /// call may have acquired.
     #[non_exhaustive]
     Late {
         /// The lock's name, as given to the client.
@@ -161,18 +162,18 @@ pub enum Error {
 impl Error {
     /// Returns whether the same call may succeed later although the caller changes nothing.
     ///
-    /// False for errors that come after the work, such as those of a release, and for a command that may have run. So
-    /// repeating the call repeats no work.
+    /// False for errors that come after the work, such as those of a release, and for a command that may have run. So a
+    /// caller that repeats retryable calls repeats no work.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |
-    /// | [`Redis`](Self::Redis): unreachable, loading, a replica by now, no writes now (`MISCONF`, `OOM`) | acquiring, asking | yes |
+    /// | [`Redis`](Self::Redis): unreachable, loading, now a replica, no writes now (`MISCONF`, `OOM`) | acquiring, asking | yes |
     /// | `Redis`: wrong credentials, missing rights, a certificate | any call | no |
     /// | `Redis` with `after_work` | releasing, downgrading, closing | no |
-    /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or a request that counts | no |
+    /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | after the grant | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if the servers with a retryable error may still form a majority |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if a majority of the servers has no lasting error |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -207,10 +208,11 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if the reply was lost to a [guarded command](crate::MutexGuard::query), or to a command that has another
-    /// effect if it is repeated, such as [`count_down`](crate::Latch::count_down),
+    /// True if the reply was lost to a [guarded command](crate::MutexGuard::query), or to a command whose repetition
+    /// would count again, such as [`count_down`](crate::Latch::count_down),
     /// [`add_permits`](crate::Semaphore::add_permits) and [`force_unlock`](crate::Handle::force_unlock). Also true if
-    /// the reply to a guarded command arrived and could not be read: that command has run.
+    /// the reply to a guarded command arrived and could not be read: that command has run. False if Redis replied with
+    /// an error, even if a script had written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::Loss;
 use crate::report::report;
 
-/// Is told what happens to the locks and permits of a client. Each method does nothing unless implemented.
+/// Receives the events of a client's locks and permits. Each method does nothing unless implemented.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,17 +28,16 @@ use crate::report::report;
 /// # let _ = config;
 /// ```
 ///
-/// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases;
-/// for a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave
-/// slow work to another thread. An observer may use the client that it observes, but must not own a handle of it, or
-/// that client would never be dropped. A panic is logged and has no other effect.
+/// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases; for
+/// a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave slow
+/// work to another thread. An observer may use the client that it observes, but must not own one of its handles, or the
+/// client would never be dropped. A panic is logged and has no other effect.
 ///
-/// **Counting.** An observer is told of each hold that is [`acquired`](Self::acquired), once, and later that it is
-/// [`released`](Self::released) or [`lost`](Self::lost), once. So the number of holds is acquired less released less
-/// lost. In detail:
+/// **Counting.** For each hold, [`acquired`](Self::acquired) is called once, and later [`released`](Self::released) or
+/// [`lost`](Self::lost) once. So the number of holds is acquired less released less lost. In detail:
 ///
-/// - All holds that a thread has of one lock at the same time count as one. Locking again is not reported, and the last
-///   of these guards reports the release.
+/// - All holds that a thread has of one lock at the same time count as one: locking again is not reported, and only the
+///   last of their guards reports the release.
 /// - Each thread that reads has a hold of its own, even if Redis has one for all of them.
 /// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
@@ -59,9 +58,9 @@ pub trait Observer: Send + Sync {
     /// [`Config::on_lost`](crate::Config::on_lost) is called once.
     fn lost(&self, _loss: &Loss) {}
 
-    /// A renewal of a hold failed, and the hold is still valid: there is time to end the work. Told once for each hold until it
-    /// is renewed again. Otherwise [`lost`](Self::lost) follows. Nothing is told of a [`RedLock`](crate::RedLock), whose parts
-    /// fail one by one.
+    /// A renewal of a hold failed, and the hold is still valid: there is time to end the work. Called once for each
+    /// hold, and again only if a renewal succeeded in between. If none succeeds in time, [`lost`](Self::lost) follows.
+    /// Not called for a [`RedLock`](crate::RedLock), whose parts fail one by one.
     fn renewal_failed(&self, _event: &RenewalFailed<'_>) {}
 
     /// A connection to the server failed: the first attempt, or the first failure after the server was reached.
@@ -131,7 +130,7 @@ pub struct Released<'a> {
     pub name: &'a str,
     /// As in [`Acquired`].
     pub kind: &'static str,
-    /// How long this thread has held it.
+    /// How long the lock or permit was held.
     pub held: Duration,
 }
 

@@ -164,18 +164,18 @@ counters! {
     /// Attempts that ended without the lock or permit: another thread or process had it, the time was up, or there
     /// was an error.
     refused,
-    /// Commands sent, except those of the watchdog and the subscriber.
+    /// Commands sent, except renewals and those of the connection for messages.
     commands,
     /// Waits ended by a message.
     wakes,
     /// Waits that ended without a message, by polling or with the holder's lease, and found the lock free: a message
     /// was lost, or none was sent.
     missed_messages,
-    /// Times this process let others go first, because its tenure was over or several of them wait.
+    /// Times this process let others go first, because its tenure was over or several others wait.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
-    /// Holds whose renewal failed while they were valid; each counts once until it is renewed again.
+    /// Holds whose renewal failed while they were valid; each counts again only after a renewal that succeeded.
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
@@ -183,7 +183,7 @@ counters! {
     lost,
     /// Releases that found that the hold had already ended.
     releases_of_lost,
-    /// Releases that Redis rejected or never acknowledged; the lease ends such holds.
+    /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,
     /// Times a connection for commands, or for guarded commands, was replaced.
     reconnects,
@@ -191,7 +191,7 @@ counters! {
     resubscriptions,
 
     gauges:
-    /// Now: holds that the watchdog renews or watches.
+    /// Now: holds, permits of expirable semaphores, and fair locks that threads wait for.
     holds,
     /// Now: locks that a thread of this process holds, waits for, or has just released.
     names,

@@ -32,11 +32,11 @@ use crate::sync::traits::{Hold, Lock, sealed};
 /// How long a hold is valid from now on, until it is lost.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A lock for unit tests, which grants, refuses and fails as told, and needs no Redis.
+/// A lock for unit tests, which grants, refuses and fails as ordered, and needs no Redis.
 ///
-/// Without orders the lock grants every attempt, also while it is held: it excludes nobody. No call blocks. Clones are the
-/// same lock, so that a test can keep one. A `FakeLock` is a [`Lock`] and its guards are [`Hold`]s, no more: they have no
-/// `token`, `query` or `invoke`, so code that needs these cannot be tested with it.
+/// If no order is queued, the lock grants every attempt, also while it is held: it excludes nobody. No call blocks.
+/// Clones are the same lock, so that a test can keep one. A `FakeLock` has only the methods of [`Lock`], and its guards
+/// those of [`Hold`]: code that needs `token`, `query` or `invoke` cannot be tested with it.
 ///
 /// ```
 /// use redlatch::testing::FakeLock;
@@ -94,7 +94,7 @@ impl FakeLock {
         self.0.told.lock().attempts.push_back(order);
     }
 
-    /// Queues a grant: the next attempt without an order succeeds.
+    /// Queues a grant. Each attempt takes the oldest order in the queue; the attempt that takes this one succeeds.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -110,9 +110,9 @@ impl FakeLock {
         self.order(FakeOutcome::Grant);
     }
 
-    /// Queues a refusal: the next attempt without an order finds the lock taken.
+    /// Queues a refusal: the attempt that takes this order finds the lock taken.
     ///
-    /// A call that would wait without limit continues with the next order. Every other call returns `Ok(None)` at once.
+    /// A call without a time limit goes on and takes the next order. Every other call returns `Ok(None)` at once.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -128,7 +128,7 @@ impl FakeLock {
         self.order(FakeOutcome::Refuse);
     }
 
-    /// Queues an error: the next attempt without an order fails with it. [`errors`] makes errors.
+    /// Queues an error: the attempt that takes this order fails with it. [`errors`] makes errors.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -142,8 +142,8 @@ impl FakeLock {
         self.order(FakeOutcome::Fail(err));
     }
 
-    /// Queues an error of `unlock`: the next `unlock` without an order fails with it. The guard's hold ends all the
-    /// same.
+    /// Queues an error of `unlock`, in a queue of its own: the `unlock` that takes it fails with it. The guard's hold
+    /// ends all the same.
     ///
     /// The error counts as one after the work, like every error of `unlock`: it is never
     /// [retryable](Error::is_retryable), even if `err` is, such as an error of [`errors::redis`].
@@ -162,7 +162,7 @@ impl FakeLock {
         self.0.told.lock().unlocks.push_back(err.after_work());
     }
 
-    /// Has all guards lose the lock, which they report as the guards of a client do.
+    /// Makes all guards lose the lock; they report the loss as the guards of a client do.
     ///
     /// ```
     /// use redlatch::{Hold, Lock, LossReason};
@@ -354,7 +354,7 @@ pub fn loss(name: impl Into<String>, owner: impl Into<String>, reason: LossReaso
 pub mod errors {
     use crate::error::{DeadlockReason, Error, LossReason, RUNNING};
 
-    /// Makes an [`Error::Redis`] of an attempt to acquire, which is retryable.
+    /// Makes a retryable [`Error::Redis`] of an attempt to acquire.
     ///
     /// ```
     /// use redlatch::testing::errors;

@@ -71,7 +71,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the settings for the server at `url`, all others at their defaults.
+    /// Returns the settings for the server at `url`, with defaults for all others.
     ///
     /// | the URL | leads to |
     /// | --- | --- |
@@ -128,7 +128,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the `redis` crate cannot make a `redis::ConnectionInfo` of it. Nothing is sent.
+    /// [`Error::Config`] if the `redis` crate cannot make a `redis::ConnectionInfo` of `info`. Nothing is sent.
     pub fn from_connection_info(info: impl IntoConnectionInfo) -> Result<Self> {
         info_of(info).map(Self::from)
     }
@@ -155,7 +155,8 @@ impl Config {
         }
     }
 
-    /// Sets how long Redis keeps a hold that is not renewed. The client renews each hold every third of this time.
+    /// Sets how long Redis keeps a hold or a permit that is not renewed. The client renews each every third of this
+    /// time, unless its handle has a fixed lease.
     ///
     /// The lease is how long others wait after a holder's process has died; the work may take longer
     /// ([which lease to choose](crate::guide::recipes#which-lease-to-choose)).
@@ -176,7 +177,8 @@ impl Config {
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
     /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the
-    /// command again, under a new owner. From 10 ms to an hour. Default: 3 s.
+    /// command again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query) are not
+    /// sent again. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
@@ -202,10 +204,11 @@ impl Config {
         self
     }
 
-    /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes may
-    /// have it.
+    /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes get
+    /// their turn.
     ///
-    /// Zero offers the lock to other processes at every release. At most 1 s. Default: 5 ms.
+    /// Zero offers the lock to other processes at every release. Fair locks are never passed on. At most 1 s. Default:
+    /// 5 ms.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").tenure(std::time::Duration::from_millis(1));
@@ -229,8 +232,8 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// A waiter of a read-write lock likewise keeps its precedence for this long after it has asked. Redisson's fair
-    /// waiters stay for 300 s times their position.
+    /// In a read-write lock, Redis forgets a waiter that has not asked for this long; [`RwLock`](crate::RwLock) says
+    /// how long other waiters go first. Redisson's fair waiters stay for 300 s times their position.
     #[must_use]
     pub fn waiter_lease(mut self, lease: Duration) -> Self {
         self.waiter_lease = lease;
@@ -294,9 +297,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. Therefore one of several simultaneous
-    /// acquires waits for up to a quarter of the command timeout, and the others for up to 1/32. After a failure, each
-    /// later acquire waits for at most 20 ms, until an acquire has been acknowledged again.
+    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
+    /// simultaneous acquires waits for up to a quarter of the command timeout, and the others for up to 1/32. After a
+    /// failure, each later acquire waits for at most 20 ms, until an acquire has been acknowledged again.
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
     /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this
     /// setting.
@@ -320,10 +323,10 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The function is called for every connection, including those for renewals and messages and those to the nodes
-    /// of a cluster, but not for Sentinels, whose login is in the URL. Each call runs on a thread of its own, with no
-    /// lock held; several calls may run at the same time. If the function returns too late, the next attempt uses
-    /// that result instead of calling again.
+    /// The function is called for every connection, including those for renewals and messages and those to the nodes of
+    /// a cluster, but not for Sentinels, whose login is in the URL. Each call runs on a thread of its own, with no lock
+    /// held; several calls may run at the same time. If the function returns too late, the next attempt uses that
+    /// result instead of calling again.
     ///
     /// If the function returns an error, the attempt to connect fails with [`Error::Redis`] and is retried, as if the
     /// server were unreachable. A panic is not retried. Default: the URL's user and password.
@@ -353,9 +356,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The new connection takes over once all replies on the old one have arrived, so no call fails or is repeated,
-    /// and all holds are kept. A failure is logged and retried a few times; the old connection is used for as long as
-    /// the server serves it. A client that has never locked anything has no thread for this, and does not reconnect.
+    /// The new connection takes over once all replies on the old one have arrived, so no call fails or is repeated, and
+    /// all holds are kept. A failed login is logged and retried a few times; the old connection is used while the
+    /// server serves it. A client that has never locked anything has no thread for this, and does not reconnect.
     #[must_use]
     pub fn reauth_after(mut self, age: Duration) -> Self {
         self.reauth_after = Some(age);
@@ -364,8 +367,8 @@ impl Config {
 
     /// Lets [`Client::open`](crate::Client::open) check the settings without connecting, so the server may be down.
     ///
-    /// The first call connects, as after a lost connection. If it cannot, it returns the reason as its error, for a
-    /// wrong password as well as for a closed port. So a process can start while one of the masters of a
+    /// The first call connects, as after a lost connection. If that fails, the call returns the reason as its error,
+    /// for a wrong password as well as for a closed port. So a process can start while one of the masters of a
     /// [`RedLock`](crate::RedLock) is down. Default: `open` connects.
     ///
     /// ```
@@ -394,15 +397,14 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The listener must not own a clone of its client, which would then never be closed by itself.
+    /// The listener must not own a clone of its client: that client would never be dropped.
     #[must_use]
     pub fn on_lost(mut self, listener: impl Fn(&Loss) + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(listener));
         self
     }
 
-    /// Sets an [`Observer`], which is told what happens to this client's locks and servers: for metrics, traces and
-    /// tests.
+    /// Sets an [`Observer`] of this client's locks and servers: for metrics, traces and tests.
     ///
     /// A second call of this method replaces the first observer. Default: no observer, at no cost.
     ///

@@ -142,9 +142,9 @@ impl<W: Send> Listener for Waiter<W> {
 ///
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Waits that
 /// have begun end with [`Error::Cancelled`](crate::Error::Cancelled): within a few milliseconds while parked, and
-/// within about 0.1 s while a request to Redis is unanswered. Later waits end at once. A lock that was granted before
-/// the cancellation is returned. A wait that was cancelled and whose time is up as well ends with `Cancelled`, not with
-/// `Ok(None)`.
+/// within about 0.1 s while a request to Redis is unanswered. Later waits end at once. If the lock was granted before
+/// the call noticed the cancellation, the call succeeds. If a wait is cancelled and its time is up as well, it ends
+/// with `Cancelled`, not with `Ok(None)`.
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();

@@ -27,9 +27,9 @@ pub struct Health {
         serde(rename = "since_s", serialize_with = "serialized::s")
     )]
     pub since: Duration,
-    /// Why it did not answer.
+    /// Why the server did not answer.
     pub why: Option<String>,
-    /// Of the renewals that are due, the one that has been unconfirmed for longest. `None` if all holds are renewed in time.
+    /// Of the renewals that are due, the one that has been unconfirmed for longest. `None` if none is due.
     pub renewal: Option<UnconfirmedRenewal>,
 }
 
@@ -46,7 +46,7 @@ pub struct UnconfirmedRenewal {
         serde(rename = "confirmed_s_ago", serialize_with = "serialized::s")
     )]
     pub confirmed_ago: Duration,
-    /// The lease. Unless the hold is confirmed again, it is lost once `confirmed_ago` is that long.
+    /// The lease. Unless the hold is confirmed again, it is lost once `confirmed_ago` is about as long.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_s", serialize_with = "serialized::s")

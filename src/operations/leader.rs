@@ -25,13 +25,14 @@ pub struct Leader {
     pub term: u64,
     /// `<id>:<number>`: the [id of its client](crate::Client::id), and a number.
     pub owner: String,
-    /// How long it leads unless the lease is renewed; `None` if the lease has no end.
+    /// How long the leadership lasts unless the lease is renewed; `None` if the lease has no end.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
     )]
     pub lease_left: Option<Duration>,
-    /// The leader's process. `None` for a client of Redisson, for one that is not connected, and if the user may not ask.
+    /// The leader's process. `None` for a client of Redisson or without a connection, and if the Redis user may not
+    /// ask.
     pub process: Option<Process>,
 }
 
@@ -86,9 +87,9 @@ impl Election {
 
     /// Iterates over the changes of leader: first who leads now, then each change, `None` when nobody leads.
     ///
-    /// Each step blocks until there is a change. The iterator asks once a second, so a leader that leads for less may be
-    /// missed. After an error of Redis the next step asks again. A cancelled token and a closed client are an error as well,
-    /// which ends the iteration.
+    /// Each step blocks until there is a change. The iterator asks once a second, so a leader that leads for less may
+    /// be missed. After an error of Redis the next step asks again. A cancelled token or a closed client is an error
+    /// too, and ends the iteration.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -19,7 +19,7 @@ use crate::sync::handle::Handle;
 use crate::sync::kind::Fenced;
 use crate::time;
 
-/// An election: one of several processes leads until it resigns, dies or is cut off, and then another one.
+/// An election: one of several processes leads, until it resigns, dies or is cut off; then another one leads.
 ///
 /// Made by [`Client::election`](crate::Client::election).
 ///
@@ -35,12 +35,13 @@ use crate::time;
 /// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the
 /// terms. An election and a fenced lock of one name exclude each other, and a Redisson `RFencedLock` may take part.
 ///
-/// **A leader that dies** is followed when its lease is over (30 s unless [`Config::lease`](crate::Config::lease) is set).
-/// There is one exception: a campaign that begins after the death, on the same machine, takes the leadership over at
-/// once, under a new term. So a service that is restarted leads again without a wait. A campaign that was waiting
-/// already when the leader died waits until the lease is over. The exception needs Linux, a former leader whose process
-/// has ended and has no connection to Redis, and a Redis user that may run `CLIENT LIST` and `PUBSUB`. Both processes
-/// belong to one user in one container, without a reboot in between.
+/// **If a leader dies**, another process leads when the lease is over (30 s unless
+/// [`Config::lease`](crate::Config::lease) is set). There is one exception: a campaign that begins on the same machine
+/// after the death takes the leadership over at once, under a new term. So a service that is restarted leads again
+/// without a wait. A campaign that was waiting already when the leader died waits until the lease is over. The
+/// exception needs Linux, a former leader whose process has ended and has no connection to Redis, and a Redis user that
+/// may run `CLIENT LIST` and `PUBSUB`. Both processes must belong to the same user and container, without a reboot in
+/// between.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
@@ -88,9 +89,9 @@ impl Election {
         }
     }
 
-    /// Returns a handle whose leaderships end after `term`, so that a leader that hangs is replaced.
+    /// Returns a handle whose leaderships last for at most `max`, so that a leader that hangs is replaced.
     ///
-    /// A leader that hangs still renews its lease. The leadership is lost after `term`
+    /// A leader that hangs still renews its lease. The leadership is lost after `max`
     /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead one lease later.
     ///
     /// ```no_run
@@ -100,13 +101,13 @@ impl Election {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn max_term(self, term: Duration) -> Self {
+    pub fn max_term(self, max: Duration) -> Self {
         Self {
-            lock: self.lock.max_hold(term),
+            lock: self.lock.max_hold(max),
         }
     }
 
-    /// Returns a handle whose calls wait this long for Redis to answer, and those of its leaderships too, instead of the
+    /// Returns a handle whose calls, like those of its leaderships, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; any other value counts as the nearest of these.
@@ -126,7 +127,8 @@ impl Election {
 
     /// Waits until this process leads.
     ///
-    /// Blocks without limit while others lead, and at most for the command timeout while Redis does not answer.
+    /// Blocks without limit while anybody leads, this process included, and at most for the command timeout while Redis
+    /// does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -137,12 +139,12 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// As [`FencedLock::lock`](crate::Handle::lock).
+    /// As [`FencedLock::lock_owned`](crate::Handle::lock_owned).
     pub fn campaign(&self) -> Result<Leadership> {
         self.stand(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
-    /// Tries once; `Ok(None)` if another process leads.
+    /// Tries once; `Ok(None)` if somebody leads, even if that is this process by another `Leadership`.
     ///
     /// Blocks for two round trips. Taking over from a process of this machine that died needs further questions, over a
     /// connection of its own. All of them together block at most for the command timeout.
@@ -316,8 +318,8 @@ impl Leadership {
         self.guard.lost()
     }
 
-    /// Resigns, and waits for Redis to confirm it: another process leads at once. Dropping the leadership resigns too, but
-    /// does not wait.
+    /// Resigns, so that another process can lead at once, and waits for Redis to confirm that. Dropping the leadership
+    /// resigns too, but does not wait.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -327,7 +329,7 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// As [`unlock`](crate::Guard::unlock): [`Error::Lost`] if the process was deposed before.
+    /// As [`unlock`](crate::Guard::unlock): [`Error::Lost`] if the leadership ended earlier.
     pub fn resign(self) -> Result<()> {
         self.guard.unlock()
     }
@@ -343,7 +345,7 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// As [`query`](crate::Guard::query): [`Error::Lost`] if the process is deposed, and then nothing was executed.
+    /// As [`query`](crate::Guard::query): [`Error::Lost`] if the process no longer leads; nothing was executed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
         self.guard.query(command)
     }

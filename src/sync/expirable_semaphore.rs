@@ -55,20 +55,19 @@ const MOST_IDS: usize = 10_000;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Use this one unless you share the name with Redisson's plain `RSemaphore`, which is
-/// [`Semaphore`](crate::Semaphore). The two use the same keys and channel, and cannot be mixed under one name.
+/// Use this kind unless you share the name with Redisson's plain `RSemaphore`, which is
+/// [`Semaphore`](crate::Semaphore). The two kinds use the same keys and channel, and cannot be mixed under one name.
 ///
 /// **Crashes.** Each permit has a lease (30 s unless set), which is renewed until its [`ExpirablePermit`] is dropped.
-/// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later. The server's clock
-/// alone decides which leases have expired. A holder that was only stopped finds
-/// [`is_valid`](ExpirablePermit::is_valid) false.
+/// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later, by the server's
+/// clock. A holder that was only stopped finds [`is_valid`](ExpirablePermit::is_valid) false when it continues.
 ///
 /// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
-/// call changes nothing. Until then there are no permits: no call gets one, and a *warn* in the log says so, once.
-/// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so
-/// after a reduction the available number can be negative until enough permits have returned. If the key of the
-/// number is deleted or evicted, the number counts as not set, and permits that are returned do not set it. The next
-/// number that is set includes the permits that are still taken.
+/// call changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
+/// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so after
+/// a reduction the available number can be negative until enough permits have returned. If the key of the number is
+/// deleted or evicted, the number counts as not set, and permits that are returned do not set it. The next number that
+/// is set includes the permits that are still taken.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
 /// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
@@ -78,8 +77,8 @@ const MOST_IDS: usize = 10_000;
 /// overtaken forever. [`try_acquire`](Self::try_acquire) does not overtake waiting threads either. Among processes,
 /// the first to ask gets what is available.
 ///
-/// **Panics** drop the permit, which releases it; there is no poisoning. A thread may take several permits, and waits
-/// forever if it waits for more than there are.
+/// **Panics** drop the permit, which releases it; there is no poisoning. A thread may take several permits. If it waits
+/// for more than there are in all, it waits forever.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     inner: LockSpec,
@@ -167,8 +166,8 @@ impl ExpirableSemaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt. A reply that arrives later is not
-    /// waited for, and a permit that it grants is released.
+    /// `wait` is the whole budget, round trips included; zero is one attempt. The call does not wait for a later reply;
+    /// a permit that such a reply grants is released.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -181,7 +180,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::span(wait))?.and_then(one))
     }
@@ -288,8 +287,7 @@ impl ExpirableSemaphore {
         self.take(n, WaitMode::moment(instant))
     }
 
-    /// Sets how many permits there are, once; if a number is set already, nothing changes, even if it is another
-    /// number.
+    /// Sets how many permits there are, once; if a number is set already, even another one, nothing changes.
     ///
     /// Returns whether the number was set. To change the number later, call [`set_permits`](Self::set_permits).
     /// Blocks for one round trip, at most for the command timeout.
@@ -442,9 +440,9 @@ impl ExpirableSemaphore {
 
     /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A holder in this client is notified of the loss at
-    /// once ([`LossReason::Forced`]), a holder elsewhere at its next renewal. A request that is sent again after a
-    /// lost reply returns the first answer.
+    /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the
+    /// loss at once ([`LossReason::Forced`]), any other at its next renewal. A request that is sent again after a lost
+    /// reply returns the first answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -462,8 +460,7 @@ impl ExpirableSemaphore {
         Ok(released.first().copied().unwrap_or_default())
     }
 
-    /// Releases the permits with these ids, in whatever process they were taken; returns for each whether it was
-    /// taken.
+    /// Releases the permits with these ids, whichever clients acquired them; returns for each whether it was taken.
     ///
     /// Ids that are not taken do not keep the others from being released. At most 10,000. Blocks for one round trip
     /// per 1,000 ids, each at most for the command timeout.
@@ -479,10 +476,10 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more ids, before anything is sent. After other
-    /// errors some of them may have been released.
+    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 10,000 ids, before anything is sent.
+    /// After other errors some permits may have been released.
     ///
-    /// Source: Redisson releases all or none, and fails if one had expired.
+    /// Redisson instead releases all or none, and fails if one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
         let possible = self.parse(ids, MOST_IDS)?;
         let sent: Vec<PermitId> = possible.iter().copied().flatten().collect();
@@ -495,11 +492,11 @@ impl ExpirableSemaphore {
         Ok(possible.iter().map(was_released).collect())
     }
 
-    /// Releases the permits with these ids if all of them are taken, in whatever process; otherwise `false`, and none is
-    /// released.
+    /// Releases the permits with these ids, whichever clients acquired them; `false`, and none is released, unless all
+    /// are taken.
     ///
-    /// At most 1,000. Blocks for one round trip, at most for the command timeout. Otherwise as
-    /// [`release_id`](Self::release_id).
+    /// At most 1,000. Holders are notified as by [`release_id`](Self::release_id). Blocks for one round trip, at most
+    /// for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -512,7 +509,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more ids, before anything is sent.
+    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 1,000 ids, before anything is sent.
     ///
     /// Source: Redisson's `release` and `tryRelease` with several ids.
     pub fn release_all_ids(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
@@ -559,7 +556,7 @@ impl ExpirableSemaphore {
         Ok(released)
     }
 
-    /// Returns how long Redis keeps the permit with this id if it is not renewed; `None` if it is not taken.
+    /// Returns how long Redis keeps the permit with this id unless it is renewed; `None` if it is not taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. [`Duration::MAX`] for a permit that never expires,
     /// which only Java clients take.
@@ -588,11 +585,12 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// Changes when the permit with this id ends: `lease` from now, sooner or later; `false` if it is not taken.
+    /// Moves the end of the permit with this id to `lease` from now, even if that is sooner; `false` if it is not
+    /// taken.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). An [`ExpirablePermit`] does not learn of the
-    /// change, and its next renewal sets its own lease again: use [`ExpirablePermit::update_lease`] for these.
+    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). An [`ExpirablePermit`] is not notified,
+    /// and its next renewal sets its own lease again: use [`ExpirablePermit::update_lease`] there.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -667,7 +665,7 @@ impl ExpirableSemaphore {
         self
     }
 
-    /// Returns a handle whose calls wait this long for Redis to answer, and those of its permits too, instead of the
+    /// Returns a handle whose calls, like those of its permits, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; any other value counts as the nearest of these.
@@ -902,8 +900,9 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The instant is one lease after the last confirmed acquire, renewal or change of the lease was sent, less a
-    /// hundredth of the lease and 2 ms, for clocks that drift apart. The clock is the monotonic one of this process.
+    /// The instant is one lease after the moment at which the last confirmed acquire, renewal or change of the lease
+    /// was sent, less a hundredth of the lease and 2 ms, for clocks that drift apart. The clock is the monotonic one of
+    /// this process.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.hold.valid_until()
@@ -950,21 +949,15 @@ impl ExpirablePermit {
     /// Blocks for one round trip, at most for the command timeout. If the reply is lost, the command is not sent
     /// again: the call returns [`Error::Redis`], and [`may_have_run`](Error::may_have_run) is true.
     ///
-    /// **Keys.** The data must be in the Redis that keeps the permit. Keys are sent unchanged, without the client's
-    /// key prefix. In a cluster they must be in the slot of the semaphore's key, as `{slots}:done` is in that of
-    /// `slots`. The Redis user needs the rights for the command and its keys.
-    ///
-    /// **Commands and replies.** Commands that Redis does not allow in scripts are rejected, blocking commands return
-    /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8
-    /// levels; a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded
-    /// commands that were under way may have run.
+    /// Rights, keys, commands and replies are as with the [`query`](crate::Guard::query) of a lock. In a cluster the
+    /// keys must be in the slot of the semaphore's key, as `{slots}:done` is in that of `slots`.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit is over, and nothing was executed. The permit reports the loss too.
     /// - [`Error::Redis`]: Redis rejected the command, did not answer, or the reply does not fit `T` or the limits.
-    ///   [`may_have_run`](Error::may_have_run) is true if the reply was lost, and if it does not fit, since the command
-    ///   has run then.
+    ///   [`may_have_run`](Error::may_have_run) is true if the reply was lost, and also if it does not fit: that command
+    ///   has run.
     /// - [`Error::InvalidCommand`], before anything is sent: a key in another slot of a cluster, no command name,
     ///   more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
     /// - [`Error::Closed`]: the client is closed.
@@ -974,8 +967,8 @@ impl ExpirablePermit {
 
     /// Runs a script only if this permit is still in force; Redis checks that in the same step.
     ///
-    /// The script is executed completely or, once the lease is over, not at all. Limits, blocking and lost replies
-    /// are as with [`query`](Self::query).
+    /// Once the lease is over, nothing is executed. Limits, blocking and lost replies are as with
+    /// [`query`](Self::query).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -991,8 +984,8 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done, and
-    /// [`may_have_run`](Error::may_have_run) is false.
+    /// As [`query`](Self::query). If the script fails midway, what it did before stays done.
+    /// [`may_have_run`](Error::may_have_run) is still false, since Redis replied with the script's error.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,
@@ -1002,8 +995,7 @@ impl ExpirablePermit {
         self.run(&script.work(keys, args))
     }
 
-    /// Changes when the permit ends: `lease` from now, whether that is sooner or later. The permit is no longer
-    /// renewed.
+    /// Moves the permit's end to `lease` from now, even if that is sooner. The permit is no longer renewed.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout; up to twice as long if
     /// another thread is changing the lease too.
@@ -1018,8 +1010,9 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit then
-    ///   counts as held for the shorter of both leases and is not renewed; later updates do not extend that.
+    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
+    ///   renewed, and counts as ended at its previous end or `lease` after this call, whichever is earlier. A later
+    ///   update counts for at most `lease` too, since Redis may execute this request after it.
     /// - [`Error::Config`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

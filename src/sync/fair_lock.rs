@@ -30,14 +30,13 @@ use crate::sync::kind::{Fair, Owned};
 /// joins at the end. Dead waiters delay those behind them by at most 4 s, however many died. If every waiter died,
 /// newcomers wait for 3 s more.
 ///
-/// **Outages.** If Redis itself was unreachable or stopped for that long, no waiter loses its place: each gets
+/// **Outages.** If Redis itself was unreachable or stopped for 3 s or more, no waiter loses its place: each gets
 /// another 3 s once Redis answers. These times are measured by the clock of the Redis server. All clients of a name
 /// need the same `waiter_lease`.
 ///
-/// **With Redisson.** Java clients wait in the same queue, by Redisson's rules: each place of theirs expires after
-/// 300 s for each position, by the clocks of the clients. To Java clients, places of this crate look like Redisson's
-/// own. A Rust process that dies with only Java clients behind it therefore delays them for as long as a dead Java
-/// client would.
+/// **With Redisson.** Java clients wait in the same queue, by Redisson's rules: their places expire after 300 s times
+/// the position, by the clocks of the clients. To Java clients, places of this crate look like Redisson's own. A Rust
+/// process that dies with only Java clients behind it therefore delays them for as long as a dead Java client would.
 ///
 /// **With a `ReentrantLock`.** Both kinds use the same key, so they exclude each other. A
 /// [`ReentrantLock`](crate::ReentrantLock) ignores the queue, though, and its releases do not notify the queue.

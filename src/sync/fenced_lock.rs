@@ -25,18 +25,18 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows both sides. [`Handle`] lists
 /// the other methods.
 ///
-/// **Tokens.** A thread that acquires the lock gets a token greater than all earlier tokens of the name, also if an
-/// earlier hold expired, if threads passed the lock among themselves, or if Redis was restarted. A thread that locks
-/// again what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's
-/// time in microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or
-/// restored from an older copy.
+/// **Tokens.** A thread that acquires the lock gets a token greater than all earlier tokens of the name, even if an
+/// earlier hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again
+/// what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in
+/// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from
+/// an older copy.
 ///
-/// **Exceptions.** After the counter was lost, tokens can repeat or fall in two cases. The server's clock was set
-/// back as well, as may happen with a failover to another machine. Or the lock is acquired again within a millisecond:
-/// while threads of a process wait for the lock, tokens run up to a millisecond ahead of the clock.
+/// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
+/// may happen with a failover to another machine. Tokens can fall too if the lock is acquired again within a
+/// millisecond, since tokens run up to a millisecond ahead of the clock while threads of a process wait for the lock.
 ///
-/// **After a loss.** If a process has lost the lock and does not know yet, its threads may still pass the lock among
-/// themselves. These tokens are lower than the new holder's, so the resource rejects them.
+/// **After a loss.** If a process has lost the lock and does not know that, its threads may still pass the lock among
+/// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.
 ///
 /// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
 /// that was ever locked. [`token_ttl`](FencedLock::token_ttl) lets it expire.

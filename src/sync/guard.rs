@@ -50,9 +50,9 @@ pub struct Guard<K: AnyKind, S: Scope = Bound> {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// For thread pools, actors and async programs. [`lock_owned`](crate::Handle::lock_owned),
-/// [`read_owned`](crate::RwLock::read_owned) and [`write_owned`](crate::RwLock::write_owned) return owned guards;
-/// their methods are those of every guard.
+/// Use owned guards in thread pools, actors and async programs. [`lock_owned`](crate::Handle::lock_owned),
+/// [`read_owned`](crate::RwLock::read_owned) and [`write_owned`](crate::RwLock::write_owned) return them. They have the
+/// methods of every guard.
 ///
 /// The hold belongs to the guard and to no thread, so it is not reentrant, whatever the kind of lock. A thread that
 /// has an owned guard and locks again waits like any other thread, and forever if no other thread can drop that
@@ -77,9 +77,9 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
 
     /// Releases the hold and waits for Redis to confirm it.
     ///
-    /// Blocks for one round trip, at most for the command timeout; not at all if the thread has further holds, or
-    /// another thread of this process takes over. Dropping the guard releases the hold too, without waiting and
-    /// without an error.
+    /// Blocks for one round trip, at most for the command timeout; not at all if the thread has further holds of the
+    /// lock, or another thread of this process takes the hold over. Dropping the guard releases the hold too, without
+    /// waiting and without an error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -93,8 +93,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost) if the hold ended earlier. [`Error::Redis`](crate::Error::Redis) if Redis
-    /// did not confirm: the release is sent again until Redis confirms it or the lease is over, which ends the hold
-    /// too. [`Error::Members`](crate::Error::Members) if several members of a multi-lock failed,
+    /// did not confirm: the release is sent again until Redis confirms it, or until the end of the lease ends the hold.
+    /// [`Error::Members`](crate::Error::Members) if several members of a multi-lock failed,
     /// [`Error::NoQuorum`](crate::Error::NoQuorum) if too few servers of a `RedLock` answered.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
@@ -129,8 +129,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The instant is one lease after the last confirmed acquire or renewal was sent, less a hundredth of the lease and
-    /// 2 ms, for clocks that drift apart. The clock is the monotonic one of this process.
+    /// The instant is one lease after the moment at which the last confirmed acquire or renewal was sent, less a
+    /// hundredth of the lease and 2 ms, for clocks that drift apart. The clock is the monotonic one of this process.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.held.valid_until()
@@ -177,14 +177,15 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The guard of a multi-lock returns the owners of all members, separated by commas. Two guards of one process
-    /// have the same owner if one passed the lock to the other, or if they share a read hold.
+    /// The guard of a multi-lock returns the owners of all members, separated by commas. Two guards of one process have
+    /// the same owner if a thread locked again, if one thread passed the lock to the other, or if they share a read
+    /// hold.
     #[must_use]
     pub fn owner(&self) -> &str {
         self.held.owner()
     }
 
-    /// Returns how many holds the thread has, including this one; zero once they are lost. No I/O.
+    /// Returns how many holds the thread has of the lock, including this one; zero once they are lost. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -36,9 +36,9 @@ use crate::sync::kind::{OneServer, Scope};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A line in front of the script checks that the hold is in force. Check and script are executed as one step: the
-/// script runs completely under the lock, or not at all. The script has its own `KEYS` and `ARGV`, and may return
-/// anything.
+/// A line in front of the script checks that the hold is in force. Check and script are one step: nobody else gets the
+/// lock while the script runs, and once the hold is over nothing is executed. A script that fails midway is not rolled
+/// back. The script has its own `KEYS` and `ARGV`, and may return anything.
 ///
 /// Make a script once and keep it. Redis is sent its hash, and its text only if the server does not know the hash.
 #[derive(Clone)]
@@ -115,8 +115,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// - [`Error::Lost`](crate::Error::Lost): the hold is over, and nothing was executed. The guard reports the loss
     ///   too.
     /// - [`Error::Redis`](crate::Error::Redis): Redis rejected the command, did not answer, or the reply does not fit
-    ///   `T` or the limits. [`may_have_run`](crate::Error::may_have_run) is true if the reply was lost, and if it does
-    ///   not fit, since the command has run then.
+    ///   `T` or the limits. [`may_have_run`](crate::Error::may_have_run) is true if the reply was lost, and also if it
+    ///   does not fit: that command has run.
     /// - [`Error::InvalidCommand`](crate::Error::InvalidCommand), before anything is sent: a key in another slot of a
     ///   cluster, no command name, more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such
     ///   as `SELECT`.
@@ -127,8 +127,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
 
     /// Runs a script only if this hold is still in force; Redis checks that in the same step.
     ///
-    /// The script is executed completely or, once the lease is over, not at all. Limits, blocking and lost replies
-    /// are as with [`query`](Self::query).
+    /// Once the lease is over, nothing is executed. Limits, blocking and lost replies are as with
+    /// [`query`](Self::query).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -144,8 +144,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// As [`query`](Self::query). If the script fails in the middle, what it did before stays done, and
-    /// [`may_have_run`](crate::Error::may_have_run) is false.
+    /// As [`query`](Self::query). If the script fails midway, what it did before stays done.
+    /// [`may_have_run`](crate::Error::may_have_run) is still false, since Redis replied with the script's error.
     pub fn invoke<T: FromRedisValue>(
         &self,
         script: &GuardedScript,

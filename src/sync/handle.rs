@@ -86,8 +86,8 @@ impl<A: AnyKind> Handle<A> {
     ///   [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
-    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread
-    ///   holds it as another kind.
+    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds
+    ///   the name as another kind of lock.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -109,10 +109,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)), the call
-    /// lets other waiting processes ask first, for 1 ms. Redis reports whether there are any in its reply to the last
-    /// release, so the call waits for that reply too. A [`SpinLock`](crate::SpinLock) has no such report, so after a
-    /// whole tenure it always waits.
+    /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
+    /// wait for it, the call first waits for 1 ms, so that these can ask; with a [`RedLock`](crate::RedLock) up to 50
+    /// ms. Redis says in its reply to the last release whether others wait, so the call waits for that reply too. A
+    /// [`SpinLock`](crate::SpinLock) has no such reply, and always waits for 1 ms after a whole tenure.
     ///
     /// # Errors
     ///
@@ -134,9 +134,9 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt; a duration beyond what
-    /// the clock can represent is no limit. `Ok(None)` means that another thread or process had the lock, or that
-    /// Redis was too slow; [`late_is_error`](Self::late_is_error) tells these apart. A reply that arrives later is
-    /// not waited for, and a hold that it grants is released.
+    /// the clock can represent is no limit. `Ok(None)` means that another thread or process had the lock, or that Redis
+    /// was too slow; [`late_is_error`](Self::late_is_error) tells these apart. The call does not wait for a later
+    /// reply; a hold that such a reply grants is released.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl<A: AnyKind> Handle<A> {
     /// Waits until the lock is held, by a guard that may move to other threads; otherwise as [`lock`](Self::lock).
     ///
     /// The hold belongs to the guard and to no thread, so it is not reentrant, whatever the kind: a thread that has
-    /// such a guard waits for the lock like any other. See [`OwnedGuard`](crate::OwnedGuard).
+    /// such a guard and locks again waits like any other. See [`OwnedGuard`](crate::OwnedGuard).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -283,9 +283,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking again in the same thread restarts the lease, and costs a round trip. If another thread of this process
-    /// passes the lock on, the hold may end sooner, by at most a tenth of the lease or the client's tenure, whichever
-    /// is shorter.
+    /// A thread that locks again what it holds with a fixed lease restarts that lease, which costs a round trip. If the
+    /// client renews the thread's hold, the lease of this handle is ignored. A thread that gets the lock from another
+    /// thread of this process has less of the lease: at most a tenth or the client's tenure is missing, whichever is
+    /// shorter.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -351,7 +352,7 @@ impl<A: AnyKind> Handle<A> {
         self.each(|part| part.cancel = Some(token.clone()))
     }
 
-    /// Returns a handle whose calls wait this long for Redis to answer, and those of its guards too, instead of the
+    /// Returns a handle whose calls, like those of its guards, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; any other value counts as the nearest of these. Renewals keep the client's timeout.
@@ -363,7 +364,7 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A call that waits behind another thread of this process, while that thread asks Redis, also waits for as long as
+    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, for as long as
     /// that thread's handle allows.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
@@ -445,7 +446,8 @@ impl<A: AnyKind> Handle<A> {
         counts.min().unwrap_or(0)
     }
 
-    /// Returns how long Redis keeps the lock if it is not renewed; `None` if it is free.
+    /// Returns how long Redis keeps the lock if it is not renewed; `None` if it is free. Of the members of a
+    /// multi-lock, the longest counts.
     ///
     /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout.
     /// `Duration::MAX` for a key without a time to live, which this crate never leaves behind.
@@ -473,8 +475,8 @@ impl<A: AnyKind> Handle<A> {
     /// Takes the lock away from its holder; `false` if it was free.
     ///
     /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder
-    /// in this process is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), a holder in
-    /// another process at its next renewal.
+    /// that uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any
+    /// other at its next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

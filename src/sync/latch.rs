@@ -28,10 +28,9 @@ const FORGET: usize = 1;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **A latch that was never set is open**, and waiting returns at once. So call
-/// [`try_set_count`](Self::try_set_count) before any thread waits or counts down. The last
-/// [`count_down`](Self::count_down) opens the latch, and all waiting threads of all processes continue. Then it can
-/// be set again. Any thread may count down, any number of times.
+/// **A latch that was never set is open**, and waiting returns at once. So call [`try_set_count`](Self::try_set_count)
+/// before any thread waits or counts down. The last [`count_down`](Self::count_down) opens the latch, and all waiting
+/// threads of all processes continue.  Any thread may count down, any number of times.
 ///
 /// **Crashes.** No hold or lease is involved, so a process that dies before counting down leaves the others waiting:
 /// use [`wait_for`](Self::wait_for), and [`delete`](Self::delete) to open the latch. If Redis loses its data, the
@@ -41,11 +40,11 @@ const FORGET: usize = 1;
 /// Without a message a thread asks after a second, and then less and less often, up to every 5 s. So a lost message
 /// or a deleted key delays it by at most 5 s. If the server does not allow subscribing, threads ask every 100 ms.
 ///
-/// **Rounds.** A latch may be set again at once. A thread that waits for the first count continues when that round
-/// ends, even if it wakes late and finds the second count. A thread that waits for the second count is not released
-/// by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate sets,
-/// opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and start
-/// the next, a late waiter waits for the end of the next round, as it does in Redisson.
+/// **Rounds.** A latch may be set again as soon as it is open. A thread that waits for the first count continues when
+/// that round ends, even if it wakes late and finds the second count. A thread that waits for the second count is not
+/// released by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate
+/// sets, opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and
+/// start the next, a waiter that wakes late waits for the end of the next round, as in Redisson.
 ///
 /// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once. Redis
 /// keeps its result at `{name}:request:<id>` until the client's next request about this latch, but no longer than two

@@ -21,25 +21,23 @@ use crate::sync::traits::Lock;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// [`Client::multi_lock`](crate::Client::multi_lock) makes one of names; [`MultiLock::new`](MultiLock::new) makes one
-/// of locks, of any clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their
-/// names are given.
+/// [`Client::multi_lock`](crate::Client::multi_lock) combines names, [`MultiLock::new`](MultiLock::new) locks of any
+/// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
-/// **Members.** Each member is a lock and a hold of its own. A name is the [`ReentrantLock`](crate::ReentrantLock) of
-/// that name, so it and a multi-lock, of this crate or Redisson's, exclude each other. If one member is lost, the
-/// guard reports it, and the other members stay held until the guard is dropped.
+/// **Members.** Each member is a lock and a hold of its own. A name stands for the
+/// [`ReentrantLock`](crate::ReentrantLock) of that name, so both exclude each other, and Redisson's multi-locks too. If
+/// a member is lost, the guard reports it, and the others stay held until the guard is dropped.
 ///
-/// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members
-/// with it, unless one is a [`Mutex`](crate::Mutex). A thread that holds a name as another kind of lock would wait
-/// for itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns
-/// `Ok(None)`.
+/// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members with
+/// it, unless a shared member is a [`Mutex`](crate::Mutex) or a [`FairMutex`](crate::FairMutex). A thread that holds a
+/// name as another kind of lock would wait for itself: waiting returns
+/// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns `Ok(None)`.
 ///
-/// **Settings.** [`lease`](MultiLock::lease), [`max_hold`](MultiLock::max_hold) and [`cancel_on`](MultiLock::cancel_on)
-/// of the multi-lock apply to all members.
+/// **Settings** of the multi-lock, such as [`lease`](MultiLock::lease), apply to all members.
 ///
 /// **Errors.** If members fail while the set is acquired, [`Error::Members`](crate::Error::Members) names each, and the
-/// granted members are released. [`unlock`](MultiLockGuard::unlock) returns it if several releases fail; if one fails,
-/// its error alone.
+/// granted members are released. [`unlock`](MultiLockGuard::unlock) returns `Members` if several releases fail, and the
+/// error itself if only one fails.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at
 /// the same time. So free members take one round trip, however many there are. Releases work in the same way. If a
@@ -49,15 +47,16 @@ use crate::sync::traits::Lock;
 /// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
 /// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
 /// may wait long. Threads that want one member get their turn after the tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. If the client of another member is closed, the
-/// thread notices that only after this wait.
+/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. Only after this wait does the thread notice that
+/// the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. If a later member
-/// was taken only just now, its holder may be about to release it. The thread then keeps the earlier members and asks
-/// again for a short time, never past the command timeout: for two round trips if the call may wait, otherwise for 250
-/// ms or four round trips, whichever is longer. So of the threads that try for free locks at the same time, one gets
-/// its whole set. This requires that all have the same lease, name the servers by the same addresses, and are not
-/// stopped for longer than that.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one
+/// exception to the release under **Waiting**: if the member that is in the way was taken only a moment ago, its holder
+/// may be about to release it. The thread then keeps the members that sort before that one, and asks again for a short
+/// time. If the call may wait, this takes two round trips, otherwise 250 ms or four round trips, whichever is longer,
+/// but never more than the command timeout. So of the threads that try for free locks at the same time, one gets its
+/// whole set. This requires that all threads use the same lease and the same server addresses, and that none is stopped
+/// for longer than this short time.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.

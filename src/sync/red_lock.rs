@@ -28,7 +28,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// renewing and unlocking still work. The lock is reentrant: the thread that holds it may lock it again. [`Handle`]
 /// lists all methods. Source: the [Redlock
 /// algorithm](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) of the Redis documentation.
-/// Redisson's `RedissonRedLock` is a different algorithm, which does not count time.
+/// Redisson's `RedissonRedLock` is a different algorithm, which ignores how long the masters took.
 ///
 /// **What it does not promise.** The lock relies on clocks that run at about the same speed, and on pauses that end
 /// in time. A process that was stopped, or a write that is under way, can outlive the lease, as with any other lock.
@@ -37,13 +37,13 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
 /// its token. A `RedLock` has no tokens: their counter would live in one Redis.
 ///
-/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least
-/// 50 ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted
-/// it and at least a tenth of the lease is left. The remaining time is the lease, less the time since before the
-/// first byte was sent, less a hundredth of the lease and 2 ms for clocks that drift. Otherwise the request is undone
-/// on every master, also where no reply arrived, and repeated after a random 5 to 50 ms. A grant that came too late
-/// is not repeated. A master that is down, or has not replied yet, is skipped as long as the others are enough; its
-/// client reconnects in the background.
+/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least 50
+/// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
+/// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
+/// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
+/// arrived, and repeated within 50 ms. If the majority grants the lock too late, the request is undone too, and the
+/// call returns [`Error::Redis`](crate::Error::Redis). A master that is down, or has not replied yet, is skipped if the
+/// others are enough; its client reconnects in the background.
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
@@ -53,9 +53,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// the lock now and then and acquire it again.
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
-/// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the
-/// next renewal, after at most a third of the lease. With a fixed lease only [`unlock`](RedLockGuard::unlock)
-/// notices: it fails if fewer than a majority still had the hold.
+/// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
+/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed, so only
+/// [`unlock`](RedLockGuard::unlock) notices: it fails if fewer than a majority still had the hold.
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
@@ -63,8 +63,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
 /// whether the lock is free there (`PTTL`): after a second, then less and less often, up to every 5 s, and when the
 /// holder's leases end. The thread then requests the lock only if a majority is free. A process that has had the lock
-/// for its tenure while others listened lets them go first, for as long as four grants take: at least 1 ms and at most
-/// 50 ms.
+/// for its tenure while others listened lets these go first, for as long as four grants take, but for 1 to 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
 /// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
@@ -117,11 +116,11 @@ impl Handle<Red> {
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
-    /// replica. The uptime of a replacement says nothing. Therefore the master counts only `longest_lease` after the
-    /// first acquire that saw the new `run_id`. A client that was opened after the change knows the uptime alone. The
-    /// setting relies on the wall clocks of the masters, which must not be set forward.
+    /// replica. The uptime of a replacement says nothing, so the master counts only `longest_lease` after the first
+    /// acquire that saw the new `run_id`. A client that was opened after the change knows only the uptime. The setting
+    /// relies on the wall clocks of the masters, which must not be set forward.
     ///
-    /// A hold passed on by another thread of this process was requested with that thread's handle, and its setting.
+    /// A hold that another thread of this process passes on was requested with the setting of that thread's handle.
     #[must_use]
     pub fn min_uptime(mut self, longest_lease: Duration) -> Self {
         self.target.up_for = longest_lease;
@@ -132,8 +131,8 @@ impl Handle<Red> {
 impl<S: Scope> Guard<Red, S> {
     /// Returns how many masters certainly keep the hold, as far as this process knows. No I/O.
     ///
-    /// Right after the grant this may be a bare majority. Replies of the other masters count when they arrive, each
-    /// from when its master was asked. From then on the number only falls: a part that was lost never counts again.
+    /// Right after the grant this may be a bare majority; the other masters count when their replies arrive. After that
+    /// the number only falls: a part that was lost never counts again.
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;

@@ -22,10 +22,10 @@ use crate::sync::kind::{Owned, Reentrant};
 /// to the settings.
 ///
 /// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis. The lock is free
-/// when the last of them is dropped, in any order. The thread counts, not the handle.
+/// when the last of them is dropped, in any order. All handles of the name are one lock.
 ///
-/// **Leases.** Each hold has a lease (30 s unless set), which is renewed every third of it until the guard is
-/// dropped. If the process dies, the lock is free once the lease is over.
+/// **Leases.** All holds that a thread has of the lock share one lease (30 s unless set), which is renewed every third
+/// of it until the last of their guards is dropped. If the process dies, the lock is free once the lease is over.
 ///
 /// **Order.** Threads of one process get the lock in the order in which they asked, and pass it among themselves for
 /// up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)). Then other processes get their turn. Among

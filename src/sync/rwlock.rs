@@ -63,10 +63,10 @@ use crate::time;
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
 /// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again at every renewal: at
-/// least every 10 s, and once they found it shortened, after a third of the time it had left. An uncovered case
-/// remains: a Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock
-/// then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next
-/// renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
+/// least every 10 s, and after a renewal that found it shortened, within a third of the time that was left. A case that
+/// this does not cover: a Redisson client sets the time to live to less than the time until the next renewal, and dies.
+/// The lock then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it;
+/// the next renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -110,9 +110,9 @@ impl RwLock {
 
     /// Waits until the calling thread holds the lock for reading.
     ///
-    /// Blocks without limit while another thread or process writes, or waits to write and goes first. Does not block
-    /// if it joins a read hold of its process. While Redis does not answer, blocks at most for the client's command
-    /// timeout (3 s unless set).
+    /// Blocks without limit while another thread or process writes, or waits to write and goes first. A thread that
+    /// joins a read hold of its process does not block. While Redis does not answer, the call blocks at most for the
+    /// client's command timeout (3 s unless set).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -215,8 +215,8 @@ impl RwLock {
     /// Waits until the lock is held for reading, by a guard that may move to other threads; otherwise as
     /// [`read`](Self::read).
     ///
-    /// The hold belongs to the guard and to no thread: a thread that has such a guard and waits to write waits for
-    /// itself, and gets no error.
+    /// The hold belongs to the guard and to no thread: a thread that has such a guard and asks to write waits for
+    /// itself, without an error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -245,7 +245,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`try_read`](Self::try_read), except `WouldDeadlock`.
+    /// As [`try_read`](Self::try_read).
     pub fn try_read_owned(&self) -> Result<Option<OwnedRwLockReadGuard>> {
         self.reading.try_lock_owned()
     }
@@ -387,9 +387,8 @@ impl RwLock {
     /// Waits until the lock is held for writing, by a guard that may move to other threads; otherwise as
     /// [`write`](Self::write).
     ///
-    /// The hold belongs to the guard and to no thread: a thread that has such a guard and reads, or writes again,
-    /// waits for itself, and gets no error. To read after writing, use
-    /// [`downgrade`](OwnedRwLockWriteGuard::downgrade).
+    /// The hold belongs to the guard and to no thread: a thread that has such a guard and reads, or writes again, waits
+    /// for itself, without an error. To read after writing, use [`downgrade`](OwnedRwLockWriteGuard::downgrade).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -462,9 +461,7 @@ impl RwLock {
     /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
     /// A hold ends `lease` after it was granted, released or not, and its guard reports that. Read holds with a fixed
-    /// lease are not shared among threads, and reading again in the same thread restarts the lease of its whole hold.
-    /// From 10 ms to 100 years; for any other value the methods that lock return
-    /// [`Error::Config`](crate::Error::Config).
+    /// lease are not shared among threads. [`Handle::lease`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -479,11 +476,7 @@ impl RwLock {
 
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
-    /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
-    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the client.
-    /// Read holds with this limit are not shared among threads. `Duration::MAX` means no limit, which is the default.
-    /// For zero, and together with a fixed lease, the methods that lock return
-    /// [`Error::Config`](crate::Error::Config).
+    /// Read holds with this limit are not shared among threads. [`Handle::max_hold`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -527,7 +520,7 @@ impl RwLock {
         self.each(|side| side.cancel = Some(token.clone()))
     }
 
-    /// Returns a handle whose calls wait this long for Redis to answer, and those of its guards too, instead of the
+    /// Returns a handle whose calls, like those of its guards, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; any other value counts as the nearest of these. Renewals keep the client's timeout.
@@ -564,7 +557,7 @@ impl RwLock {
 
     /// Returns a handle that reads whenever no one writes, even if another process waits to write.
     ///
-    /// This is Redisson's rule: readers that overlap can keep writers waiting forever. Default: readers and writers
+    /// Redisson has the same rule: readers that overlap can keep writers waiting forever. Default: readers and writers
     /// take turns.
     ///
     /// ```no_run
@@ -591,8 +584,8 @@ impl RwLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking it is reading, with the same holds as by [`read`](Self::read). `force_unlock` and `remaining_lease` of this
-    /// handle are about both sides.
+    /// To lock this handle is to read, as with [`read`](Self::read). This handle's `force_unlock` and `remaining_lease`
+    /// are about both sides.
     #[must_use]
     pub fn read_side(&self) -> Handle<Read> {
         self.reading.clone()
@@ -612,8 +605,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A reader that died is counted until its lease ends,
-    /// and then until another reader releases or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A reader that died counts until its lease ends; if
+    /// others read at that time, until one of them releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -711,8 +704,8 @@ impl RwLock {
 
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
-    /// Blocks for one round trip, at most for the command timeout. Holders in this process are notified of the loss
-    /// at once ([`LossReason::Forced`](crate::LossReason::Forced)), holders in other processes at their next renewal.
+    /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the
+    /// loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -764,7 +757,7 @@ impl<S: Scope> Guard<Write, S> {
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost) if the write hold ended earlier, [`Error::Redis`](crate::Error::Redis) if
-    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. If it fails, both
+    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. After an error both
     /// holds are released.
     pub fn downgrade(self) -> Result<Guard<Read, S>> {
         let name = self.name().to_owned();

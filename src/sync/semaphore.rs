@@ -61,9 +61,9 @@ use crate::session::shared::SharedSession;
 /// up to a minute (two command timeouts if that is longer). After that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
-/// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets one. No other method changes the
-/// time to live of the key. A permit that is returned does not create a semaphore that was deleted or has expired. If
-/// another process has created it again by then, the returned permits come on top of its number.
+/// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets that of the semaphore's key, and
+/// no other method changes it. A permit that is returned does not create a semaphore that was deleted or has expired.
+/// If another process has created the semaphore again by then, the returned permits come on top of its number.
 /// [`Semaphore::release`](Self::release) and [`add_permits`](Self::add_permits) create a semaphore that does not exist,
 /// as in Redisson.
 #[derive(Clone)]
@@ -82,8 +82,7 @@ pub struct Semaphore {
 ///
 /// Dropping sends the permits back without waiting for Redis; failures are retried, logged and counted.
 /// [`release`](Self::release) waits and reports failures, and [`forget`](Self::forget) keeps the permits taken. A
-/// permit belongs to no thread: it may be sent to another and returned there. Closing the client returns all its
-/// permits.
+/// permit belongs to no thread: any thread may return it. Closing the client returns all its permits.
 ///
 /// ```
 /// fn check<T: Send + Sync>() {}
@@ -155,8 +154,8 @@ impl Semaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt. A reply that arrives later is not waited
-    /// for, and a permit that it grants is returned.
+    /// `wait` is the whole budget, connecting included; zero is one attempt. The call does not wait for a later reply;
+    /// a permit that such a reply grants is returned.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -169,7 +168,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable by then.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many_for(1, wait)
     }
@@ -267,8 +266,7 @@ impl Semaphore {
         self.take(permits, WaitMode::moment(instant))
     }
 
-    /// Creates the semaphore with this many permits; if it exists, nothing changes, even if its number is another
-    /// one.
+    /// Creates the semaphore with this many permits; if it exists, nothing changes, even if it has another number.
     ///
     /// Returns whether the semaphore was created. To change the number of an existing semaphore, add the difference
     /// with [`add_permits`](Self::add_permits). Zero is allowed: permits may be added later. Blocks for one round
@@ -297,9 +295,9 @@ impl Semaphore {
 
     /// Creates the semaphore with this many permits, for `ttl`; if it exists, nothing changes.
     ///
-    /// Returns whether the semaphore was created. After `ttl` it is gone, whatever permits are taken, and the next such
-    /// call creates it: a limit for each hour, say. From 10 ms to 100 years. Otherwise as
-    /// [`try_set_permits`](Self::try_set_permits).
+    /// Returns whether the semaphore was created. After `ttl` the semaphore is gone, whatever permits are taken, and
+    /// the next call of this method creates it: a limit for each hour, for example. From 10 ms to 100 years. Otherwise
+    /// as [`try_set_permits`](Self::try_set_permits).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -431,8 +429,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether they were given
-    /// back. [`Error::Config`] for zero, and for more than `i32::MAX`.
+    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether the permits were
+    /// given back. [`Error::Config`] for zero, and for more than `i32::MAX`.
     pub fn release(&self, permits: u32) -> Result<()> {
         check(permits)?;
         self.add("releasing permits", permits.into())
@@ -465,9 +463,9 @@ impl Semaphore {
 
     /// Deletes the semaphore, whatever permits are taken; `false` if it does not exist.
     ///
-    /// Taken permits that are returned later do not create it again, and waiting threads wait until a process does.
-    /// Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost reply
-    /// counts once, so it never deletes a semaphore that was created since.
+    /// Permits that are returned later do not create it again; waiting threads wait until a process does. Blocks for
+    /// one round trip, at most for the command timeout. A request that is sent again after a lost reply counts once, so
+    /// it never deletes a semaphore that was created since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -500,7 +498,7 @@ impl Semaphore {
         self
     }
 
-    /// Returns a handle whose calls wait this long for Redis to answer, and those of its permits too, instead of the
+    /// Returns a handle whose calls, like those of its permits, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; any other value counts as the nearest of these.

@@ -16,10 +16,11 @@ use crate::sync::kind::{Detachable, Owned, Scope, sealed};
 /// The first word of a ticket's text.
 const WORD: &str = "redlatch-ticket-1";
 
-/// A text that lets another client take over a hold, which Redis keeps until then without renewals.
+/// A text with which another client can take over a hold. Until then the hold is not renewed; Redis keeps it for the
+/// time given to `detach`.
 ///
-/// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). The text of the ticket
-/// goes to the other process, such as in a message of a queue. That process may be on any machine.
+/// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). Send the text to
+/// the other process, for example in a message of a queue. That process may be on any machine.
 ///
 /// ```no_run
 /// use redlatch::{OwnedMutexGuard, Ticket};
@@ -35,9 +36,10 @@ const WORD: &str = "redlatch-ticket-1";
 ///
 /// With the feature `serde` a ticket is serialized as its text, and deserialized from it.
 ///
-/// A ticket can be adopted once, by any process that has the text. Until then the name stays taken, at most for the time
-/// given to `detach`. To end the hold before, call [`force_unlock`](crate::Mutex::force_unlock). The text of a ticket names
-/// the kind of lock; [`Client::adopt`](crate::Client::adopt) says which guards fit, and rejects others.
+/// A ticket can be adopted once, by any process that has the text. To end the hold earlier, call
+/// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id)
+/// with the permit's id. The text of a ticket names the kind of lock; [`Client::adopt`](crate::Client::adopt) says
+/// which guards fit, and rejects others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use = "without the ticket nobody can adopt the hold, and the name stays taken"]
 pub struct Ticket {
@@ -145,9 +147,10 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 impl<K: Detachable, S: Scope> Guard<K, S> {
     /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// The hold is no longer renewed, and nobody else can have the lock in the meantime. Once it is adopted, what this
-    /// client still sends under the old number is rejected. Blocks for one round trip, at most for the command timeout.
-    /// With [`at_least`](crate::Mutex::at_least) the hold stays for as long as that, if it is longer.
+    /// The hold is no longer renewed, and nobody else gets the lock before `lease` is over. Once the hold is adopted,
+    /// Redis rejects commands that this client still sends as the old owner. Blocks for one round trip, at most for the
+    /// command timeout. If the handle's [`at_least`](crate::Mutex::at_least) ends later than `lease`, the hold stays
+    /// until then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -159,12 +162,12 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// After an error the hold is released.
+    /// An error releases this guard: the hold ends, unless its thread has further guards of the lock.
     ///
-    /// - [`Error::Lost`] if it was no longer ours.
+    /// - [`Error::Lost`] if the hold ended earlier.
     /// - [`Error::Redis`] if Redis did not confirm.
-    /// - [`Error::Config`] for a lease below 10 ms or above a hundred years.
-    /// - [`Error::Config`] if the thread has the lock several times: then one level is released.
+    /// - [`Error::Config`] for a lease below 10 ms or above 100 years, and if the thread has further guards of the
+    ///   lock.
     pub fn detach(self, lease: Duration) -> Result<Ticket> {
         config::check_lease("lease", lease)?;
         let name = self.name().to_owned();

@@ -35,8 +35,8 @@ use crate::hold::loss::LossReceiver;
 /// The methods are those of [`Handle`](crate::Handle), whose page says more, but their guards are boxed. With the feature
 /// `testing` a unit test passes a lock that needs no Redis.
 ///
-/// **Settings**, such as a lease, are made earlier, on the handle. Code that makes them for any kind, or returns the
-/// guard of that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
+/// **Settings**, such as a lease, are made beforehand, on the handle. Code that changes settings of any kind, or
+/// returns a guard of that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;
@@ -66,7 +66,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there, and so for the others.
+    /// As there.
     fn lock(&self) -> Result<Box<dyn Hold>> {
         let held = self.take_boxed(WaitMode::FOREVER)?;
         held.ok_or(Error::Closed)
