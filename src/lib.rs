@@ -224,7 +224,7 @@ pub mod kinds {
 ///
 /// | field | serialized as | unit |
 /// | --- | --- | --- |
-/// | `lease_left`, `ends_in`, `lives_for` | `lease_left_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
+/// | `remaining_lease`, `ends_in`, `lives_for` | `remaining_lease_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
 /// | `Process::idle` | `idle_s` | seconds, since Redis reports no more |
 /// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
 /// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_s_ago` | seconds |

@@ -143,7 +143,7 @@ pub struct RenewalFailed<'a> {
     /// The owner in Redis, or the id of the permit.
     pub owner: &'a str,
     /// How long the hold is certainly valid unless a renewal is confirmed.
-    pub left: Duration,
+    pub remaining_lease: Duration,
 }
 
 /// The observer of a client, if it has one.

@@ -319,12 +319,12 @@ impl Page {
         inspect::tests::samples()
             .iter()
             .for_each(|text| self.put(text));
-        for lease_left in [Some(Duration::from_millis(27_300)), None] {
+        for remaining_lease in [Some(Duration::from_millis(27_300)), None] {
             self.put(LockSummary {
                 name: "orders".into(),
                 kind: LockKind::Lock,
                 held: 1,
-                lease_left,
+                remaining_lease,
             });
         }
         for (reachable, why) in [(true, None), (false, Some("connection refused".to_owned()))] {

@@ -103,9 +103,9 @@ pub struct Holder {
     /// How long the hold lives unless it is renewed; `None` if it never expires.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+        serde(rename = "remaining_lease_ms", serialize_with = "serialized::ms")
     )]
-    pub lease_left: Option<Duration>,
+    pub remaining_lease: Option<Duration>,
     /// The process of the owner. `None` for an owner of Redisson, for one that is not connected, for permits, whose ids name
     /// no process, and if the user lacks the right to ask ([`LockInfo::unknown`]).
     pub process: Option<Process>,
@@ -137,7 +137,7 @@ pub struct Waiter {
 /// let info = client.inspect("report")?;
 /// println!("{info}");
 /// if let Some(holder) = info.holders.first() {
-///     println!("{} for another {:?}", holder.owner, holder.lease_left);
+///     println!("{} for another {:?}", holder.owner, holder.remaining_lease);
 /// }
 /// # Ok::<(), redlatch::Error>(())
 /// ```
@@ -282,7 +282,7 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
         Some(Holder {
             count: value.parse().unwrap_or(0),
             mode: HoldMode::Exclusive,
-            lease_left: left.or(ends_in),
+            remaining_lease: left.or(ends_in),
             process: None,
             owner: field,
         })
@@ -338,7 +338,7 @@ fn permit(texts: &mut Texts) -> Option<Holder> {
         owner: texts.text()?,
         count: 1,
         mode: HoldMode::Permit,
-        lease_left: texts.span(),
+        remaining_lease: texts.span(),
         process: None,
     })
 }
@@ -431,7 +431,7 @@ impl fmt::Display for LockInfo {
             owner,
             count,
             mode,
-            lease_left,
+            remaining_lease,
             process,
         } in &self.holders
         {
@@ -444,7 +444,7 @@ impl fmt::Display for LockInfo {
                 1 => {}
                 count => write!(f, ", {count} times")?,
             }
-            match lease_left {
+            match remaining_lease {
                 Some(left) => write!(f, ", {} left", shown(*left))?,
                 None => f.write_str(", never expires")?,
             }

@@ -28,9 +28,9 @@ pub struct Leader {
     /// How long the leadership lasts unless the lease is renewed; `None` if the lease has no end.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+        serde(rename = "remaining_lease_ms", serialize_with = "serialized::ms")
     )]
-    pub lease_left: Option<Duration>,
+    pub remaining_lease: Option<Duration>,
     /// The leader's process. `None` for a client of Redisson or without a connection, and if the Redis user may not
     /// ask.
     pub process: Option<Process>,
@@ -72,7 +72,7 @@ impl Election {
         Ok(Some(Leader {
             term: info.token.unwrap_or(0),
             owner: holder.owner,
-            lease_left: holder.lease_left,
+            remaining_lease: holder.remaining_lease,
             process: holder.process,
         }))
     }

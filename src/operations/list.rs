@@ -36,9 +36,9 @@ pub struct LockSummary {
     /// How long it is held unless it is renewed; `None` if it has no end.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_left_ms", serialize_with = "serialized::ms")
+        serde(rename = "remaining_lease_ms", serialize_with = "serialized::ms")
     )]
-    pub lease_left: Option<Duration>,
+    pub remaining_lease: Option<Duration>,
 }
 
 impl fmt::Display for LockSummary {
@@ -50,7 +50,7 @@ impl fmt::Display for LockSummary {
             self.kind,
             self.held
         )?;
-        match self.lease_left {
+        match self.remaining_lease {
             Some(left) => write!(f, ", {:.1} s left", left.as_secs_f64()),
             None => f.write_str(", never expires"),
         }
@@ -261,7 +261,7 @@ fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {
         name: key.strip_prefix(prefix)?.into(),
         kind,
         held: u64::try_from(*held).ok()?,
-        lease_left: u64::try_from(*left).ok().map(Duration::from_millis),
+        remaining_lease: u64::try_from(*left).ok().map(Duration::from_millis),
     })
 }
 

@@ -519,8 +519,13 @@ impl Housekeeping for Session {
     fn renewal_failed(&self, hold: &Hold, left: Duration) {
         self.counters.renewals_failed.add(1);
         let (name, owner) = (hold.entry().name(), &*hold.owner());
+        let event = RenewalFailed {
+            name,
+            owner,
+            remaining_lease: left,
+        };
         self.observer
-            .tell(|observer| observer.renewal_failed(&RenewalFailed { name, owner, left }));
+            .tell(|observer| observer.renewal_failed(&event));
     }
 
     fn look_after_connection(&self) {

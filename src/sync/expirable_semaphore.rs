@@ -565,14 +565,14 @@ impl ExpirableSemaphore {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let slots = client.expirable_semaphore("slots");
     /// let permit = slots.acquire()?;
-    /// println!("ends in {:?}", slots.lease_of(permit.id())?);
+    /// println!("ends in {:?}", slots.remaining_lease_of(permit.id())?);
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
     /// # Errors
     ///
     /// As [`release_id`](Self::release_id).
-    pub fn lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
+    pub fn remaining_lease_of(&self, id: impl AsRef<str>) -> Result<Option<Duration>> {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(None);
         };

@@ -16,7 +16,7 @@ fn spans_are_serialized_as_numbers_and_kinds_as_words() {
         owner: OWNER.into(),
         count: 1,
         mode: HoldMode::Write,
-        lease_left: Some(Duration::from_micros(29_000_500)),
+        remaining_lease: Some(Duration::from_micros(29_000_500)),
         process: Some(process),
     };
     let written = serde_json::to_value((LockKind::RwLock, holder)).expect("JSON");
@@ -25,7 +25,7 @@ fn spans_are_serialized_as_numbers_and_kinds_as_words() {
     );
     let expected = serde_json::json!([
         "read-write lock",
-        {"owner": OWNER, "count": 1, "mode": "written", "lease_left_ms": 29_000, "process": process},
+        {"owner": OWNER, "count": 1, "mode": "written", "remaining_lease_ms": 29_000, "process": process},
     ]);
     assert_eq!(written, expected);
 }
@@ -122,7 +122,10 @@ fn each_kind_is_told_by_what_there_is() {
         (HoldMode::Write, HoldMode::Read)
     );
     assert_eq!(info.holders[0].owner, OWNER);
-    assert_eq!(info.holders[1].lease_left, Some(Duration::from_millis(700)));
+    assert_eq!(
+        info.holders[1].remaining_lease,
+        Some(Duration::from_millis(700))
+    );
     assert_eq!(info.held, 2);
 }
 
@@ -197,7 +200,7 @@ pub(crate) fn samples() -> Vec<String> {
         match n {
             1 => info.unknown = vec![unknown_processes(denied), unknown_listeners(denied)],
             3 => (info.held, info.waiting) = (2000, 3000),
-            6 => info.holders[1].lease_left = None,
+            6 => info.holders[1].remaining_lease = None,
             _ => {}
         }
         info.to_string()

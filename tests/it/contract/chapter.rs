@@ -69,7 +69,7 @@ fn permits_are_kept_changed_and_released_by_their_ids() {
     let kept = slots.acquire().unwrap().into_id(ms(60_000)).unwrap();
     client.close(LONG).unwrap();
     assert_eq!(others.acquired_permits().unwrap(), 1);
-    let lease = || others.lease_of(&kept).unwrap().unwrap();
+    let lease = || others.remaining_lease_of(&kept).unwrap().unwrap();
     assert!(lease() > ms(50_000) && lease() <= ms(60_000));
     assert!(others.update_lease_of(&kept, ms(120_000)).unwrap());
     assert!(lease() > ms(110_000) && lease() <= ms(120_000));

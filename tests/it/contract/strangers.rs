@@ -132,7 +132,7 @@ fn expirable_semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
         ("permits", its.permits().map(drop)),
         ("release_id", its.release_id(&id).map(drop)),
         ("release_ids", its.release_ids(&[&id]).map(drop)),
-        ("lease_of", its.lease_of(&id).map(drop)),
+        ("remaining_lease_of", its.remaining_lease_of(&id).map(drop)),
     ]
 }
 

@@ -38,7 +38,9 @@ fn holders_and_waiters_of_java_are_shown_by_id_and_thread() {
             "{info}"
         );
         assert!(
-            holder.lease_left.is_some_and(|left| left.as_secs() <= 30),
+            holder
+                .remaining_lease
+                .is_some_and(|left| left.as_secs() <= 30),
             "{info}"
         );
         let (id, thread) = holder.owner.rsplit_once(':').unwrap();

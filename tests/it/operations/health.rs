@@ -61,7 +61,10 @@ impl Observer for Heard {
     fn renewal_failed(&self, event: &RenewalFailed<'_>) {
         assert!(event.owner.contains(':'));
         let name = event.name.to_owned();
-        self.0.lock().unwrap().push((name, Some(event.left)));
+        self.0
+            .lock()
+            .unwrap()
+            .push((name, Some(event.remaining_lease)));
     }
 
     fn lost(&self, loss: &Loss) {

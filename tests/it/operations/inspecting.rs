@@ -25,7 +25,7 @@ fn held_by(info: &LockInfo, kind: LockKind, owner: &str) {
     assert_eq!((info.holders.len(), info.held), (1, 1), "{info}");
     let holder = &info.holders[0];
     assert_eq!((&*holder.owner, holder.count), (owner, 1), "{info}");
-    let left = holder.lease_left.unwrap();
+    let left = holder.remaining_lease.unwrap();
     assert!(
         left > Duration::ZERO && left <= Duration::from_secs(30),
         "{left:?}"
@@ -95,7 +95,7 @@ fn each_kind_of_lock_says_who_holds_it_and_in_which_process() {
             .find(|holder| holder.owner == owner)
             .unwrap();
         assert_eq!(its.mode, HoldMode::Read);
-        assert!(its.process.is_some() && its.lease_left.is_some());
+        assert!(its.process.is_some() && its.remaining_lease.is_some());
     }
     drop((one, two));
     let guard = write.write().unwrap();
@@ -128,7 +128,7 @@ fn numbers_say_what_is_free_and_what_is_taken() {
     );
     assert_eq!(info.holders[0].owner, permit.id());
     assert_eq!(info.holders[0].mode, HoldMode::Permit);
-    assert!(info.holders[0].lease_left.unwrap() <= Duration::from_secs(30));
+    assert!(info.holders[0].remaining_lease.unwrap() <= Duration::from_secs(30));
 
     client.latch(&loaded).try_set_count(2).unwrap();
     let info = look(&client, &loaded);
@@ -202,7 +202,7 @@ fn owners_of_others_are_shown_as_they_are() {
     );
     // A lock without an expiry has no remaining lease.
     server.cli(&["PERSIST", &name]);
-    assert_eq!(look(&client, &name).holders[0].lease_left, None);
+    assert_eq!(look(&client, &name).holders[0].remaining_lease, None);
     for (name, command) in [
         ("list", vec!["RPUSH", "list", "1"]),
         ("text", vec!["SET", "text", "hello"]),

@@ -16,7 +16,7 @@ fn list(client: &Client, pattern: &str) -> BTreeMap<String, (LockKind, u64)> {
         let lock = lock.unwrap();
         assert!(lock.to_string().contains(&lock.name));
         assert!(
-            lock.lease_left
+            lock.remaining_lease
                 .is_none_or(|left| left <= Duration::from_secs(30))
         );
         (lock.name, (lock.kind, lock.held))

@@ -37,7 +37,7 @@ fn permits_are_taken_and_given_back_and_redis_shows_what_redisson_would_write() 
     assert_eq!(ids(&server, "app:slots"), [one.id()]);
     let left = out(&server, "app:slots")[0].1 - now(&server);
     assert!((29_000..=30_000).contains(&left), "{left}");
-    let lease = sem.lease_of(one.id()).unwrap().unwrap();
+    let lease = sem.remaining_lease_of(one.id()).unwrap().unwrap();
     assert!(lease > ms(29_000) && lease <= ms(30_000), "{lease:?}");
     assert!(one.is_valid() && one.valid_until() > Instant::now() + ms(25_000));
     assert_eq!((one.name(), one.id().len()), ("slots", 32));
@@ -104,8 +104,11 @@ fn ids_of_anybody_are_released_one_by_one() {
     as_redisson(&server, sem.name(), &id(7), NEVER);
     as_redisson(&server, sem.name(), &id(8), now(&server) - 1);
     sem.add_permits(-1).unwrap();
-    assert_eq!(sem.lease_of(hex(&id(7))).unwrap(), Some(Duration::MAX));
-    assert_eq!(sem.lease_of(hex(&id(8))).unwrap(), None);
+    assert_eq!(
+        sem.remaining_lease_of(hex(&id(7))).unwrap(),
+        Some(Duration::MAX)
+    );
+    assert_eq!(sem.remaining_lease_of(hex(&id(8))).unwrap(), None);
     let unknown = hex(&id(9));
     let (java, expired) = (hex(&id(7)), hex(&id(8)));
     let all = [here.id(), "no id", &java, &expired, &unknown, here.id()].map(str::to_owned);
@@ -208,7 +211,7 @@ fn bad_input_is_refused_before_anything_is_sent() {
     config(sem.add_permits(i64::MIN));
     for odd in ["", "x", &"0".repeat(31), &"0".repeat(33), &"g".repeat(32)] {
         assert!(!sem.release_id(odd).unwrap());
-        assert_eq!(sem.lease_of(odd).unwrap(), None);
+        assert_eq!(sem.remaining_lease_of(odd).unwrap(), None);
     }
     config(sem.clone().lease(ms(9)).try_acquire().map(drop));
     config(sem.clone().lease(Duration::MAX).acquire().map(drop));
@@ -250,7 +253,7 @@ fn keys_of_another_type_are_named_so_and_left_alone() {
         wrong(sem.add_permits(1));
         wrong(sem.permits().map(drop));
         wrong(sem.release_id("0".repeat(32)).map(drop));
-        wrong(sem.lease_of("0".repeat(32)).map(drop));
+        wrong(sem.remaining_lease_of("0".repeat(32)).map(drop));
         wrong(sem.delete().map(drop));
         assert_eq!(server.keys(), [key]);
     }
@@ -360,12 +363,12 @@ fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
     let sem = with_permits(&client, 3);
     let permit = sem.acquire().unwrap();
     permit.update_lease(ms(5_000)).unwrap();
-    let lease = sem.lease_of(permit.id()).unwrap().unwrap();
+    let lease = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
     assert!(lease > ms(4_000) && lease <= ms(5_000), "{lease:?}");
     assert!(permit.valid_until() > Instant::now() + ms(4_000));
     let begun = Instant::now();
     permit.update_lease(ms(300)).unwrap();
-    assert!(sem.lease_of(permit.id()).unwrap().unwrap() <= ms(300));
+    assert!(sem.remaining_lease_of(permit.id()).unwrap().unwrap() <= ms(300));
     assert!(permit.valid_until() <= Instant::now() + ms(300));
     assert_eq!(
         permit.lost().recv_timeout(LONG).unwrap().reason,
@@ -409,7 +412,7 @@ fn many_threads_changing_one_lease_never_believe_more_than_redis() {
             });
         }
     });
-    let left = sem.lease_of(permit.id()).unwrap().unwrap();
+    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
     assert!(permit.valid_until() <= Instant::now() + left);
 }
 

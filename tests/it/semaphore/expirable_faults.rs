@@ -76,7 +76,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
             assert!(kept.is_valid());
             let kept = std::mem::ManuallyDrop::new(kept);
             assert_eq!(
-                sem.lease_of(kept.id())
+                sem.remaining_lease_of(kept.id())
                     .unwrap()
                     .map(|left| left > LEASE / 2),
                 Some(true)
@@ -215,7 +215,11 @@ fn with_the_server_down_or_frozen_every_verb_ends_in_time() {
                     scope.spawn(|| fails("try_set", RESPONSE, || sem.try_set_permits(2)));
                     scope.spawn(|| fails("add", RESPONSE, || sem.add_permits(2)));
                     scope.spawn(|| fails("state", RESPONSE, || sem.permits()));
-                    scope.spawn(|| fails("lease_of", RESPONSE, || sem.lease_of(&id)));
+                    scope.spawn(|| {
+                        fails("remaining_lease_of", RESPONSE, || {
+                            sem.remaining_lease_of(&id)
+                        })
+                    });
                     scope.spawn(|| fails("release_id", RESPONSE, || sem.release_id(&id)));
                     scope.spawn(|| fails("update", RESPONSE, || two.update_lease(ms(60_000))));
                     scope.spawn(|| fails("shorten", RESPONSE, || three.update_lease(ms(200))));
@@ -531,7 +535,7 @@ fn a_renewal_under_way_does_not_outlive_a_shorter_lease() {
     let asked = server.calls("evalsha");
     proxy.pass();
     eventually("the renewal has come", || server.calls("evalsha") > asked);
-    let left = sem.lease_of(permit.id()).unwrap();
+    let left = sem.remaining_lease_of(permit.id()).unwrap();
     assert!(left.is_none_or(|left| left <= shorter), "{left:?}");
     assert!(permit.valid_until() <= Instant::now() + shorter);
 }

@@ -290,7 +290,7 @@ impl Model<'_> {
                 let Some(at) = self.at(*which) else {
                     return Ok(());
                 };
-                let lease = self.sems[0].lease_of(&self.known[at].id).unwrap();
+                let lease = self.sems[0].remaining_lease_of(&self.known[at].id).unwrap();
                 let after = self.now();
                 self.check_out(at, lease.is_some(), before, after)?;
                 if let (Some(lease), Some((earliest, latest))) = (lease, self.known[at].ends) {

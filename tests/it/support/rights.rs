@@ -135,7 +135,7 @@ pub(crate) fn every_lock_works(pair: [&Client; 2], name: &str, ask: impl Fn(&str
     let slot = slots.acquire().unwrap();
     drop(permit);
     slot.update_lease(Duration::from_secs(5)).unwrap();
-    assert!(slots.lease_of(slot.id()).unwrap().is_some());
+    assert!(slots.remaining_lease_of(slot.id()).unwrap().is_some());
     assert!(slots.release_id(slot.id()).unwrap());
     assert_eq!(slots.permits().unwrap(), 1);
 
