@@ -15,8 +15,7 @@
 //!
 //! - *ready?* If a thread of this process hands over the thing, Redis is not asked. After the tenure, other processes
 //!   go first.
-//! - *ask.* [`Budget`](crate::time::Budget) says how long the question may take, and what it means if there is no
-//!   answer.
+//! - *ask.* [`Budget`] says how long the question may take, and what it means if there is no answer.
 //! - *listen.* A message is a hint and never a grant. A thread that has subscribed asks again once the subscription is
 //!   confirmed, since a release may have preceded it. A thread that yields subscribes before it asks, and need not ask
 //!   again.
@@ -390,7 +389,7 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Ends the wait with `outcome`, unless a grant or a reason to stop precedes it: see [`Budget`](time::Budget).
+    /// Ends the wait with `outcome`, unless a grant or a reason to stop precedes it: see [`Budget`].
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),

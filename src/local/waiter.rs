@@ -141,10 +141,10 @@ impl<W: Send> Listener for Waiter<W> {
 /// A token that ends waits from another thread: what Redisson's `lockInterruptibly` is for.
 ///
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Waits that
-/// have begun end with [`Error::Cancelled`](crate::Error::Cancelled): within a few milliseconds while parked, and
-/// within about 0.1 s while a request to Redis is unanswered. Later waits end at once. If the lock was granted before
-/// the call noticed the cancellation, the call succeeds. If a wait is cancelled and its time is up as well, it ends
-/// with `Cancelled`, not with `Ok(None)`.
+/// have begun end with [`Error::Cancelled`]: within a few milliseconds while parked, and within about 0.1 s while a
+/// request to Redis is unanswered. Later waits end at once. If the lock was granted before the call noticed the
+/// cancellation, the call succeeds. If a wait is cancelled and its time is up as well, it ends with `Cancelled`, not
+/// with `Ok(None)`.
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();

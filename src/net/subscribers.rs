@@ -82,7 +82,7 @@ impl Subscribers {
         self.at(self.node_of(channel)).map(drop)
     }
 
-    /// See [`Subscriber::subscribe`].
+    /// See [`Subscriber::try_subscribe`].
     pub(crate) fn subscribe(
         &self,
         channel: &Arc<str>,

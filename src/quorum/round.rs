@@ -165,8 +165,7 @@ impl QuorumNodes {
         request.goal.next(self.majority, progress)
     }
 
-    /// Sends the request to a node, if there is a connection. The caller has waited for the
-    /// [backlog](crate::net::pipeline::Pipeline::backlog_end) there.
+    /// Sends the request to a node, if there is a connection. The caller has waited for the backlog there.
     fn send(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize) -> bool {
         let Some(make) = request.make else {
             return false;

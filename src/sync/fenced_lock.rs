@@ -62,8 +62,8 @@ impl Handle<Fenced> {
     /// Returns a handle that lets the token counter expire `ttl` after the lock was last acquired through it.
     ///
     /// Tokens keep growing, by the server's clock. Use this only for names that no Redisson client locks: a Redisson
-    /// client that finds no counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is
-    /// the default. For any other value the methods that lock return [`Error::Config`](crate::Error::Config).
+    /// client that finds no counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is the
+    /// default. For any other value the methods that lock return [`Error::Config`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -90,9 +90,8 @@ impl Handle<Fenced> {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
-    /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) if the key
-    /// of the counter holds something else.
+    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] if the key of the counter
+    /// holds something else.
     ///
     /// Source: Redisson's `getToken`, which returns 0 without a counter.
     pub fn last_token(&self) -> Result<Option<u64>> {

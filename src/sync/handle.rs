@@ -195,7 +195,7 @@ impl<A: AnyKind> Handle<A> {
     /// Waits until the lock is held, by a guard that may move to other threads; otherwise as [`lock`](Self::lock).
     ///
     /// The hold belongs to the guard and to no thread, so it is not reentrant, whatever the kind: a thread that has
-    /// such a guard and locks again waits like any other. See [`OwnedGuard`](crate::OwnedGuard).
+    /// such a guard and locks again waits like any other. See [`OwnedGuard`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

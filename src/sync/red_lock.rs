@@ -42,8 +42,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
 /// arrived, and repeated within 50 ms. If the majority grants the lock too late, the request is undone too, and the
-/// call returns [`Error::Redis`](crate::Error::Redis). A master that is down, or has not replied yet, is skipped if the
-/// others are enough; its client reconnects in the background.
+/// call returns [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough;
+/// its client reconnects in the background.
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
@@ -112,7 +112,7 @@ impl Handle<Red> {
     /// Pass the longest lease that any process uses for this name. A master that restarts without its data has
     /// forgotten the holds it granted; after the longest lease none of these holds can be valid any more. Source: the
     /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value the methods that
-    /// lock return [`Error::Config`](crate::Error::Config). Default: a master counts at once.
+    /// lock return [`Error::Config`]. Default: a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted

@@ -35,8 +35,8 @@ impl Connection {
         self.wait_for(call, false, until, &|| false).ok();
     }
 
-    /// Waits for the reply to `call`. With `is_own`, the caller sent `call` and `until` ends all of the caller's time, so a
-    /// connection [in doubt](InFlight::is_in_doubt) is given up early enough to try another: see [`patience`](Self::patience).
+    /// Waits for the reply to `call`. With `is_own`, the caller sent `call` and `until` ends all of the caller's time,
+    /// so a connection in doubt is given up early enough to try another: see [`patience`](Self::patience).
     ///
     /// Each turn of the loop locks both mutexes, first the connection's and then the call's, and checks in this order:
     ///
