@@ -332,6 +332,16 @@ fn is_told_when_the_key_changes_its_type(kind: Kind) {
     // Once the key is deleted the name works as any other.
     server.cli(&["DEL", &name]);
     lock.lock().unwrap().unlock().unwrap();
+    // A release that comes before the first renewal finds it.
+    let (patient, name) = (open(&server), unique("switch"));
+    let guard = kind.of(&patient, &name).lock().unwrap();
+    server.cli(&["SET", &name, "precious"]);
+    let unlocked = guard.unlock();
+    assert!(
+        matches!(&unlocked, Err(Error::WrongType { name: its, .. }) if *its == name),
+        "{unlocked:?}"
+    );
+    assert_eq!(server.ask::<String>(&["GET", &name]), "precious");
 }
 
 timed!(a_key_that_changes_its_type_under_a_holder_is_told);

@@ -116,6 +116,7 @@ fn semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
         ("drain_permits", its.drain_permits().map(drop)),
         ("available_permits", its.available_permits().map(drop)),
         ("release", its.release(1)),
+        ("delete", its.delete().map(drop)),
     ]
 }
 
@@ -133,6 +134,7 @@ fn expirable_semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
         ("release_id", its.release_id(&id).map(drop)),
         ("release_ids", its.release_ids(&[&id]).map(drop)),
         ("remaining_lease_of", its.remaining_lease_of(&id).map(drop)),
+        ("delete", its.delete().map(drop)),
     ]
 }
 
