@@ -103,7 +103,7 @@ impl<H: Holding> Entry<H> {
         undo: bool,
     ) -> Deferred {
         let request = match undo {
-            true => self.protocol.undo(mode, owner.as_bytes()),
+            true => (self.protocol.kind().undo)(&self.protocol, mode, owner.as_bytes()),
             false => self.protocol.release(mode, owner.as_bytes()),
         };
         self.deferred(request, owner, useful_until, undo)

@@ -444,7 +444,7 @@ impl Hold {
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;
-        let renewed = self.entry().protocol.renewed(reply, &mut ends_at)?;
+        let renewed = (self.entry().protocol.kind().renewed)(reply, &mut ends_at)?;
         if ends_at != before {
             self.set_ends_at(ends_at);
         }
@@ -485,10 +485,8 @@ impl Hold {
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         if let Some(left) = self.kept_for(|| now) {
             let owner = self.owner();
-            let request = self
-                .entry()
-                .protocol
-                .keep(self.mode, owner.as_bytes(), left);
+            let protocol = &self.entry().protocol;
+            let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, now + left, undo);
         }
         let longest = self.lease.lock().longest();

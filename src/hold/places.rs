@@ -71,8 +71,9 @@ impl Places {
         let tickets: Vec<_> = tickets.collect();
         // A place that is given up from here on may still get this sign of life: the script never makes a place.
         drop(state);
-        let request = self.entry.protocol.refresh(&tickets);
-        request.expect("Redis keeps the queue")
+        let protocol = &self.entry.protocol;
+        let refresh = protocol.kind().refresh.expect("Redis keeps the queue");
+        refresh(protocol, &tickets)
     }
 
     /// The reply to a sign of life; returns when the next is due. A thread whose place is lost is woken to ask for

@@ -102,7 +102,8 @@ impl Guarded<'_> {
                 "it has {many} keys or arguments; at most {MOST} are possible"
             ));
         }
-        let evidence = self.protocol.evidence(self.mode, self.owner.as_bytes());
+        let evidence =
+            (self.protocol.kind().evidence)(self.protocol, self.mode, self.owner.as_bytes());
         if self.is_cluster {
             self.check_slots(keys)?;
         }

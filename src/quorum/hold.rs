@@ -422,9 +422,9 @@ impl QuorumHold {
         let (protocol, owner) = (&part.entry().protocol, part.owner());
         let whole = self.whole.upgrade();
         release.request = match whole.and_then(|hold| hold.kept_for(Instant::now)) {
-            Some(left) => protocol.keep(part.mode, owner.as_bytes(), left),
+            Some(left) => (protocol.kind().keep)(protocol, part.mode, owner.as_bytes(), left),
             None if announces => protocol.release(part.mode, owner.as_bytes()),
-            None => protocol.undo(part.mode, owner.as_bytes()),
+            None => (protocol.kind().undo)(protocol, part.mode, owner.as_bytes()),
         };
         // A node may have lost its part, which is no fault of a release: the majority counts.
         release.info.undo = true;

@@ -317,7 +317,7 @@ impl Session {
         self.notices.notify(loss);
         self.end_lingering(hold);
         let protocol = &hold.entry().protocol;
-        if protocol.is_given_back_when_lost(hold.mode, reason) {
+        if (protocol.kind().is_given_back_when_lost)(hold.mode, reason) {
             self.give_back(hold);
         }
         if reason != LossReason::Closed {
