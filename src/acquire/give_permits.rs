@@ -47,7 +47,7 @@ pub(crate) fn give(
     // These threads have their permits, and need not wait until the release of the others is written.
     notify(to);
     if let Some(release) = &release {
-        session.connection.deliver(release);
+        session.connection.at(release).deliver();
     }
     // The first in the queue asks Redis; on the connection its request follows the release.
     notify(first);

@@ -81,7 +81,7 @@ pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
         state.call_first(first, now)
     });
     drop(state);
-    session.connection.deliver(&release);
+    session.connection.at(&release).deliver();
     notify(first);
     session.watchdog.housekeep_soon();
     release

@@ -125,7 +125,7 @@ fn notified_others(
     until: Instant,
     stop: &dyn Fn() -> bool,
 ) -> u32 {
-    match session.connection.wait(release, until, stop) {
+    match session.connection.at(release).wait(release, until, stop) {
         Ok((value, _)) => others(session, release, &value).unwrap_or(0),
         // The server may have executed the release, although its reply is late or lost.
         Err(_) => 1,

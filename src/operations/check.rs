@@ -177,8 +177,8 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
     let (mut findings, mut clocks) = (Vec::new(), Vec::new());
     let nodes = &session.connection;
     let until = Instant::now() + session.command_timeout;
-    for node in nodes.masters() {
-        let server = nodes.called(node);
+    for node in nodes.map.masters() {
+        let server = nodes.map.endpoint(node).to_string();
         let mut one = Checked {
             session,
             server: server.clone(),

@@ -132,7 +132,7 @@ impl Locks {
     pub(crate) fn new(shared: &Arc<SharedSession>, pattern: &str) -> Self {
         let mut left = Vec::new();
         let prefix = shared.session.registry.prefix();
-        for node in shared.session.connection.masters() {
+        for node in shared.session.connection.map.masters() {
             left.extend(Pass::all(prefix, pattern).map(|pass| (node, pass)));
         }
         left.reverse();

@@ -560,7 +560,7 @@ impl Session {
         match hold.several() {
             Some(several) => several.send(),
             None => {
-                self.connection.deliver(release);
+                self.connection.at(release).deliver();
                 self.watchdog.housekeep_soon();
             }
         }
