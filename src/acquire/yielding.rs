@@ -32,7 +32,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{self, Strategy};
 use crate::error::Result;
 use crate::net::call::Call;
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::session::Session;
 use crate::time;
 
@@ -141,8 +141,8 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
 /// nothing was released or the reply is odd.
 fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
     match script::released(reply) {
-        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => Some(1),
-        Ok(Released::Yes { listeners }) => {
+        Ok(Ok(_)) if !session.connection.counts_listeners() => Some(1),
+        Ok(Ok(listeners)) => {
             let others = (listeners - i64::from(release.is_heard_by_us)).max(0);
             Some(u32::try_from(others).unwrap_or(u32::MAX))
         }

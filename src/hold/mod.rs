@@ -188,19 +188,10 @@ pub(crate) trait Several: Send + Sync {
 
 /// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: the
 /// release was sent twice. `in_time`: the hold was valid when it was released.
-pub(crate) fn lost_before(
-    released: &Released,
-    replayed: bool,
-    in_time: bool,
-) -> Option<LossReason> {
-    match released {
-        Released::Yes { .. } => None,
-        // The release of the first sending may have been executed, and somebody else have taken the lock since.
-        Released::Gone | Released::Taken if replayed && in_time => None,
-        _ if !in_time => Some(LossReason::Expired),
-        Released::Gone => Some(LossReason::Forced),
-        Released::Taken => Some(LossReason::TakenOver),
-    }
+pub(crate) fn lost_before(released: Released, replayed: bool, in_time: bool) -> Option<LossReason> {
+    let why = released.err()?;
+    // The release of the first sending may have been executed, and somebody else have taken the lock since.
+    (!(replayed && in_time)).then(|| why.or_expired(in_time))
 }
 
 impl Hold {

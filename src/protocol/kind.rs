@@ -109,7 +109,7 @@ impl Kind {
             undo: |of, mode, owner| of.release(mode, owner),
             keep: |of, _, owner, span| keep_field(of.key(), None, owner, span),
             renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
-            renewed: |reply, _| script::renewed(reply).map(Some),
+            renewed: |reply, _| script::renewed(&reply).map(Some),
             refresh: None,
             force,
             state: |of| state(of, "asking for the lock"),

@@ -588,7 +588,7 @@ impl Session {
         let (value, replayed) = self.connection.settled(release, until).map_err(failed)?;
         let released = script::released(&value)
             .map_err(|unexpected| self.error(RELEASING, name, unexpected))?;
-        Ok(lost_before(&released, replayed, in_time))
+        Ok(lost_before(released, replayed, in_time))
     }
 
     /// Renews the hold, with a further count of its holder.
@@ -614,10 +614,10 @@ impl Session {
             Fault::Late(_) => NotRenewed::Late(failed(fault)),
             _ => NotRenewed::Failed(failed(fault)),
         })?;
-        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+        let renewed = script::renewed(&answer.value).map_err(|unexpected| {
             NotRenewed::Failed(self.error(RENEWING, hold.entry().name(), unexpected))
         })?;
-        if renewed == Renewed::Yes {
+        if renewed.is_ok() {
             hold.change(|its| {
                 its.set_policy(again.lease, ttl, Instant::now());
                 its.prolong(answer.sent_at, ttl);
