@@ -63,7 +63,7 @@ const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
-    map: Arc<Masters>,
+    pub(super) map: Arc<Masters>,
     /// How many entries there are. Every command reads this without the mutex, and mostly finds zero. A release that finds no
     /// connection is counted before another thread of this process can ask for its name: rule 4 at [`Entry`](crate::hold::Entry).
     count: AtomicUsize,

@@ -42,7 +42,6 @@ pub(crate) use crate::net::connection::Settings;
 use crate::net::connection::{Connection, TURN, WorkLeft};
 use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
-use crate::net::pipeline::Destination;
 use crate::net::socket;
 use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 
@@ -171,12 +170,8 @@ impl Nodes {
 
     fn new_connection(&self, node: usize, closed: bool) -> Connection {
         let connection = Connection::new(
-            Arc::clone(&self.map),
             self.role,
-            Destination {
-                node,
-                sharded: self.map.is_sharded(),
-            },
+            node,
             self.settings.clone(),
             Arc::clone(&self.ledger),
             Arc::clone(&self.on_reply),
