@@ -398,8 +398,8 @@ impl Pipeline {
         let in_flight = self.in_flight.as_ref();
         Self {
             node: self.node,
-            ledger: Arc::clone(&self.ledger),
             in_flight: in_flight.map(|in_flight| InFlight {
+                ledger: Arc::clone(ledger),
                 unwritten: in_flight.unwritten.clone(),
                 awaiting: in_flight.awaiting.iter().map(&of).collect(),
                 introduced: in_flight.introduced.clone(),

@@ -152,7 +152,7 @@ proptest! {
         prop_assert!(acquired_in_turn(reply.clone()).is_err() || array);
         prop_assert!(permits_acquired(reply.clone()).is_err() || array || int);
         prop_assert!(released(&reply).is_err() || int);
-        prop_assert!(renewed(reply.clone()).is_err() || int);
+        prop_assert!(renewed(&reply).is_err() || int);
         prop_assert!(shortened_to(&reply).is_none() || int);
         prop_assert!(latch_state(reply.clone()).is_err() || array || nil);
         prop_assert!(integer(reply.clone()).is_err() || int);
