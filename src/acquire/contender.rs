@@ -522,7 +522,7 @@ impl Strategy for Contender<'_> {
     fn channel(&self) -> Option<Arc<str>> {
         let protocol = &self.entry.protocol;
         match self.place {
-            Some(number) => Some(protocol.channel_of(&self.entry.common().id(number))),
+            Some(number) => Some(protocol.channel_of(&self.entry.owners().id(number))),
             None if self.is_notified_with_others() => Some(protocol.channel()),
             None => None,
         }

@@ -84,7 +84,7 @@ impl Session {
             protocol: &hold.entry().protocol,
             mode: hold.mode,
             owner: &hold.owner(),
-            is_cluster: self.registry.is_cluster(),
+            is_cluster: self.registry.is_cluster,
         };
         let request = match work {
             Work::Command(command) => guarded.command(command),

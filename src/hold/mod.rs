@@ -4,6 +4,7 @@ pub(crate) mod entry;
 pub(crate) mod loss;
 pub(crate) mod permits;
 pub(crate) mod places;
+mod registry;
 pub(crate) mod releases;
 pub(crate) mod renewal;
 pub(crate) mod schedule;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::Value;
 
+pub(crate) use self::entry::{Entry, Waiter, Wakeup};
+pub(crate) use self::registry::Registry;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{LossListener, add_listener};
 use crate::hold::schedule::Times;
@@ -35,12 +38,6 @@ use crate::time;
 /// For how long the undo of an acquire of unknown outcome is sent again: until then the server may still execute the
 /// acquire.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
-
-/// The types of [`entry`], for local locks that are held by a [`Hold`].
-pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
-pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
-pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
-pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
 
 std::thread_local! {
     static GUARDS: Cell<usize> = const { Cell::new(0) };
@@ -266,7 +263,7 @@ impl Hold {
     }
 
     fn owner_by_number(&self) -> OwnerId {
-        self.entry().common().id(self.number)
+        self.entry().owners().id(self.number)
     }
 
     /// The client's entry for the lock's name.

@@ -288,7 +288,7 @@ impl Checked<'_> {
     fn name_at(&self, node: usize) -> String {
         let (session, nodes) = (self.session, &self.session.connection);
         let client = session.owners.client();
-        let prefix = session.registry.prefix();
+        let prefix = &session.registry.prefix;
         let name = |n| format!("redlatch-check:{client}:{n}");
         let is_there = |name: &String| {
             let key = format!("{prefix}{name}");
