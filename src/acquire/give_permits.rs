@@ -31,7 +31,8 @@ pub(crate) fn give(
     // rule 4 at `Entry`.
     let release = (back > 0).then(|| {
         let release = submit_release(session, entry, back.into());
-        state.local_semaphore().released(Arc::clone(&release), now);
+        let cohort = &mut state.local_semaphore().cohort;
+        cohort.released(Arc::clone(&release), now);
         release
     });
     let first = match &release {
@@ -39,7 +40,7 @@ pub(crate) fn give(
         // All permits stay in this process, so the thread that is first now would most likely be refused. With 64
         // threads on 8 permits each of them would ask Redis for nothing.
         None => first.inspect(|first| {
-            let tenure = state.lock.tenure();
+            let tenure = state.lock.cohort.tenure();
             first.store(Wakeup::ContendAt(now + tenure));
         }),
     };

@@ -76,7 +76,7 @@ pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     session.connection.submit(&release);
     let first = state.as_mut().and_then(|state| {
         let local = state.local_semaphore();
-        local.released(Arc::clone(&release), now);
+        local.cohort.released(Arc::clone(&release), now);
         let first = local.first();
         state.call_first(first, now)
     });

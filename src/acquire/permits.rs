@@ -119,7 +119,7 @@ impl<G: Grants> Permits<'_, G> {
         if !self.wait.asks_again() {
             let may_ask = !local.has_waiters();
             if may_ask {
-                self.yields_after = local.yields_after(Instant::now());
+                self.yields_after = local.cohort.yield_after(Instant::now());
             }
             return may_ask;
         }
@@ -127,7 +127,7 @@ impl<G: Grants> Permits<'_, G> {
         let (ticket, is_first) = local.enter(self.permits, waiter);
         self.ticket = Some(ticket);
         if is_first {
-            self.yields_after = local.yields_after(Instant::now());
+            self.yields_after = local.cohort.yield_after(Instant::now());
             return true;
         }
         drop(state);

@@ -56,7 +56,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let is_debt_due =
         release.is_none() && strategy.alternates() && *messages_at_pause != Some(messages);
     let debt = match is_debt_due {
-        true => strategy.entry().lock().lock.owes(Instant::now()),
+        true => strategy.entry().lock().lock.cohort.owes(Instant::now()),
         false => None,
     };
     if release.is_none() && debt.is_none() {
@@ -112,7 +112,7 @@ fn pause_after<S: Strategy>(
     // Waits for the reply to the release: for a round trip at most, once in a tenure.
     let others = notified_others(spec.session(), release, asks_by, stop);
     if strategy.alternates() {
-        (strategy.entry().lock().lock).owe(others, Instant::now());
+        (strategy.entry().lock().lock.cohort).owe(others, Instant::now());
     }
     (others > 0).then_some(PAUSE)
 }

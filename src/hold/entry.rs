@@ -227,7 +227,7 @@ impl EntryState {
     }
 
     pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore {
-        let tenure = self.lock.tenure();
+        let tenure = self.lock.cohort.tenure();
         let semaphore = &mut self.extras().semaphore;
         semaphore.get_or_insert_with(|| Box::new(LocalSemaphore::new(tenure)))
     }
@@ -239,7 +239,8 @@ impl EntryState {
         now: Instant,
     ) -> Option<Arc<Waiter>> {
         let first = first?;
-        first.store(Wakeup::Contend(self.local_semaphore().yields_after(now)));
+        let release = self.local_semaphore().cohort.yield_after(now);
+        first.store(Wakeup::Contend(release));
         Some(first)
     }
 
@@ -253,9 +254,10 @@ impl EntryState {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // `yields_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
+            // `yield_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
             // between.
-            next.store(Wakeup::Contend(self.lock.yields_after(Instant::now())));
+            let release = self.lock.cohort.yield_after(Instant::now());
+            next.store(Wakeup::Contend(release));
         }
     }
 
