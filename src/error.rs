@@ -741,6 +741,12 @@ impl LossReason {
         matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }
 
+    /// Why a hold is lost that the server did not find. If the hold was no longer valid (`in_time` is false), its key is
+    /// gone because it expired, not because someone removed it.
+    pub(crate) fn or_expired(self, in_time: bool) -> Self {
+        if in_time { self } else { Self::Expired }
+    }
+
     /// The reason in one word, as a label of a metric.
     #[cfg(feature = "metrics")]
     pub(crate) fn word(self) -> &'static str {

@@ -416,7 +416,7 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        let last_release = state.lock.last_release();
+        let last_release = state.lock.cohort.last_release();
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
         // at the release, `is_heard_by_us` takes it out of the count of listeners. On the channel of a place, which belongs to
         // one waiter, nothing is counted.
@@ -434,7 +434,7 @@ impl<'a> Contender<'a> {
         // it.
         let next = (state.lock).granted(thread, mode, granted, params.lease, now);
         if is_alone {
-            state.lock.record_alone(now);
+            state.lock.cohort.record_alone(now);
         }
         state.store_wakeups(&next);
         drop(state);
@@ -522,7 +522,7 @@ impl Strategy for Contender<'_> {
     fn channel(&self) -> Option<Arc<str>> {
         let protocol = &self.entry.protocol;
         match self.place {
-            Some(number) => Some(protocol.channel_of(&self.entry.common().id(number))),
+            Some(number) => Some(protocol.channel_of(&self.entry.owners().id(number))),
             None if self.is_notified_with_others() => Some(protocol.channel()),
             None => None,
         }

@@ -291,8 +291,8 @@ impl LockSpec {
             Err(NotRenewed::Late(err) | NotRenewed::Failed(err)) => return Err(err),
         };
         let in_time = hold.is_valid(Instant::now());
-        if let Some(why) = renewed.loss_if(in_time) {
-            session.lose(&hold, why);
+        if let Err(why) = renewed {
+            session.lose(&hold, why.or_expired(in_time));
             return Ok(None);
         }
         // The hold may have been lost while Redis was asked; then the local lock no longer has it.

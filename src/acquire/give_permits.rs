@@ -31,7 +31,8 @@ pub(crate) fn give(
     // rule 4 at `Entry`.
     let release = (back > 0).then(|| {
         let release = submit_release(session, entry, back.into());
-        state.local_semaphore().released(Arc::clone(&release), now);
+        let cohort = &mut state.local_semaphore().cohort;
+        cohort.released(Arc::clone(&release), now);
         release
     });
     let first = match &release {
@@ -39,7 +40,7 @@ pub(crate) fn give(
         // All permits stay in this process, so the thread that is first now would most likely be refused. With 64
         // threads on 8 permits each of them would ask Redis for nothing.
         None => first.inspect(|first| {
-            let tenure = state.lock.tenure();
+            let tenure = state.lock.cohort.tenure();
             first.store(Wakeup::ContendAt(now + tenure));
         }),
     };
@@ -47,7 +48,7 @@ pub(crate) fn give(
     // These threads have their permits, and need not wait until the release of the others is written.
     notify(to);
     if let Some(release) = &release {
-        session.connection.deliver(release);
+        session.connection.at(release).deliver();
     }
     // The first in the queue asks Redis; on the connection its request follows the release.
     notify(first);

@@ -71,11 +71,10 @@ impl Session {
         // If the server did not find the hold, or found another, the hold is lost: the guard learns that before the
         // next renewal.
         let in_time = Instant::now() < hold.valid_until();
-        let Some(reason) =
-            not_held(&refusal, &hold.owner()).and_then(|found| found.loss_if(in_time))
-        else {
+        let Some(why) = not_held(&refusal, &hold.owner()) else {
             return Err(self.error(RUNNING, hold.entry().name(), refusal));
         };
+        let reason = why.or_expired(in_time);
         self.lose(hold, reason);
         Err(hold.lost(hold.loss().unwrap_or(reason)))
     }
@@ -85,7 +84,7 @@ impl Session {
             protocol: &hold.entry().protocol,
             mode: hold.mode,
             owner: &hold.owner(),
-            is_cluster: self.registry.is_cluster(),
+            is_cluster: self.registry.is_cluster,
         };
         let request = match work {
             Work::Command(command) => guarded.command(command),

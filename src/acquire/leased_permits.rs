@@ -76,12 +76,12 @@ pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     session.connection.submit(&release);
     let first = state.as_mut().and_then(|state| {
         let local = state.local_semaphore();
-        local.released(Arc::clone(&release), now);
+        local.cohort.released(Arc::clone(&release), now);
         let first = local.first();
         state.call_first(first, now)
     });
     drop(state);
-    session.connection.deliver(&release);
+    session.connection.at(&release).deliver();
     notify(first);
     session.watchdog.housekeep_soon();
     release

@@ -119,7 +119,7 @@ impl<G: Grants> Permits<'_, G> {
         if !self.wait.asks_again() {
             let may_ask = !local.has_waiters();
             if may_ask {
-                self.yields_after = local.yields_after(Instant::now());
+                self.yields_after = local.cohort.yield_after(Instant::now());
             }
             return may_ask;
         }
@@ -127,7 +127,7 @@ impl<G: Grants> Permits<'_, G> {
         let (ticket, is_first) = local.enter(self.permits, waiter);
         self.ticket = Some(ticket);
         if is_first {
-            self.yields_after = local.yields_after(Instant::now());
+            self.yields_after = local.cohort.yield_after(Instant::now());
             return true;
         }
         drop(state);
@@ -156,7 +156,7 @@ impl<G: Grants> Permits<'_, G> {
         ends_at: i64,
     ) -> Result<Option<G::Grant>> {
         let session = self.spec.session();
-        session.unset_semaphores.record_set(self.entry.key());
+        session.unset_semaphores.record_set(&self.entry.key);
         let now = Instant::now();
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
@@ -207,8 +207,8 @@ impl<G: Grants> Permits<'_, G> {
         }
         let unset = &self.spec.session().unset_semaphores;
         if is_set {
-            unset.record_set(self.entry.key());
-        } else if unset.record_unset(self.entry.key()) {
+            unset.record_set(&self.entry.key);
+        } else if unset.record_unset(&self.entry.key) {
             let name = self.entry.name();
             report!(
                 Warn,

@@ -366,8 +366,9 @@ impl LockSpec {
             return self.by_majority("asking for the lock", || quorum.is_locked(until));
         }
         let entry = self.look()?;
-        let state = self.number(entry.protocol.state(), until)?;
-        Ok(entry.protocol.is_locked(self.mode, state))
+        let kind = self.key.kind;
+        let state = self.number((kind.state)(&entry.protocol), until)?;
+        Ok((kind.is_locked)(self.mode, state))
     }
 
     pub(crate) fn remaining(&self, until: Instant) -> Result<Option<Duration>> {
@@ -375,7 +376,7 @@ impl LockSpec {
             Some(quorum) => self.by_majority("asking for the lease", || quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
-                self.number(entry.protocol.remaining(), until)?
+                self.number((self.key.kind.remaining)(&entry.protocol), until)?
             }
         };
         Ok(match ms {
@@ -506,7 +507,7 @@ impl LockSpec {
                 let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
                 let keep_ms = self.session().remember_ms(self.command_timeout);
                 // A second request could take the lock from the next holder.
-                let force = entry.protocol.force(keys.own(), &keep_ms).counting();
+                let force = (self.key.kind.force)(&entry.protocol, keys.own(), &keep_ms).counting();
                 self.number(force, until)? == 1
             }
         };

@@ -32,7 +32,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{self, Strategy};
 use crate::error::Result;
 use crate::net::call::Call;
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::session::Session;
 use crate::time;
 
@@ -56,7 +56,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let is_debt_due =
         release.is_none() && strategy.alternates() && *messages_at_pause != Some(messages);
     let debt = match is_debt_due {
-        true => strategy.entry().lock().lock.owes(Instant::now()),
+        true => strategy.entry().lock().lock.cohort.owes(Instant::now()),
         false => None,
     };
     if release.is_none() && debt.is_none() {
@@ -112,7 +112,7 @@ fn pause_after<S: Strategy>(
     // Waits for the reply to the release: for a round trip at most, once in a tenure.
     let others = notified_others(spec.session(), release, asks_by, stop);
     if strategy.alternates() {
-        (strategy.entry().lock().lock).owe(others, Instant::now());
+        (strategy.entry().lock().lock.cohort).owe(others, Instant::now());
     }
     (others > 0).then_some(PAUSE)
 }
@@ -125,7 +125,7 @@ fn notified_others(
     until: Instant,
     stop: &dyn Fn() -> bool,
 ) -> u32 {
-    match session.connection.wait(release, until, stop) {
+    match session.connection.at(release).wait(release, until, stop) {
         Ok((value, _)) => others(session, release, &value).unwrap_or(0),
         // The server may have executed the release, although its reply is late or lost.
         Err(_) => 1,
@@ -141,8 +141,8 @@ pub(crate) fn has_notified_nobody(session: &Session, release: &Call) -> bool {
 /// nothing was released or the reply is odd.
 fn others(session: &Session, release: &Call, reply: &Value) -> Option<u32> {
     match script::released(reply) {
-        Ok(Released::Yes { .. }) if !session.connection.counts_listeners() => Some(1),
-        Ok(Released::Yes { listeners }) => {
+        Ok(Ok(_)) if !session.connection.counts_listeners() => Some(1),
+        Ok(Ok(listeners)) => {
             let others = (listeners - i64::from(release.is_heard_by_us)).max(0);
             Some(u32::try_from(others).unwrap_or(u32::MAX))
         }

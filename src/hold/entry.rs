@@ -1,20 +1,23 @@
 //! The entry of a name, which a client keeps while threads use that name: the local lock, and state that only some
 //! kinds need.
 
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
-use crate::local::lock::{Holding, LocalLock, Mode, Wakeups};
-use crate::local::registry::{self, EntryContent};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::hold::Hold;
+use crate::local::lock::{LocalLock, Mode, Wakeups};
 use crate::local::semaphore::LocalSemaphore;
 use crate::local::waiter::{self, MakeError};
 use crate::net::call::{Call, Deferred, DeferredInfo};
 use crate::net::request::Request;
-use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::kind::{Kind, Protocol};
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
-/// The entry of one name. `H` is a [`Hold`](crate::hold::Hold), a type parameter since a hold refers to its entry.
+/// The entry of one name: a part that never changes, and the state, under a mutex.
 ///
 /// Rules on which all users of an entry rely:
 ///
@@ -25,16 +28,60 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 /// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
 /// 4. The release of a guard is queued on the connection with the mutex held, before any other thread can become the
 ///    contender. So on the connection it precedes the next request of this process.
-pub(crate) type Entry<H> = registry::Entry<EntryKey, FixedPart, EntryState<H>>;
+pub(crate) struct Entry {
+    pub(crate) key: EntryKey,
+    pub(crate) protocol: Protocol,
+    pub(super) state: Mutex<EntryState>,
+    all: Arc<Common>,
+}
+
+/// The shared part of all entries of one registry.
+pub(super) struct Common {
+    /// Free entries, each once, and when they became free.
+    pub(super) free: Mutex<VecDeque<(Instant, EntryKey)>>,
+    pub(super) owners: Arc<Owners>,
+}
+
+/// The state of an entry, while its mutex is held.
+pub(crate) struct EntryGuard<'a> {
+    entry: &'a Entry,
+    state: MutexGuard<'a, EntryState>,
+}
+
+impl Deref for EntryGuard<'_> {
+    type Target = EntryState;
+
+    fn deref(&self) -> &EntryState {
+        &self.state
+    }
+}
+
+impl DerefMut for EntryGuard<'_> {
+    fn deref_mut(&mut self) -> &mut EntryState {
+        &mut self.state
+    }
+}
+
+impl Drop for EntryGuard<'_> {
+    fn drop(&mut self) {
+        // The entry's mutex is still held, so no other thread lists the entry as well, and none makes it busy before it
+        // is listed.
+        if !self.state.is_listed && self.state.is_free() {
+            self.state.is_listed = true;
+            let Entry { key, all, .. } = self.entry;
+            all.free.lock().push_back((Instant::now(), key.clone()));
+        }
+    }
+}
 
 /// A thread in the queue of the local lock.
-pub(crate) type Waiter<H> = waiter::Waiter<Wakeup<H>>;
+pub(crate) type Waiter = waiter::Waiter<Wakeup>;
 
 /// The reason for which a queued thread is woken.
 #[derive(Clone)]
-pub(crate) enum Wakeup<H> {
+pub(crate) enum Wakeup {
     /// The thread has the lock.
-    Granted(H),
+    Granted(Arc<Hold>),
     /// The thread has its permits, which Redis granted to this process at that time.
     Given(Instant),
     /// The thread is the contender: it asks Redis, and lets others go first if this release has notified any.
@@ -54,44 +101,65 @@ pub(crate) struct EntryKey {
     pub(crate) id: Arc<str>,
 }
 
-/// The part of an entry that never changes.
-pub(crate) struct FixedPart {
-    pub(crate) protocol: Protocol,
-}
-
-pub(crate) struct EntryState<H> {
-    pub(crate) lock: LocalLock<Arc<Waiter<H>>, H, Arc<Call>>,
-    extras: Option<Box<EntryExtras<H>>>,
+pub(crate) struct EntryState {
+    pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
+    extras: Option<Box<EntryExtras>>,
+    /// The entry is on the list of free ones, or outside the registry: rule 3 at
+    /// [`Registry`](crate::hold::Registry).
+    pub(super) is_listed: bool,
 }
 
 /// State that an uncontended lock does not need; made when it is first needed.
-pub(crate) struct EntryExtras<H> {
+#[derive(Default)]
+pub(crate) struct EntryExtras {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
-    places: Vec<(Arc<Waiter<H>>, OwnerNumber)>,
+    places: Vec<(Arc<Waiter>, OwnerNumber)>,
     /// The watchdog has an entry on its schedule that shows signs of life for these places.
     keeps_places: bool,
     /// The queue of permits, for semaphores.
-    semaphore: Option<Box<EntrySemaphore<H>>>,
+    semaphore: Option<Box<EntrySemaphore>>,
 }
 
-impl<H> Default for EntryExtras<H> {
-    fn default() -> Self {
+type EntrySemaphore = LocalSemaphore<Arc<Waiter>, Arc<Call>>;
+
+type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
+
+impl Entry {
+    /// An entry that is not in the registry. For one that is put there, the registry adds `key` to the free entries.
+    pub(super) fn new(
+        key: EntryKey,
+        protocol: Protocol,
+        tenure: Duration,
+        all: Arc<Common>,
+    ) -> Self {
+        let state = EntryState {
+            lock: LocalLock::new(key.kind.order, tenure),
+            extras: None,
+            is_listed: true,
+        };
         Self {
-            places: Vec::new(),
-            keeps_places: false,
-            semaphore: None,
+            key,
+            protocol,
+            state: Mutex::new(state),
+            all,
         }
     }
-}
 
-type EntrySemaphore<H> = LocalSemaphore<Arc<Waiter<H>>, Arc<Call>>;
+    pub(crate) fn lock(&self) -> EntryGuard<'_> {
+        EntryGuard {
+            entry: self,
+            state: self.state.lock(),
+        }
+    }
 
-type EntryWakeups<H> = Wakeups<Arc<Waiter<H>>, H>;
+    /// Makes the id of an owner from the number of a hold.
+    pub(crate) fn owners(&self) -> &Owners {
+        &self.all.owners
+    }
 
-impl<H: Holding> Entry<H> {
     /// The name as the user gave it.
     pub(crate) fn name(&self) -> &Arc<str> {
-        self.protocol.shown().unwrap_or(&self.key().id)
+        self.protocol.shown().unwrap_or(&self.key.id)
     }
 
     /// The release of one owner's hold, which is sent again until `useful_until`.
@@ -103,7 +171,7 @@ impl<H: Holding> Entry<H> {
         undo: bool,
     ) -> Deferred {
         let request = match undo {
-            true => self.protocol.undo(mode, owner.as_bytes()),
+            true => (self.protocol.kind().undo)(&self.protocol, mode, owner.as_bytes()),
             false => self.protocol.release(mode, owner.as_bytes()),
         };
         self.deferred(request, owner, useful_until, undo)
@@ -134,7 +202,7 @@ impl<H: Holding> Entry<H> {
     /// of them would only find that out again. The caller, who asked for the lock, gives up afterwards, which wakes the next
     /// thread that stays.
     pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
-        let concerns = |waiter: &Arc<Waiter<H>>| waiter.command_timeout <= timeout;
+        let concerns = |waiter: &Arc<Waiter>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
         let mut waiters = state.lock.dismiss(concerns);
         let mut first = None;
@@ -153,20 +221,13 @@ impl<H: Holding> Entry<H> {
     }
 }
 
-impl<H: Holding> EntryState<H> {
-    fn new(kind: &Kind, tenure: Duration) -> Self {
-        Self {
-            lock: LocalLock::new(kind.order, tenure),
-            extras: None,
-        }
-    }
-
-    fn extras(&mut self) -> &mut EntryExtras<H> {
+impl EntryState {
+    fn extras(&mut self) -> &mut EntryExtras {
         self.extras.get_or_insert_default()
     }
 
-    pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore<H> {
-        let tenure = self.lock.tenure();
+    pub(crate) fn local_semaphore(&mut self) -> &mut EntrySemaphore {
+        let tenure = self.lock.cohort.tenure();
         let semaphore = &mut self.extras().semaphore;
         semaphore.get_or_insert_with(|| Box::new(LocalSemaphore::new(tenure)))
     }
@@ -174,27 +235,29 @@ impl<H: Holding> EntryState<H> {
     /// Makes the first in the queue of a semaphore ask Redis, if there is one. [`notify`] has to follow.
     pub(crate) fn call_first(
         &mut self,
-        first: Option<Arc<Waiter<H>>>,
+        first: Option<Arc<Waiter>>,
         now: Instant,
-    ) -> Option<Arc<Waiter<H>>> {
+    ) -> Option<Arc<Waiter>> {
         let first = first?;
-        first.store(Wakeup::Contend(self.local_semaphore().yields_after(now)));
+        let release = self.local_semaphore().cohort.yield_after(now);
+        first.store(Wakeup::Contend(release));
         Some(first)
     }
 
-    fn known_semaphore(&mut self) -> Option<&mut EntrySemaphore<H>> {
+    fn known_semaphore(&mut self) -> Option<&mut EntrySemaphore> {
         self.extras.as_mut()?.semaphore.as_deref_mut()
     }
 
     /// Stores a wakeup for each thread whose turn it is. [`wake`] has to follow once the mutex is released.
-    pub(crate) fn store_wakeups(&mut self, wakeups: &EntryWakeups<H>) {
+    pub(crate) fn store_wakeups(&mut self, wakeups: &EntryWakeups) {
         for (waiter, hold) in &wakeups.joined {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // `yields_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
+            // `yield_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
             // between.
-            next.store(Wakeup::Contend(self.lock.yields_after(Instant::now())));
+            let release = self.lock.cohort.yield_after(Instant::now());
+            next.store(Wakeup::Contend(release));
         }
     }
 
@@ -205,7 +268,7 @@ impl<H: Holding> EntryState<H> {
 
     /// A contender has a place, or another place than before. Returns whether the watchdog has to keep places from now
     /// on.
-    pub(crate) fn add_place(&mut self, waiter: &Arc<Waiter<H>>, place: OwnerNumber) -> bool {
+    pub(crate) fn add_place(&mut self, waiter: &Arc<Waiter>, place: OwnerNumber) -> bool {
         self.forget_place(Some(waiter));
         let extras = self.extras();
         extras.places.push((Arc::clone(waiter), place));
@@ -221,142 +284,41 @@ impl<H: Holding> EntryState<H> {
     }
 
     /// The places of this process in the queue that Redis keeps, with the waiter of each.
-    pub(crate) fn places(&self) -> impl Iterator<Item = &(Arc<Waiter<H>>, OwnerNumber)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = &(Arc<Waiter>, OwnerNumber)> {
         self.extras.iter().flat_map(|extras| &extras.places)
     }
 
-    pub(crate) fn forget_place(&mut self, waiter: Option<&Arc<Waiter<H>>>) {
+    pub(crate) fn forget_place(&mut self, waiter: Option<&Arc<Waiter>>) {
         if let (Some(waiter), Some(extras)) = (waiter, &mut self.extras) {
             extras
                 .places
                 .retain(|(other, _)| !Arc::ptr_eq(other, waiter));
         }
     }
-}
 
-impl<H: Holding> EntryContent for EntryState<H> {
-    /// Makes the id of an owner from the number of a hold.
-    type Common = Arc<Owners>;
-
-    fn is_free(&self) -> bool {
+    /// Whether no thread holds, waits or asks.
+    pub(super) fn is_free(&self) -> bool {
         let extras = self.extras.as_ref();
         let semaphore = extras.and_then(|extras| extras.semaphore.as_ref());
         self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.is_free())
     }
 
-    fn is_idle(&self, now: Instant) -> bool {
+    /// Whether the entry can be dropped without forgetting anything.
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
         self.is_free() && self.lock.is_idle(now)
     }
 }
 
 /// Wakes the threads for which wakeups were stored. Call it with no mutex held: rule 3.
-pub(crate) fn wake<H>(wakeups: EntryWakeups<H>) {
+pub(crate) fn wake(wakeups: EntryWakeups) {
     let joined = wakeups.joined.into_iter().map(|(waiter, _)| waiter);
     notify(joined.chain(wakeups.contend));
 }
 
 /// Wakes these threads, for each of which a wakeup was stored. Call it with no mutex held: rule 3.
-pub(crate) fn notify<H>(waiters: impl IntoIterator<Item = Arc<Waiter<H>>>) {
+pub(crate) fn notify(waiters: impl IntoIterator<Item = Arc<Waiter>>) {
     for waiter in waiters {
         waiter.notify();
-    }
-}
-
-/// All entries of a client, by kind and id: the name, or a list of them.
-pub(crate) struct Registry<H: Holding> {
-    prefix: String,
-    is_cluster: bool,
-    tenure: Duration,
-    waiter_lease: Duration,
-    entries: registry::Registry<EntryKey, FixedPart, EntryState<H>>,
-}
-
-impl<H: Holding> Registry<H> {
-    pub(crate) fn new(
-        prefix: String,
-        is_cluster: bool,
-        tenure: Duration,
-        waiter_lease: Duration,
-        owners: &Arc<Owners>,
-    ) -> Self {
-        Self {
-            prefix,
-            is_cluster,
-            tenure,
-            waiter_lease,
-            entries: registry::Registry::new(Arc::clone(owners)),
-        }
-    }
-
-    /// The prefix of every key.
-    pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    /// The entry of a name, or a list of names, kept from now on until it is idle.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn get(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
-        self.entries.get(key, || self.make(key))
-    }
-
-    /// The entry of a name; an unregistered one for a query, which must not create state.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn look(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
-        self.known(key).map_or_else(|| self.unregistered(key), Ok)
-    }
-
-    /// An unregistered entry of a name, for its protocol alone.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the kind's [`protocol`](Kind::protocol).
-    pub(crate) fn unregistered(&self, key: &EntryKey) -> Result<Arc<Entry<H>>> {
-        let (named, state) = self.make(key)?;
-        Ok(self.entries.unregistered(key.clone(), named, state))
-    }
-
-    /// The entry of a name, if a thread of this client has used it lately.
-    pub(crate) fn known(&self, key: &EntryKey) -> Option<Arc<Entry<H>>> {
-        self.entries.known(key)
-    }
-
-    fn make(&self, EntryKey { kind, id }: &EntryKey) -> Result<(FixedPart, EntryState<H>)> {
-        let keyspace = Keyspace {
-            prefix: &self.prefix,
-            is_cluster: self.is_cluster,
-            waiter_lease: self.waiter_lease,
-        };
-        let named = FixedPart {
-            protocol: Protocol::new(kind, keyspace, id)?,
-        };
-        Ok((named, EntryState::new(kind, self.tenure)))
-    }
-
-    /// Whether a script reaches only the keys of one slot.
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.is_cluster
-    }
-
-    /// See [`registry::Registry::sweep`].
-    pub(crate) fn sweep(&self, now: Instant) -> bool {
-        self.entries.sweep(now)
-    }
-
-    /// All entries of a kind.
-    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry<H>>> {
-        let mut entries = self.entries.all();
-        entries.retain(|entry| entry.protocol.kind() == kind);
-        entries
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
     }
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod entry;
 pub(crate) mod loss;
 pub(crate) mod permits;
 pub(crate) mod places;
+mod registry;
 pub(crate) mod releases;
 pub(crate) mod renewal;
 pub(crate) mod schedule;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::Value;
 
+pub(crate) use self::entry::{Entry, Waiter, Wakeup};
+pub(crate) use self::registry::Registry;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{LossListener, add_listener};
 use crate::hold::schedule::Times;
@@ -35,12 +38,6 @@ use crate::time;
 /// For how long the undo of an acquire of unknown outcome is sent again: until then the server may still execute the
 /// acquire.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
-
-/// The types of [`entry`], for local locks that are held by a [`Hold`].
-pub(crate) type Entry = crate::hold::entry::Entry<Arc<Hold>>;
-pub(crate) type Registry = crate::hold::entry::Registry<Arc<Hold>>;
-pub(crate) type Waiter = crate::hold::entry::Waiter<Arc<Hold>>;
-pub(crate) type Wakeup = crate::hold::entry::Wakeup<Arc<Hold>>;
 
 std::thread_local! {
     static GUARDS: Cell<usize> = const { Cell::new(0) };
@@ -188,19 +185,10 @@ pub(crate) trait Several: Send + Sync {
 
 /// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: the
 /// release was sent twice. `in_time`: the hold was valid when it was released.
-pub(crate) fn lost_before(
-    released: &Released,
-    replayed: bool,
-    in_time: bool,
-) -> Option<LossReason> {
-    match released {
-        Released::Yes { .. } => None,
-        // The release of the first sending may have been executed, and somebody else have taken the lock since.
-        Released::Gone | Released::Taken if replayed && in_time => None,
-        _ if !in_time => Some(LossReason::Expired),
-        Released::Gone => Some(LossReason::Forced),
-        Released::Taken => Some(LossReason::TakenOver),
-    }
+pub(crate) fn lost_before(released: Released, replayed: bool, in_time: bool) -> Option<LossReason> {
+    let why = released.err()?;
+    // The release of the first sending may have been executed, and somebody else have taken the lock since.
+    (!(replayed && in_time)).then(|| why.or_expired(in_time))
 }
 
 impl Hold {
@@ -275,7 +263,7 @@ impl Hold {
     }
 
     fn owner_by_number(&self) -> OwnerId {
-        self.entry().common().id(self.number)
+        self.entry().owners().id(self.number)
     }
 
     /// The client's entry for the lock's name.
@@ -444,7 +432,7 @@ impl Hold {
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;
-        let renewed = self.entry().protocol.renewed(reply, &mut ends_at)?;
+        let renewed = (self.entry().protocol.kind().renewed)(reply, &mut ends_at)?;
         if ends_at != before {
             self.set_ends_at(ends_at);
         }
@@ -485,10 +473,8 @@ impl Hold {
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         if let Some(left) = self.kept_for(|| now) {
             let owner = self.owner();
-            let request = self
-                .entry()
-                .protocol
-                .keep(self.mode, owner.as_bytes(), left);
+            let protocol = &self.entry().protocol;
+            let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, now + left, undo);
         }
         let longest = self.lease.lock().longest();

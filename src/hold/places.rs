@@ -66,13 +66,14 @@ impl Places {
 
     /// The request that shows the sign of life.
     pub(super) fn request(&self) -> Request {
-        let (state, owners) = (self.entry.lock(), self.entry.common());
+        let (state, owners) = (self.entry.lock(), self.entry.owners());
         let tickets = state.places().map(|(_, place)| owners.id(*place));
         let tickets: Vec<_> = tickets.collect();
         // A place that is given up from here on may still get this sign of life: the script never makes a place.
         drop(state);
-        let request = self.entry.protocol.refresh(&tickets);
-        request.expect("Redis keeps the queue")
+        let protocol = &self.entry.protocol;
+        let refresh = protocol.kind().refresh.expect("Redis keeps the queue");
+        refresh(protocol, &tickets)
     }
 
     /// The reply to a sign of life; returns when the next is due. A thread whose place is lost is woken to ask for
@@ -81,7 +82,7 @@ impl Places {
         match redis::from_redis_value::<Vec<String>>(reply) {
             Ok(lost) if lost.is_empty() => {}
             Ok(lost) => {
-                let (state, owners) = (self.entry.lock(), self.entry.common());
+                let (state, owners) = (self.entry.lock(), self.entry.owners());
                 // A place that was given up or replaced while the request was on its way is not found here, and its
                 // loss does not matter.
                 for (waiter, place) in state.places() {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
+use crate::error::LossReason;
 use crate::net::call::{DeferredInfo, OnReply};
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::report::report;
 use crate::stats::Counters;
 
@@ -23,14 +24,14 @@ impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         let (name, owner) = (&release.name, &release.owner);
         match script::released(reply) {
-            Ok(Released::Yes { .. }) => {}
+            Ok(Ok(_)) => {}
             // An undone acquire may never have been executed, and a release that was sent twice may have been executed
             // the first time.
-            Ok(Released::Gone | Released::Taken) if release.undo || replayed => {}
-            Ok(gone) => {
+            Ok(Err(_)) if release.undo || replayed => {}
+            Ok(Err(gone)) => {
                 self.counters.releases_of_lost.add(1);
                 let what = match gone {
-                    Released::Taken => "another owner held it",
+                    LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
                 };
                 report!(Warn, "releasing `{name}` of {owner} came too late: {what}");

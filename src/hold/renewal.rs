@@ -206,8 +206,8 @@ impl Hold {
         };
         // A hold that Redis has lost within its validity was forced open or taken over; after that it has expired.
         let in_time = Instant::now() < self.valid_until();
-        match renewed.loss_if(in_time) {
-            None => {
+        match renewed {
+            Ok(()) => {
                 // The holder may have locked again with another lease since this renewal was built. Then the lease
                 // ignores the renewal.
                 self.change(|lease| {
@@ -222,7 +222,7 @@ impl Hold {
                 Next::Renewed(self.due_after(sent_at))
             }
             // If the holder has released the hold since the request was sent, `lose` does nothing: rule 2 at `Hold`.
-            Some(why) => Next::Lost(why),
+            Err(why) => Next::Lost(why.or_expired(in_time)),
         }
     }
 }

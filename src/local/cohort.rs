@@ -14,11 +14,11 @@
 use std::time::{Duration, Instant};
 
 /// A gap after a release that is longer than this, and than the tenure, ends the cohort.
-pub(super) const GAP: Duration = Duration::from_millis(5);
+pub(crate) const GAP: Duration = Duration::from_millis(5);
 
 /// The age of a cohort. `R` is a release under way.
 #[derive(Debug, Clone)]
-pub(super) struct Cohort<R> {
+pub(crate) struct Cohort<R> {
     /// In nanoseconds, which take fewer bytes than a `Duration`: every held lock has a cohort.
     tenure: u64,
     since: Option<Instant>,
@@ -55,7 +55,7 @@ impl<R> Cohort<R> {
         }
     }
 
-    pub(super) fn tenure(&self) -> Duration {
+    pub(crate) fn tenure(&self) -> Duration {
         Duration::from_nanos(self.tenure)
     }
 
@@ -67,12 +67,12 @@ impl<R> Cohort<R> {
     }
 
     /// By `now` the reply to the last release has arrived, and the release has notified nobody.
-    pub(super) fn record_alone(&mut self, now: Instant) {
+    pub(crate) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }
 
     /// The release at the end of the tenure has notified `others` other processes.
-    pub(super) fn owe(&mut self, others: u32, now: Instant) {
+    pub(crate) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case, so it needs no debt. If the cohort has started again, Redis has
         // granted the lock to another thread of this process while the reply was on its way, so the notified processes
         // have had their turn to ask.
@@ -84,7 +84,7 @@ impl<R> Cohort<R> {
 
     /// For how long a contender lets others ask first, if there is a debt: for the rest of the debt, but for no longer
     /// than a tenure. If nobody releases the lock within a tenure, the others hold it for long or do not want it.
-    pub(super) fn owes(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn owes(&self, now: Instant) -> Option<Duration> {
         let Others::First { until } = self.others else {
             return None;
         };
@@ -110,12 +110,12 @@ impl<R> Cohort<R> {
     }
 
     /// A release was queued for Redis, which may notify other processes.
-    pub(super) fn released(&mut self, release: R, now: Instant) {
+    pub(crate) fn released(&mut self, release: R, now: Instant) {
         self.last_release = Some((now, release));
     }
 
     /// The last release, until the cohort ends.
-    pub(super) fn last_release(&self) -> Option<&R> {
+    pub(crate) fn last_release(&self) -> Option<&R> {
         self.last_release.as_ref().map(|(_, release)| release)
     }
 
@@ -130,7 +130,7 @@ impl<R> Cohort<R> {
 
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once,
     /// since the cohort is over then. A gap that was too long ends the cohort as well.
-    pub(super) fn yield_after(&mut self, now: Instant) -> Option<R> {
+    pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         // Without a release nobody was notified, so no other process can be next.
         let (released_at, _) = self.last_release.as_ref()?;
         if self.is_too_long_ago(*released_at, now) {

@@ -224,7 +224,7 @@ pub(crate) struct LocalLock<W, H, R> {
     asking_shared: u32,
     /// By the last reply from Redis, another process has the lock.
     is_refused: bool,
-    cohort: Cohort<R>,
+    pub(crate) cohort: Cohort<R>,
 }
 
 impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
@@ -239,10 +239,6 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             is_refused: false,
             cohort: Cohort::new(tenure),
         }
-    }
-
-    pub(crate) fn tenure(&self) -> Duration {
-        self.cohort.tenure()
     }
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait, or
@@ -283,7 +279,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         match (admitted, queue) {
             (Some(Admitted::Shares(hold)), _) => Entered::Joined(hold),
             (Some(Admitted::Contends), _) => Entered::Contend {
-                yields_after: self.yields_after(now),
+                yields_after: self.cohort.yield_after(now),
                 under: None,
             },
             (None, None) => Entered::Busy,
@@ -381,38 +377,13 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     /// A shared hold that one more thread may join. After a tenure new readers ask Redis instead, so that writers of
     /// other processes get their turn.
     fn joinable(&mut self, lease: LeasePolicy, now: Instant) -> Option<&mut SharedHolders<H>> {
-        let tenure = self.tenure();
+        let tenure = self.cohort.tenure();
         self.shared.iter_mut().find(|group| {
             now.saturating_duration_since(group.since) <= tenure
                 && group.lease == lease
                 && lease.shareable()
                 && group.hold.validity().to_spare(lease, now)
         })
-    }
-
-    /// The release after which the thread that becomes a contender now has to yield; see [`Cohort::yield_after`].
-    pub(crate) fn yields_after(&mut self, now: Instant) -> Option<R> {
-        self.cohort.yield_after(now)
-    }
-
-    /// See [`Cohort::owe`].
-    pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        self.cohort.owe(others, now);
-    }
-
-    /// See [`Cohort::owes`].
-    pub(crate) fn owes(&self, now: Instant) -> Option<Duration> {
-        self.cohort.owes(now)
-    }
-
-    /// The last release of this process, as long as it matters.
-    pub(crate) fn last_release(&self) -> Option<&R> {
-        self.cohort.last_release()
-    }
-
-    /// See [`Cohort::record_alone`].
-    pub(crate) fn record_alone(&mut self, now: Instant) {
-        self.cohort.record_alone(now);
     }
 
     /// The contender found the lock held by another process, so the tenure is over.

@@ -1,8 +1,7 @@
 //! Inside the process: who holds, who waits, who asks Redis.
 
-mod cohort;
+pub(crate) mod cohort;
 pub(crate) mod lock;
 mod queue;
-pub(crate) mod registry;
 pub(crate) mod semaphore;
 pub(crate) mod waiter;

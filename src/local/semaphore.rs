@@ -43,7 +43,7 @@ pub(crate) struct LocalSemaphore<W, R> {
     queue: WaitQueue<QueuedThread<W>>,
     /// Permits that threads of this process have: rule 3.
     out: u64,
-    cohort: Cohort<R>,
+    pub(crate) cohort: Cohort<R>,
     /// The client is closed: all permits were returned, and nobody gets any.
     closed: bool,
 }
@@ -116,16 +116,6 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         if are_handed_over {
             self.cohort.end();
         }
-    }
-
-    /// The release after which the thread that asks now has to yield, if others were notified of it.
-    pub(crate) fn yields_after(&mut self, now: Instant) -> Option<R> {
-        self.cohort.yield_after(now)
-    }
-
-    /// A release was queued for Redis.
-    pub(crate) fn released(&mut self, release: R, now: Instant) {
-        self.cohort.released(release, now);
     }
 
     /// Redis has granted `need` to the thread with this ticket, or to a thread that was not in the queue.

@@ -16,7 +16,7 @@
 //!
 //! 1. **Submitted.** [`Nodes::submit`] queues the release at the connection to the master of its slot, behind all that was
 //!    submitted there before. `submit` does no I/O and is called under the mutex of the local lock, so the next acquire of this
-//!    process comes behind the release. [`Nodes::deliver`] then writes what the socket takes, and never waits. If bytes are
+//!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
 //!    release for now, its connection takes nothing from the ledger for a moment. If another node has to execute the release,
@@ -35,7 +35,7 @@
 //! hundreds of thousands.
 //!
 //! [`Nodes::submit`]: crate::net::nodes::Nodes::submit
-//! [`Nodes::deliver`]: crate::net::nodes::Nodes::deliver
+//! [`Connection::deliver`]: crate::net::connection::Connection::deliver
 //! [`verdict`]: crate::verdict::verdict
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
-    map: Arc<Masters>,
+    pub(super) map: Arc<Masters>,
     /// How many entries there are. Every command reads this without the mutex, and mostly finds zero. A release that finds no
     /// connection is counted before another thread of this process can ask for its name: rule 4 at [`Entry`](crate::hold::Entry).
     count: AtomicUsize,

@@ -51,7 +51,8 @@ pub(super) const PING_AFTER: Duration = Duration::from_secs(2);
 
 /// The commands of a client, over one connection after another.
 pub(super) struct Pipeline {
-    to: Destination,
+    /// The node to which the connections lead.
+    node: usize,
     /// The commands on the current connection, if there is one.
     in_flight: Option<InFlight>,
     /// Deferred calls that are on no connection.
@@ -62,18 +63,10 @@ pub(super) struct Pipeline {
     last_undo: Option<Arc<Call>>,
 }
 
-/// The server that a pipeline leads to.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Destination {
-    /// Which node of a cluster it is.
-    pub(crate) node: usize,
-    /// Whether channels are sharded there.
-    pub(crate) sharded: bool,
-}
-
 /// The commands on one connection.
 pub(super) struct InFlight {
-    to: Destination,
+    node: usize,
+    ledger: Arc<Ledger>,
     pub(super) unwritten: WriteQueue,
     awaiting: VecDeque<Arc<Call>>,
     /// How many calls were queued over this connection.
@@ -130,9 +123,9 @@ pub(super) struct Lost {
 }
 
 impl Pipeline {
-    pub(super) fn new(to: Destination, ledger: Arc<Ledger>) -> Self {
+    pub(super) fn new(node: usize, ledger: Arc<Ledger>) -> Self {
         Self {
-            to,
+            node,
             in_flight: None,
             ledger,
             rests_until: None,
@@ -143,7 +136,8 @@ impl Pipeline {
     /// There is a connection, with nothing on its way yet.
     pub(super) fn connected(&mut self, now: Instant) {
         self.in_flight = Some(InFlight {
-            to: self.to,
+            node: self.node,
+            ledger: Arc::clone(&self.ledger),
             unwritten: WriteQueue::default(),
             awaiting: VecDeque::new(),
             queued: 0,
@@ -164,7 +158,7 @@ impl Pipeline {
 
     /// Whether the ledger has something for this node.
     pub(super) fn owes(&self) -> bool {
-        self.ledger.owes(self.to.node)
+        self.ledger.owes(self.node)
     }
 
     /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
@@ -182,14 +176,14 @@ impl Pipeline {
         }
         match &mut self.in_flight {
             Some(in_flight) if !(in_flight.unwritten.is_full() && call.deferred.is_some()) => {
-                in_flight.enqueue_about(&call.request, &self.ledger, now);
+                in_flight.enqueue_about(&call.request, now);
                 in_flight.enqueue(call, now);
                 true
             }
             _ => {
                 // The node is stored so that a waiting thread can find this connection. `keep` takes only deferred calls; the
                 // thread of any other call submits it again.
-                call.sent_to(self.to.node);
+                call.sent_to(self.node);
                 self.ledger.keep([call]);
                 false
             }
@@ -206,7 +200,7 @@ impl Pipeline {
         {
             return;
         }
-        for call in self.ledger.take(self.to.node) {
+        for call in self.ledger.take(self.node) {
             in_flight.enqueue(&call, now);
         }
         in_flight.batch_ends = in_flight.queued;
@@ -233,7 +227,7 @@ impl Pipeline {
     pub(super) fn bring(&mut self, about: &Request, now: Instant) {
         let rests = self.rests(now);
         if let Some(in_flight) = self.in_flight.as_mut().filter(|_| !rests) {
-            in_flight.enqueue_about(about, &self.ledger, now);
+            in_flight.enqueue_about(about, now);
         }
     }
 
@@ -332,7 +326,7 @@ impl Pipeline {
             // This connection's mutex is held, so another one must not be called from here: the ledger hands the release over.
             Verdict::Elsewhere(to) => {
                 call.discount_sending(None);
-                self.ledger.redirect(call, self.to.node, &to);
+                self.ledger.redirect(call, self.node, &to);
                 return true;
             }
             // Without the rest, the next batch would be rejected at once, and again and again.
@@ -376,10 +370,9 @@ impl Pipeline {
                 drop(its);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.
-                    let sharded = self.to.sharded;
                     let wording = Wording {
                         by_text: true,
-                        sharded,
+                        sharded: self.ledger.map.is_sharded(),
                     };
                     undo.request.write_as(&mut undoing, wording);
                 }
@@ -404,8 +397,9 @@ impl Pipeline {
     pub(super) fn copy(&self, ledger: &Arc<Ledger>, of: impl Fn(&Arc<Call>) -> Arc<Call>) -> Self {
         let in_flight = self.in_flight.as_ref();
         Self {
-            to: self.to,
+            node: self.node,
             in_flight: in_flight.map(|in_flight| InFlight {
+                ledger: Arc::clone(ledger),
                 unwritten: in_flight.unwritten.clone(),
                 awaiting: in_flight.awaiting.iter().map(&of).collect(),
                 introduced: in_flight.introduced.clone(),
@@ -442,7 +436,7 @@ impl InFlight {
     pub(super) fn enqueue(&mut self, call: &Arc<Call>, now: Instant) {
         let mut its = call.state.lock();
         its.sent_at = now;
-        call.sent_to(self.to.node);
+        call.sent_to(self.node);
         its.begin_sending();
         its.replies_before = u8::from(its.asking);
         (its.own_reply, its.acknowledged) = (None, None);
@@ -465,7 +459,7 @@ impl InFlight {
         }
         let wording = Wording {
             by_text: its.by_text,
-            sharded: self.to.sharded,
+            sharded: self.ledger.map.is_sharded(),
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
         drop(its);
@@ -475,9 +469,9 @@ impl InFlight {
     }
 
     /// Queues the ledger's entries about the keys of a request, so that they precede it.
-    fn enqueue_about(&mut self, request: &Request, ledger: &Ledger, now: Instant) {
-        if !ledger.is_empty() {
-            for call in ledger.take_about(request, self.to.node) {
+    fn enqueue_about(&mut self, request: &Request, now: Instant) {
+        if !self.ledger.is_empty() {
+            for call in self.ledger.take_about(request, self.node) {
                 self.enqueue(&call, now);
             }
         }
@@ -587,8 +581,7 @@ mod redirections {
     }
 
     fn leading(node: usize, ledger: &Arc<Ledger>) -> Pipeline {
-        let sharded = false;
-        Pipeline::new(Destination { node, sharded }, Arc::clone(ledger))
+        Pipeline::new(node, Arc::clone(ledger))
     }
 
     fn says(line: &str) -> Value {

@@ -118,6 +118,7 @@ mod tests {
     use super::*;
 
     use std::io::Read as _;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
@@ -129,7 +130,7 @@ mod tests {
     fn pair() -> (Socket, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         // Without a limit, so that a write which waits for space never ends.
-        (Socket::Unix(ours), theirs)
+        (Socket::Plain(OwnedFd::from(ours).into()), theirs)
     }
 
     fn turn(queue: &Mutex<WriteQueue>, socket: &Socket) -> usize {

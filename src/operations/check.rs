@@ -177,8 +177,8 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
     let (mut findings, mut clocks) = (Vec::new(), Vec::new());
     let nodes = &session.connection;
     let until = Instant::now() + session.command_timeout;
-    for node in nodes.masters() {
-        let server = nodes.called(node);
+    for node in nodes.map.masters() {
+        let server = nodes.map.endpoint(node).to_string();
         let mut one = Checked {
             session,
             server: server.clone(),
@@ -288,7 +288,7 @@ impl Checked<'_> {
     fn name_at(&self, node: usize) -> String {
         let (session, nodes) = (self.session, &self.session.connection);
         let client = session.owners.client();
-        let prefix = session.registry.prefix();
+        let prefix = &session.registry.prefix;
         let name = |n| format!("redlatch-check:{client}:{n}");
         let is_there = |name: &String| {
             let key = format!("{prefix}{name}");

@@ -218,7 +218,7 @@ pub(super) fn look(
     let entry = spec.unregistered_entry()?;
     let (session, key) = (&shared.session, entry.protocol.key());
     let channels = inspect::channels(key);
-    let numsub = match session.connection.is_sharded() {
+    let numsub = match session.connection.map.is_sharded() {
         true => "SHARDNUMSUB",
         false => "NUMSUB",
     };

@@ -131,8 +131,8 @@ impl fmt::Debug for Locks {
 impl Locks {
     pub(crate) fn new(shared: &Arc<SharedSession>, pattern: &str) -> Self {
         let mut left = Vec::new();
-        let prefix = shared.session.registry.prefix();
-        for node in shared.session.connection.masters() {
+        let prefix = &shared.session.registry.prefix;
+        for node in shared.session.connection.map.masters() {
             left.extend(Pass::all(prefix, pattern).map(|pass| (node, pass)));
         }
         left.reverse();
@@ -157,7 +157,7 @@ impl Locks {
             Some((at, connection)) if at == node => connection,
             _ => apart(session, DOING, node, until)?,
         };
-        let prefix = session.registry.prefix();
+        let prefix = &session.registry.prefix;
         let (cursor, keys) = scan(
             &mut connection,
             &self.cursor,

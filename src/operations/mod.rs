@@ -45,7 +45,7 @@ fn ask_master_of(
         match verdict(answers[0].clone(), || asked) {
             Verdict::Elsewhere(to) if may_repeat && !to.is_asking => {
                 asked.redirected += 1;
-                nodes.redirected(node, &to);
+                nodes.map.redirected(node, &to);
             }
             // While a slot moves, neither node answers a question about several keys of which some are missing.
             Verdict::Elsewhere(_) | Verdict::Later(_) if may_repeat => {

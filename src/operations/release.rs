@@ -6,7 +6,7 @@ use super::inspect::{HoldMode, LockKind, inspect};
 use crate::acquire::spec::LockSpec;
 use crate::error::Result;
 use crate::local::lock::Mode;
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::protocol::{fair, fenced, permits, reentrant, rw};
 use crate::session::shared::SharedSession;
 use crate::sync::expirable_semaphore::ExpirableSemaphore;
@@ -35,7 +35,7 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
         let (reply, doing) = spec.ask(entry.protocol.release(mode, owner.as_bytes()))?;
         let released = script::released(&reply);
         let released = released.map_err(|err| spec.session().error(doing, name, err))?;
-        was_held |= matches!(released, Released::Yes { .. });
+        was_held |= released.is_ok();
     }
     Ok(was_held)
 }

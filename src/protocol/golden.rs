@@ -122,7 +122,10 @@ impl Golden {
                 &format!("release {mode:?}"),
                 &protocol.release(mode, b"u:7"),
             );
-            self.request(&format!("undo {mode:?}"), &protocol.undo(mode, b"u:7"));
+            self.request(
+                &format!("undo {mode:?}"),
+                &(protocol.kind().undo)(protocol, mode, b"u:7"),
+            );
             let renewal = protocol.renew(&RenewalArgs {
                 mode,
                 owner: b"u:7",
@@ -132,7 +135,7 @@ impl Golden {
             });
             self.request(&format!("renew {mode:?}"), &renewal);
             let locked: Vec<_> = (-2..=4)
-                .filter(|state| protocol.is_locked(mode, *state))
+                .filter(|state| (protocol.kind().is_locked)(mode, *state))
                 .collect();
             self.fact(&format!("locked {mode:?}"), &format!("{locked:?}"));
         }
@@ -144,18 +147,18 @@ impl Golden {
             self.request("holder", &fenced::holder(protocol));
             self.request("last token", &fenced::last_token(protocol));
         }
-        let force = protocol.force(request_keys(protocol).own(), "120000");
+        let force = (protocol.kind().force)(protocol, request_keys(protocol).own(), "120000");
         self.request("force", &force);
-        self.request("state", &protocol.state());
-        self.request("remaining", &protocol.remaining());
+        self.request("state", &(protocol.kind().state)(protocol));
+        self.request("remaining", &(protocol.kind().remaining)(protocol));
         let tickets = [6, 8].map(|n| Owners::of("u").id(OwnerNumber(n)));
-        if let Some(request) = protocol.refresh(&tickets) {
+        if let Some(refresh) = protocol.kind().refresh {
             let new = AcquireArgs {
                 place: Place::New,
                 ..AcquireArgs::plain("u:8", LEASE)
             };
             self.request("acquire, new place", &protocol.acquire(&new));
-            self.request("refresh", &request);
+            self.request("refresh", &refresh(protocol, &tickets));
             self.fact("channel of u:6", &protocol.channel_of("u:6"));
         }
     }
@@ -200,7 +203,10 @@ impl Golden {
         self.names(protocol);
         let release = protocol.release(Mode::Exclusive, PERMIT);
         self.request("release", &release);
-        self.request("undo", &protocol.undo(Mode::Exclusive, PERMIT));
+        self.request(
+            "undo",
+            &(protocol.kind().undo)(protocol, Mode::Exclusive, PERMIT),
+        );
         let renewal = protocol.renew(&RenewalArgs {
             mode: Mode::Exclusive,
             owner: PERMIT,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use redis::{Arg, Cmd, RedisError};
 
+use crate::error::LossReason;
 use crate::local::lock::Mode;
 use crate::net::request::ScriptRef;
 use crate::net::slot::slot_of;
 use crate::protocol::kind::Protocol;
 use crate::protocol::lua;
 use crate::protocol::owner::OwnerId;
-use crate::protocol::script::{self, Renewed, Request, Script};
+use crate::protocol::script::{self, Request, Script};
 
 pub(crate) use crate::error::RUNNING;
 
@@ -38,16 +39,16 @@ pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&format!("{first}{} {rest}", check.join(" "))))
 }
 
-/// Whether an error says that the hold of this owner is over, and the state of the lock. A user's script may return
+/// Why the hold of this owner is over, if an error says that it is. A user's script may return
 /// the same code, but not with the owner after it.
-pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<Renewed> {
+pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<LossReason> {
     if refusal.code() != Some("NOTHELD") {
         return None;
     }
     let (what, hold) = refusal.detail()?.split_once(' ')?;
     (hold.strip_suffix(":write").unwrap_or(hold) == owner).then_some(match what {
-        "taken" => Renewed::Taken,
-        _ => Renewed::Gone,
+        "taken" => LossReason::TakenOver,
+        _ => LossReason::Forced,
     })
 }
 
@@ -102,7 +103,8 @@ impl Guarded<'_> {
                 "it has {many} keys or arguments; at most {MOST} are possible"
             ));
         }
-        let evidence = self.protocol.evidence(self.mode, self.owner.as_bytes());
+        let evidence =
+            (self.protocol.kind().evidence)(self.protocol, self.mode, self.owner.as_bytes());
         if self.is_cluster {
             self.check_slots(keys)?;
         }

@@ -38,17 +38,27 @@ pub(crate) struct Kind {
     pub(super) channel: fn(&str) -> String,
     pub(super) acquire: fn(&Protocol, &AcquireArgs<'_>) -> Request,
     pub(super) release: MakeRelease,
-    /// How an acquire is undone; `None`: by a release.
-    pub(super) undo: Option<MakeRelease>,
-    pub(super) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
+    /// Undoes an acquire that is no longer needed, or whose outcome is unknown. Removes its hold, and the note that
+    /// it may have left.
+    pub(crate) undo: MakeRelease,
+    /// Releases a hold that still keeps the name for a while.
+    pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    pub(super) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
-    pub(super) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
-    pub(super) force: fn(&Protocol, &str, &str) -> Request,
-    pub(super) state: fn(&Protocol) -> Request,
-    pub(super) is_locked: fn(Mode, i64) -> bool,
-    pub(super) remaining: fn(&Protocol) -> Request,
-    pub(super) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
+    /// Reads the reply to a renewal. `None`: someone has changed when the permit ends, and the number now says when.
+    /// The permit was not renewed, and the renewal must be sent again.
+    pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
+    /// Confirms these places in the queue, for kinds whose queue is in Redis.
+    pub(crate) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
+    /// Takes the lock from its holder. The request counts once: Redis remembers it under the first string as a key,
+    /// for the milliseconds of the second.
+    pub(crate) force: fn(&Protocol, &str, &str) -> Request,
+    /// Asks whether the lock is held. `is_locked` reads the reply.
+    pub(crate) state: fn(&Protocol) -> Request,
+    /// Whether this reply to `state` says that the lock is held in this mode.
+    pub(crate) is_locked: fn(Mode, i64) -> bool,
+    pub(crate) remaining: fn(&Protocol) -> Request,
+    /// Whether a lost hold must still be released, because its remains would block others.
+    pub(crate) is_given_back_when_lost: fn(Mode, LossReason) -> bool,
     /// How Redis recognises that a hold is in force.
     pub(super) evidence: fn(&Protocol, Mode, &[u8]) -> Evidence,
 }
@@ -96,10 +106,10 @@ impl Kind {
             channel: |key| keys::lock_channel(key).concat(),
             acquire,
             release,
-            undo: None,
+            undo: |of, mode, owner| of.release(mode, owner),
             keep: |of, _, owner, span| keep_field(of.key(), None, owner, span),
             renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
-            renewed: |reply, _| script::renewed(reply).map(Some),
+            renewed: |reply, _| script::renewed(&reply).map(Some),
             refresh: None,
             force,
             state: |of| state(of, "asking for the lock"),
@@ -244,62 +254,8 @@ impl Protocol {
         (self.kind.release)(self, mode, owner)
     }
 
-    /// Undoes an acquire that is no longer needed, or whose outcome is unknown. Removes its hold, and the note that
-    /// it may have left.
-    pub(crate) fn undo(&self, mode: Mode, owner: &[u8]) -> Request {
-        match self.kind.undo {
-            Some(undo) => undo(self, mode, owner),
-            None => self.release(mode, owner),
-        }
-    }
-
-    /// Releases a hold that still keeps the name for `span`.
-    pub(crate) fn keep(&self, mode: Mode, owner: &[u8], span: Duration) -> Request {
-        (self.kind.keep)(self, mode, owner, span)
-    }
-
     pub(crate) fn renew(&self, renewal: &RenewalArgs<'_>) -> Request {
         (self.kind.renew)(self, renewal)
-    }
-
-    /// Reads the reply to a renewal. `None`: someone has changed when the permit ends, now `ends_at`. The permit was
-    /// not renewed, and the renewal must be sent again.
-    pub(crate) fn renewed(&self, reply: Value, ends_at: &mut i64) -> ReplyToRenewal {
-        (self.kind.renewed)(reply, ends_at)
-    }
-
-    /// Confirms these places in the queue, for kinds whose queue is in Redis.
-    pub(crate) fn refresh(&self, tickets: &[OwnerId]) -> Option<Request> {
-        self.kind.refresh.map(|refresh| refresh(self, tickets))
-    }
-
-    /// Takes the lock from its holder. The request counts once: Redis remembers it under the key `request` for
-    /// `keep_ms`.
-    pub(crate) fn force(&self, request: &str, keep_ms: &str) -> Request {
-        (self.kind.force)(self, request, keep_ms)
-    }
-
-    /// Asks whether the lock is held. [`is_locked`](Self::is_locked) reads the reply.
-    pub(crate) fn state(&self) -> Request {
-        (self.kind.state)(self)
-    }
-
-    /// Whether this reply to [`state`](Self::state) says that the lock is held in this mode.
-    pub(crate) fn is_locked(&self, mode: Mode, state: i64) -> bool {
-        (self.kind.is_locked)(mode, state)
-    }
-
-    pub(crate) fn remaining(&self) -> Request {
-        (self.kind.remaining)(self)
-    }
-
-    pub(super) fn evidence(&self, mode: Mode, owner: &[u8]) -> Evidence {
-        (self.kind.evidence)(self, mode, owner)
-    }
-
-    /// Whether a lost hold must still be released, because its remains would block others.
-    pub(crate) fn is_given_back_when_lost(&self, mode: Mode, reason: LossReason) -> bool {
-        (self.kind.is_given_back_when_lost)(mode, reason)
     }
 }
 
@@ -453,9 +409,9 @@ mod tests {
                 waiter_lease: Duration::from_secs(3),
             };
             let protocol = Protocol::new(kind, keyspace, &id).expect("a name");
-            let force = protocol.force("request", "1000");
+            let force = (kind.force)(&protocol, "request", "1000");
             let mut requests = vec![force, permits::state(&protocol)];
-            requests.extend(protocol.refresh(&[]));
+            requests.extend(kind.refresh.map(|refresh| refresh(&protocol, &[])));
             for mode in [Mode::Exclusive, Mode::Shared] {
                 requests.push(protocol.release(mode, permit));
                 requests.push(protocol.renew(&RenewalArgs {

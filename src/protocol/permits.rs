@@ -1,6 +1,6 @@
 //! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the taken permits.
 
-use crate::error::RELEASING_PERMIT as RELEASING;
+use crate::error::{LossReason, RELEASING_PERMIT as RELEASING};
 use std::time::Duration;
 
 use crate::net::text::Digits;
@@ -9,7 +9,7 @@ use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Evidence, Kind, Protocol, RenewalArgs};
 use crate::protocol::owner::PermitId;
-use crate::protocol::script::{self, Renewed, Request, Script, lease_ms};
+use crate::protocol::script::{self, Request, Script, lease_ms};
 
 /// Here the owner of a hold is the permit's id, in hexadecimal digits.
 pub(crate) static KIND: Kind = Kind {
@@ -26,10 +26,10 @@ pub(crate) static KIND: Kind = Kind {
         is_permit: true,
     },
     renewed: |reply, ends_at| match script::integer(reply)? {
-        0 => Ok(Some(Renewed::Gone)),
+        0 => Ok(Some(Err(LossReason::Forced))),
         found => {
             *ends_at = found.saturating_abs();
-            Ok((found > 0).then_some(Renewed::Yes))
+            Ok((found > 0).then_some(Ok(())))
         }
     },
     ..Kind::plain("permits")

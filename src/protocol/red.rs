@@ -11,10 +11,10 @@ pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
     acquire,
     // Undoing publishes no message, since a majority never kept the hold.
-    undo: Some(|of, _, owner| {
+    undo: |of, _, owner| {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
-    }),
+    },
     // Other nodes may still keep the hold.
     is_given_back_when_lost: |_, reason| {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)

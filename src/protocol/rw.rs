@@ -14,7 +14,7 @@ pub(crate) static KIND: Kind = Kind {
     channel: keys::rw_channel,
     acquire,
     release: |of, mode, owner| release(of, mode, owner, None),
-    undo: Some(|of, mode, owner| release(of, mode, owner, Some(&keys::rw_note(of.key(), mode)))),
+    undo: |of, mode, owner| release(of, mode, owner, Some(&keys::rw_note(of.key(), mode))),
     renew,
     keep: |of, mode, owner, span| match mode {
         Mode::Exclusive => keep_field(of.key(), None, &write_field(owner), span),

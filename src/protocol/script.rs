@@ -137,60 +137,28 @@ fn number(value: &Value) -> Option<u64> {
     text(value)?.parse().ok()
 }
 
-/// The outcome of a release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// The hold existed and was released; this many subscribers were notified.
-    Yes { listeners: i64 },
-    /// The lock was free.
-    Gone,
-    /// The lock was held by another owner.
-    Taken,
-}
+/// How many subscribers a release notified; or why the hold did not exist: forced if the lock was free, taken over if
+/// another owner held it.
+pub(crate) type Released = Result<i64, LossReason>;
 
 pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {
     match reply {
-        Value::Int(-1) => Ok(Released::Gone),
-        Value::Int(-2) => Ok(Released::Taken),
-        Value::Int(n) if *n >= 0 => Ok(Released::Yes { listeners: *n }),
+        Value::Int(-1) => Ok(Err(LossReason::Forced)),
+        Value::Int(-2) => Ok(Err(LossReason::TakenOver)),
+        Value::Int(n) if *n >= 0 => Ok(Ok(*n)),
         other => Err(Unexpected(other.clone())),
     }
 }
 
-/// The outcome of a renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Renewed {
-    Yes,
-    /// The lock was free.
-    Gone,
-    /// The lock was held by another owner.
-    Taken,
-}
+/// Whether a renewal found the hold, or why not: see [`Released`].
+pub(crate) type Renewed = Result<(), LossReason>;
 
-impl Renewed {
-    /// Why the hold is lost, if it is. If the hold was no longer certain when the renewal was sent (`in_time` is
-    /// false), its key is gone because it expired, not because someone removed it.
-    pub(crate) fn loss_if(self, in_time: bool) -> Option<LossReason> {
-        let why = self.loss()?;
-        Some(if in_time { why } else { LossReason::Expired })
-    }
-
-    /// Why the hold is lost, if it is.
-    pub(crate) fn loss(self) -> Option<LossReason> {
-        match self {
-            Self::Yes => None,
-            Self::Gone => Some(LossReason::Forced),
-            Self::Taken => Some(LossReason::TakenOver),
-        }
-    }
-}
-
-pub(crate) fn renewed(reply: Value) -> Result<Renewed, Unexpected> {
+pub(crate) fn renewed(reply: &Value) -> Result<Renewed, Unexpected> {
     match reply {
-        Value::Int(1..) => Ok(Renewed::Yes),
-        Value::Int(0) => Ok(Renewed::Gone),
-        Value::Int(-1) => Ok(Renewed::Taken),
-        other => Err(Unexpected(other)),
+        Value::Int(1..) => Ok(Ok(())),
+        Value::Int(0) => Ok(Err(LossReason::Forced)),
+        Value::Int(-1) => Ok(Err(LossReason::TakenOver)),
+        other => Err(Unexpected(other.clone())),
     }
 }
 

@@ -338,14 +338,14 @@ impl Quorum {
 
     /// Whether others have the lock on so many nodes that no majority is free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
-        let left = self.survey(until, |protocol| protocol.remaining())?;
+        let left = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let free = left.iter().filter(|ms| **ms == -2).count();
         Ok(!self.nodes.majority.has(free))
     }
 
     /// In how many milliseconds a majority of nodes has the lock free if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
-        let left = self.survey(until, |protocol| protocol.remaining())?;
+        let left = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let never = |ms| if ms == -1 { i64::MAX } else { ms };
         let bound = self.nodes.majority.bound(left.into_iter().map(never));
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
@@ -361,7 +361,7 @@ impl Quorum {
             home.remember_ms(timeout),
         );
         let forced = self.survey(until, |protocol| {
-            protocol.force(&keys::request(protocol.key(), &id), &keep_ms)
+            (protocol.kind().force)(protocol, &keys::request(protocol.key(), &id), &keep_ms)
         })?;
         Ok(forced.contains(&1))
     }

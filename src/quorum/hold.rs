@@ -16,7 +16,7 @@ use crate::local::lock::{LeasePolicy, Mode};
 use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
 use crate::protocol::kind::{AcquireArgs, RENEWING};
 use crate::protocol::red;
-use crate::protocol::script::{self, Renewed, Unexpected};
+use crate::protocol::script::{self, Renewed, renewed};
 use crate::quorum::failure::{Failure, Short};
 use crate::quorum::nodes::{Node, QuorumNodes};
 use crate::quorum::parts::{Part, Parts};
@@ -203,13 +203,13 @@ impl QuorumHold {
                 // Otherwise the release of the whole hold removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
-                    Ok(None) => {
+                    Ok(Ok(())) => {
                         let ttl = state.asked[node].ttl;
                         // The node kept the part all the time, or it would not have found the number: rule 1.
                         part.change(|its| its.prolong(answer.sent_at, ttl));
                         state.parts.keep(node, part.valid_until(), now);
                     }
-                    Ok(Some(why)) => {
+                    Ok(Err(why)) => {
                         self.lose_part(state, node, why);
                     }
                     Err(_) => {}
@@ -313,7 +313,7 @@ impl QuorumHold {
         }
         self.read(&mut state);
         let agrees = |(node, reply): &(usize, &Value)| {
-            state.parts.is_kept(*node) && matches!(renewed(reply), Ok(None))
+            state.parts.is_kept(*node) && matches!(renewed(reply), Ok(Ok(())))
         };
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
@@ -324,16 +324,16 @@ impl QuorumHold {
         let is_held = self.update_validity(&mut state) && !state.let_go;
         drop(state);
         if !is_held {
-            let is_taken = |value| matches!(renewed(value), Ok(Some(LossReason::TakenOver)));
+            let is_taken = |value| matches!(renewed(value), Ok(Err(LossReason::TakenOver)));
             let lost = match round.values().any(|(_, value)| is_taken(value)) {
-                true => Renewed::Taken,
-                false => Renewed::Gone,
+                true => LossReason::TakenOver,
+                false => LossReason::Forced,
             };
-            self.lose(lost.loss().unwrap_or(LossReason::Forced));
-            Ok((lost, sent_at))
+            self.lose(lost);
+            Ok((Err(lost), sent_at))
         } else if is_renewed {
             nodes.housekeep_soon();
-            Ok((Renewed::Yes, sent_at))
+            Ok((Ok(()), sent_at))
         } else if (again.stop)() {
             Err(Fault::Stopped.into())
         } else {
@@ -358,7 +358,7 @@ impl QuorumHold {
             stop: again.stop,
             make: Some(&renew),
             may_repeat: true,
-            counts: &|_, value| matches!(renewed(value), Ok(None)),
+            counts: &|_, value| matches!(renewed(value), Ok(Ok(()))),
         })
     }
 
@@ -374,11 +374,6 @@ impl QuorumHold {
             self.arm(state, node);
         }
     }
-}
-
-/// Reads the reply of a node to a renewal: why the part is lost, or `None` if it was renewed.
-fn renewed(value: &Value) -> std::result::Result<Option<LossReason>, Unexpected> {
-    script::renewed(value.clone()).map(Renewed::loss)
 }
 
 /// The release: sent to every node that may keep a part, and confirmed by a majority.
@@ -422,9 +417,9 @@ impl QuorumHold {
         let (protocol, owner) = (&part.entry().protocol, part.owner());
         let whole = self.whole.upgrade();
         release.request = match whole.and_then(|hold| hold.kept_for(Instant::now)) {
-            Some(left) => protocol.keep(part.mode, owner.as_bytes(), left),
+            Some(left) => (protocol.kind().keep)(protocol, part.mode, owner.as_bytes(), left),
             None if announces => protocol.release(part.mode, owner.as_bytes()),
-            None => protocol.undo(part.mode, owner.as_bytes()),
+            None => (protocol.kind().undo)(protocol, part.mode, owner.as_bytes()),
         };
         // A node may have lost its part, which is no fault of a release: the majority counts.
         release.info.undo = true;
@@ -459,7 +454,7 @@ impl QuorumHold {
         let lost = |node: usize, value: &Value| {
             let sendings = calls[node].as_ref().map(|call| call.state.lock().sendings);
             let released = script::released(value).ok()?;
-            Some(lost_before(&released, sendings > Some(1), in_time))
+            Some(lost_before(released, sendings > Some(1), in_time))
         };
         let confirmed = |node: usize, value: &Value| matches!(lost(node, value), Some(None));
         let request = RoundRequest {

@@ -75,7 +75,7 @@ pub(crate) fn of<'a>(
             Err(known) => return known,
         };
         let stop = || session.is_closed() || stop();
-        let Ok((info, _)) = session.connection.wait(&call, until, &stop) else {
+        let Ok((info, _)) = session.connection.at(&call).wait(&call, until, &stop) else {
             return Identity::Unknown;
         };
         let identity = Identity::of(&info);

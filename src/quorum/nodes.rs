@@ -8,7 +8,7 @@ use redis::Value;
 
 use crate::hold::Entry;
 use crate::net::call::{Call, Fault};
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
@@ -112,10 +112,7 @@ impl QuorumNodes {
 /// The highest number of processes that a node has notified of a release. A node that no longer had the lock has
 /// notified nobody and does not count.
 fn most_notified(replies: impl Iterator<Item = Value>) -> Option<i64> {
-    let notified = replies.filter_map(|reply| match script::released(&reply) {
-        Ok(Released::Yes { listeners }) => Some(listeners),
-        _ => None,
-    });
+    let notified = replies.filter_map(|reply| script::released(&reply).ok()?.ok());
     notified.max()
 }
 

@@ -212,7 +212,7 @@ impl QuorumNodes {
         if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;
         }
-        round.replies[node] = match connection.wait(call, by, request.stop) {
+        round.replies[node] = match connection.at(call).wait(call, by, request.stop) {
             Ok((reply, _)) => match verdict(reply, || call.asked(RequestKind::Waited, false)) {
                 Verdict::Answer(value) => NodeReply::Came(value),
                 Verdict::SendText => {

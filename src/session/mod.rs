@@ -317,7 +317,7 @@ impl Session {
         self.notices.notify(loss);
         self.end_lingering(hold);
         let protocol = &hold.entry().protocol;
-        if protocol.is_given_back_when_lost(hold.mode, reason) {
+        if (protocol.kind().is_given_back_when_lost)(hold.mode, reason) {
             self.give_back(hold);
         }
         if reason != LossReason::Closed {
@@ -565,7 +565,7 @@ impl Session {
         match hold.several() {
             Some(several) => several.send(),
             None => {
-                self.connection.deliver(release);
+                self.connection.at(release).deliver();
                 self.watchdog.housekeep_soon();
             }
         }
@@ -593,7 +593,7 @@ impl Session {
         let (value, replayed) = self.connection.settled(release, until).map_err(failed)?;
         let released = script::released(&value)
             .map_err(|unexpected| self.error(RELEASING, name, unexpected))?;
-        Ok(lost_before(&released, replayed, in_time))
+        Ok(lost_before(released, replayed, in_time))
     }
 
     /// Renews the hold, with a further count of its holder.
@@ -619,10 +619,10 @@ impl Session {
             Fault::Late(_) => NotRenewed::Late(failed(fault)),
             _ => NotRenewed::Failed(failed(fault)),
         })?;
-        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+        let renewed = script::renewed(&answer.value).map_err(|unexpected| {
             NotRenewed::Failed(self.error(RENEWING, hold.entry().name(), unexpected))
         })?;
-        if renewed == Renewed::Yes {
+        if renewed.is_ok() {
             hold.change(|its| {
                 its.set_policy(again.lease, ttl, Instant::now());
                 its.prolong(answer.sent_at, ttl);

@@ -862,7 +862,7 @@ impl ExpirablePermit {
             let session = self.session();
             (session.error(RELEASING, &self.semaphore.name, unexpected)).after_work()
         })?;
-        let Some(reason) = lost_before(&released, replayed, in_time) else {
+        let Some(reason) = lost_before(released, replayed, in_time) else {
             return Ok(());
         };
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {
@@ -1047,17 +1047,17 @@ impl ExpirablePermit {
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
-        let renewed = script::renewed(answer.value).map_err(|unexpected| {
+        let renewed = script::renewed(&answer.value).map_err(|unexpected| {
             self.session()
                 .error(doing, &self.semaphore.name, unexpected)
         })?;
-        match renewed.loss_if(Instant::now() < was_valid_until) {
-            None => {
+        match renewed {
+            Ok(()) => {
                 let certain = doubtful.map_or(lease, |other| other.min(lease));
                 hold.change(|its| its.replace(answer.sent_at, certain));
                 session.watchdog.arm(hold, time::nanos(hold.valid_until()));
             }
-            Some(reason) => session.lose(hold, reason),
+            Err(why) => session.lose(hold, why.or_expired(Instant::now() < was_valid_until)),
         }
         let Some(reason) = hold.loss() else {
             return Ok(());

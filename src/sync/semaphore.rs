@@ -14,7 +14,7 @@ use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
 use crate::observer::Observed;
 use crate::protocol::idempotency::FORGET;
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::protocol::semaphore;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
@@ -621,9 +621,9 @@ impl SemaphorePermit {
             }
         };
         match script::released(&value) {
-            Ok(Released::Yes { .. }) => Ok(()),
-            Ok(_) if replayed => Ok(()),
-            Ok(_) => {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) if replayed => Ok(()),
+            Ok(Err(_)) => {
                 let (name, reason) = (self.name().to_owned(), LossReason::Forced);
                 if let Some(observed) = self.observed.take() {
                     observed.lost(&Loss {

@@ -220,7 +220,7 @@ impl WatchdogThread {
             Some(Err(err)) => {
                 report!(Debug, "renewing {} locks failed: {err}", sent.holds.len());
                 // The outcome is unknown, and a renewal may be repeated: it sets the time to live and adds nothing.
-                sent.over.lost();
+                sent.over.map.doubt();
                 self.postpone(sent);
             }
             Some(Ok(answer)) => self.judge(sent, answer.value, answer.sent_at),

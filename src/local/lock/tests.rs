@@ -352,7 +352,7 @@ impl Model {
                 self.joins(t, grant, self.threads[t].lease);
             } else if let Some(t) = contend.take_if(|t| *t == first) {
                 self.check(turn == Some((t, Turn::Ask)), ("asks", t));
-                let start = self.lock.yields_after(self.now);
+                let start = self.lock.cohort.yield_after(self.now);
                 if let Doing::Queued(mode) = self.threads[t].doing {
                     self.contends(t, mode, &start);
                 }
@@ -1153,7 +1153,7 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     now += LONG;
     let left = lock.leave(1, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
-    assert_eq!(lock.yields_after(now), Some(2));
+    assert_eq!(lock.cohort.yield_after(now), Some(2));
 }
 
 #[test]
@@ -1171,7 +1171,7 @@ fn without_a_tenure_nothing_is_passed_on() {
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &grant(1, now), now, &|| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
-        assert_eq!(lock.yields_after(now + gap), start);
+        assert_eq!(lock.cohort.yield_after(now + gap), start);
         // The lock is kept for as long as its last release may matter.
         let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
         assert_eq!(woken(&wakeups), (vec![], None));

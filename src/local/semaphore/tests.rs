@@ -391,17 +391,17 @@ fn after_a_tenure_permits_go_back_and_others_go_first() {
     let given = local_semaphore.give(1, now, now + TENURE);
     let (to, first) = (vec![], Some("a"));
     assert_eq!(given, Given { to, first, back: 1 });
-    local_semaphore.released(7, now + TENURE);
-    assert_eq!(local_semaphore.yields_after(now + TENURE), Some(7));
-    assert_eq!(local_semaphore.yields_after(now + TENURE), None);
+    local_semaphore.cohort.released(7, now + TENURE);
+    assert_eq!(local_semaphore.cohort.yield_after(now + TENURE), Some(7));
+    assert_eq!(local_semaphore.cohort.yield_after(now + TENURE), None);
     // A cohort that has just started does not yield, nor does one that is long over.
     assert_eq!(
         local_semaphore.granted(None, 1, now),
         Granted::Kept { first: None }
     );
-    local_semaphore.released(8, now + STEP);
-    assert_eq!(local_semaphore.yields_after(now + STEP), None);
-    assert_eq!(local_semaphore.yields_after(now + 9 * STEP), None);
+    local_semaphore.cohort.released(8, now + STEP);
+    assert_eq!(local_semaphore.cohort.yield_after(now + STEP), None);
+    assert_eq!(local_semaphore.cohort.yield_after(now + 9 * STEP), None);
 }
 
 #[test]

@@ -150,7 +150,6 @@ pub(super) mod tests {
     use crate::net::connection::{Housekeeper, Settings};
     use crate::net::ledger::Ledger;
     use crate::net::masters::Masters;
-    use crate::net::pipeline::Destination;
     use crate::net::request::Script;
     use crate::net::socket::Endpoint;
     use crate::net::text::Text;
@@ -183,12 +182,8 @@ pub(super) mod tests {
             counters: Arc::default(),
             housekeeper: Arc::new(Nobody),
         };
-        let to = Destination {
-            node,
-            sharded: false,
-        };
-        let ledger = Arc::new(Ledger::new(Arc::clone(&masters)));
-        Connection::new(masters, "test", to, settings, ledger, Arc::new(Nobody))
+        let ledger = Arc::new(Ledger::new(masters));
+        Connection::new("test", node, settings, ledger, Arc::new(Nobody))
     }
 
     pub(in crate::net::connection) fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {

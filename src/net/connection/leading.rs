@@ -460,6 +460,7 @@ pub(super) mod appointments {
     use super::*;
 
     use std::io::{Read as _, Write as _};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
@@ -494,7 +495,10 @@ pub(super) mod appointments {
         ours.set_write_timeout(Some(GLANCE)).expect("a limit");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         let mut state = connection.state.lock();
-        connection.install(&mut state, Duplex::over(Socket::Unix(ours)));
+        connection.install(
+            &mut state,
+            Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
+        );
         let (up, _) = state.up(1).expect("it is up");
         let reader = up.leadership.take().expect("nobody leads");
         drop(state);

@@ -403,6 +403,7 @@ mod successors {
     use super::*;
 
     use std::io::{Read as _, Write as _};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
@@ -432,7 +433,10 @@ mod successors {
     fn successor() -> (Duplex, UnixStream) {
         let (ours, server) = UnixStream::pair().expect("a pair");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
-        (Duplex::over(Socket::Unix(ours)), server)
+        (
+            Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
+            server,
+        )
     }
 
     fn has_taken_over(connection: &Connection) -> bool {

@@ -55,7 +55,7 @@ use crate::net::call::{Call, Fault, OnReply};
 use crate::net::dialling::Succession;
 use crate::net::ledger::Ledger;
 use crate::net::masters::Masters;
-use crate::net::pipeline::{Destination, InFlight, Pipeline};
+use crate::net::pipeline::{InFlight, Pipeline};
 use crate::net::request::Request;
 use crate::net::socket::{self, DialProgress, Duplex, Endpoint, GLANCE, Reader, SLICE, Socket};
 use crate::stats::Counters;
@@ -192,24 +192,23 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(
-        masters: Arc<Masters>,
         role: &'static str,
-        to: Destination,
+        node: usize,
         settings: Settings,
         ledger: Arc<Ledger>,
         on_reply: Arc<dyn OnReply>,
     ) -> Self {
         Self {
-            endpoint: masters.endpoint(to.node),
-            masters,
+            endpoint: ledger.map.endpoint(node),
+            masters: Arc::clone(&ledger.map),
             role,
-            node: to.node,
+            node,
             connect_timeout: settings.connect_timeout,
             max_silence: settings.command_timeout / 2,
             state: Mutex::new(ConnectionState {
                 phase: Phase::Down(Down::new(None)),
                 generation: 0,
-                pipeline: Pipeline::new(to, ledger),
+                pipeline: Pipeline::new(node, ledger),
                 doubted_until: Instant::now(),
                 finished: None,
             }),

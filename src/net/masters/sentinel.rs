@@ -332,7 +332,7 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let to = listener.local_addr().expect("it is bound");
         let connect = || std::net::TcpStream::connect(to).expect("it listens");
-        let [first, second, late, gone] = [(); 4].map(|()| Arc::new(Socket::Tcp(connect())));
+        let [first, second, late, gone] = [(); 4].map(|()| Arc::new(Socket::Plain(connect())));
         let mut service = Service::default();
         assert!(service.made(1, &gone).is_empty() && service.made(1, &first).is_empty());
         drop(gone);

@@ -213,7 +213,7 @@ impl Nodes {
     ) -> Result<RedisError, Fault> {
         match fault {
             WaitFault::Broken(err) => {
-                self.lost();
+                self.map.doubt();
                 Ok(err)
             }
             WaitFault::TimedOut => {
@@ -246,21 +246,11 @@ impl Nodes {
         }
     }
 
-    /// Waits for the reply to a submitted call.
-    pub(crate) fn wait(
-        &self,
-        call: &Arc<Call>,
-        until: Instant,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<(Value, Instant), WaitFault> {
-        self.at(call).wait(call, until, stop)
-    }
-
     /// Waits for the reply to a deferred call, reconnecting if necessary. Also returns whether the call was sent more than
     /// once, in which case an earlier sending may have been executed as well.
     pub(crate) fn settled(&self, call: &Arc<Call>, until: Instant) -> Result<(Value, bool), Fault> {
         loop {
-            match self.wait(call, until, &|| false) {
+            match self.at(call).wait(call, until, &|| false) {
                 Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
                 Err(WaitFault::Broken(err)) => {
                     if matches!(call.state.lock().phase, CallPhase::Broken(_)) {

@@ -42,16 +42,15 @@ pub(crate) use crate::net::connection::Settings;
 use crate::net::connection::{Connection, TURN, WorkLeft};
 use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
-use crate::net::pipeline::Destination;
 use crate::net::socket;
-use crate::verdict::{self, Reach, Redirection, RequestKind, Verdict, verdict};
+use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 
 /// How many useless entries of the ledger are settled in one step.
 const USELESS: usize = 256;
 
 /// The connections for one purpose to all masters.
 pub(crate) struct Nodes {
-    map: Arc<Masters>,
+    pub(crate) map: Arc<Masters>,
     /// The name of the connections.
     role: &'static str,
     settings: Settings,
@@ -171,12 +170,8 @@ impl Nodes {
 
     fn new_connection(&self, node: usize, closed: bool) -> Connection {
         let connection = Connection::new(
-            Arc::clone(&self.map),
             self.role,
-            Destination {
-                node,
-                sharded: self.map.is_sharded(),
-            },
+            node,
             self.settings.clone(),
             Arc::clone(&self.ledger),
             Arc::clone(&self.on_reply),
@@ -267,11 +262,6 @@ impl Nodes {
         // No connection is made here: the caller is about to make one, and reports a failure.
         at.flush(false);
         at.housekeep_soon();
-    }
-
-    /// Writes a release where it was submitted to; see [`Connection::deliver`].
-    pub(crate) fn deliver(&self, release: &Call) {
-        self.at(release).deliver();
     }
 
     /// See [`Connection::flush`].
@@ -404,11 +394,6 @@ impl Nodes {
         verdict
     }
 
-    /// All masters, by their numbers.
-    pub(crate) fn masters(&self) -> Vec<usize> {
-        self.map.masters()
-    }
-
     /// The master of a key, once one is known.
     pub(crate) fn master_of(&self, key: &str, until: Instant) -> Result<usize, RedisError> {
         if self.map.is_doubted() {
@@ -418,30 +403,10 @@ impl Nodes {
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
     }
 
-    /// A node has redirected a question to another.
-    pub(crate) fn redirected(&self, from: usize, to: &Redirection) {
-        self.map.redirected(from, to);
-    }
-
     /// A connection to a master, for questions.
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
         let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
         Apart::connect(&self.map, node, timeout, until).map_err(|err| named(&endpoint, err))
-    }
-
-    /// The name of a master in errors.
-    pub(crate) fn called(&self, node: usize) -> String {
-        self.map.endpoint(node).to_string()
-    }
-
-    /// Whether channels are sharded.
-    pub(crate) fn is_sharded(&self) -> bool {
-        self.map.is_sharded()
-    }
-
-    /// A connection was lost with a call under way.
-    pub(crate) fn lost(&self) {
-        self.map.doubt();
     }
 }
 

@@ -9,6 +9,7 @@ use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
 use crate::net::socket::Endpoint;
 use crate::net::text::Text;
+use crate::verdict::Redirection;
 
 static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
 
@@ -136,7 +137,7 @@ fn a_release_is_delivered_without_a_look_at_other_connections() {
     let used = other.while_used();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            nodes.deliver(&a);
+            nodes.at(&a).deliver();
             done.send(()).expect("somebody waits");
         });
         let done = is_done.recv_timeout(Duration::from_secs(60));

@@ -213,7 +213,7 @@ fn the_replies_around_one_that_counts_are_part_of_the_same_call() {
 }
 
 fn pipeline() -> Pipeline {
-    Pipeline::new(Destination::default(), Arc::new(Ledger::of_one()))
+    Pipeline::new(0, Arc::new(Ledger::of_one()))
 }
 
 /// How often each of what goes wrong still may, and the clock moves on.

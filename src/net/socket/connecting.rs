@@ -32,10 +32,10 @@ fn open_socket(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Socket> {
                 let stream = super::tls::secure(settings, host, stream, dial)?;
                 return Ok(Socket::Tls(Box::new(stream)));
             }
-            Ok(Socket::Tcp(stream))
+            Ok(Socket::Plain(stream))
         }
         #[cfg(unix)]
-        Address::Unix(path) => Ok(Socket::Unix(super::opening::open_unix(path, dial)?)),
+        Address::Unix(path) => Ok(Socket::Plain(super::opening::open_unix(path, dial)?)),
         #[cfg(not(unix))]
         Address::Unix(_) => Err(io::Error::from(io::ErrorKind::Unsupported).into()),
     }

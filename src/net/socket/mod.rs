@@ -16,8 +16,6 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
-#[cfg(unix)]
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -216,25 +214,22 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A TCP or Unix socket, or an encrypted connection.
+/// A plain socket, or an encrypted connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    Tcp(TcpStream),
+    /// A TCP or Unix socket. The standard library reads and writes both alike.
+    Plain(TcpStream),
     #[cfg(feature = "tls")]
     Tls(Box<TlsStream>),
-    #[cfg(unix)]
-    Unix(UnixStream),
 }
 
 impl Socket {
     /// The socket below, whatever its kind.
     fn plain(&self) -> SockRef<'_> {
         match self {
-            Self::Tcp(stream) => SockRef::from(stream),
+            Self::Plain(stream) => SockRef::from(stream),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => SockRef::from(stream.socket()),
-            #[cfg(unix)]
-            Self::Unix(stream) => SockRef::from(stream),
         }
     }
 
@@ -288,11 +283,9 @@ impl Socket {
     /// bytes.
     pub(crate) fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => written(stream, bytes),
+            Self::Plain(stream) => written(stream, bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => stream.write_some(bytes),
-            #[cfg(unix)]
-            Self::Unix(stream) => written(stream, bytes),
         }
     }
 
@@ -328,11 +321,9 @@ impl Socket {
 
     fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => (&*stream).read(buf),
+            Self::Plain(stream) => (&*stream).read(buf),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => stream.read(buf),
-            #[cfg(unix)]
-            Self::Unix(stream) => (&*stream).read(buf),
         }
     }
 
@@ -360,16 +351,6 @@ pub(crate) trait WriteAtOnce {
 }
 
 impl WriteAtOnce for TcpStream {
-    fn write_at_once(&self, bytes: &[u8]) -> io::Result<usize> {
-        match AT_ONCE {
-            Some(flags) => SockRef::from(self).send_with_flags(bytes, flags),
-            None => { self }.write(bytes),
-        }
-    }
-}
-
-#[cfg(unix)]
-impl WriteAtOnce for UnixStream {
     fn write_at_once(&self, bytes: &[u8]) -> io::Result<usize> {
         match AT_ONCE {
             Some(flags) => SockRef::from(self).send_with_flags(bytes, flags),

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-#[cfg(unix)]
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,7 +131,7 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
 
 /// A local socket connects at once, or its queue is full: then it is tried again while there is time.
 #[cfg(unix)]
-pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<UnixStream> {
+pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<TcpStream> {
     use crate::net::back_off::BackOff;
     use redis::io::tcp::socket2::{Domain, SockAddr, Socket, Type};
     dial.waits_for(timed_out("connecting took too long"));

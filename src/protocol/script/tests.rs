@@ -42,12 +42,15 @@ fn replies_become_enums() {
     let two = vec![Value::BulkString("7".into()), Value::BulkString("7".into())];
     assert!(acquired(Value::Array(two), false).is_err());
     assert!(acquired(PLACE_LOST, false).is_err());
+    assert_eq!(released(&Value::Int(2)).ok(), Some(Ok(2)));
     assert_eq!(
-        released(&Value::Int(2)).ok(),
-        Some(Released::Yes { listeners: 2 })
+        released(&Value::Int(-1)).ok(),
+        Some(Err(LossReason::Forced))
     );
-    assert_eq!(released(&Value::Int(-1)).ok(), Some(Released::Gone));
-    assert_eq!(released(&Value::Int(-2)).ok(), Some(Released::Taken));
+    assert_eq!(
+        released(&Value::Int(-2)).ok(),
+        Some(Err(LossReason::TakenOver))
+    );
     assert!(released(&Value::Int(-3)).is_err());
     let in_turn = |taken, ms, behind: &str| {
         let behind = Value::BulkString(behind.into());
@@ -69,11 +72,14 @@ fn replies_become_enums() {
     assert_eq!(in_turn(0, -1, ""), busy(None).zip(seen(None, "")));
     assert_eq!(in_turn(2, 7, ""), None);
     assert!(acquired_in_turn(Value::Nil).is_err());
-    assert_eq!(renewed(Value::Int(7)).ok(), Some(Renewed::Yes));
+    assert_eq!(renewed(&Value::Int(7)).ok(), Some(Ok(())));
     assert_eq!(shortened_to(&Value::Int(7)), left);
     assert_eq!(shortened_to(&Value::Int(1)), None);
-    assert_eq!(renewed(Value::Int(0)).ok(), Some(Renewed::Gone));
-    assert_eq!(renewed(Value::Int(-1)).ok(), Some(Renewed::Taken));
+    assert_eq!(renewed(&Value::Int(0)).ok(), Some(Err(LossReason::Forced)));
+    assert_eq!(
+        renewed(&Value::Int(-1)).ok(),
+        Some(Err(LossReason::TakenOver))
+    );
     assert_eq!(
         permits_acquired(Value::Array(vec![Value::Int(7)])).ok(),
         Some(PermitsAcquired::Taken { ends_at: 7 })
@@ -146,7 +152,7 @@ proptest! {
         prop_assert!(acquired_in_turn(reply.clone()).is_err() || array);
         prop_assert!(permits_acquired(reply.clone()).is_err() || array || int);
         prop_assert!(released(&reply).is_err() || int);
-        prop_assert!(renewed(reply.clone()).is_err() || int);
+        prop_assert!(renewed(&reply).is_err() || int);
         prop_assert!(shortened_to(&reply).is_none() || int);
         prop_assert!(latch_state(reply.clone()).is_err() || array || nil);
         prop_assert!(integer(reply.clone()).is_err() || int);

@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use crate::net::call::{CallPhase, Deferred, DeferredInfo, OnReply};
 use crate::net::ledger::Ledger;
-use crate::net::pipeline::{Destination, Pipeline, Received};
+use crate::net::pipeline::{Pipeline, Received};
 use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
 use crate::net::text::Text;
@@ -174,9 +174,7 @@ impl World {
     fn new(waits: &[usize], at: &[usize], left: Left) -> Self {
         let ledger = Arc::new(Ledger::at("redis+cluster://127.0.0.1:1/"));
         let node = |node| {
-            let sharded = false;
-            let to = Destination { node, sharded };
-            let mut pipeline = Pipeline::new(to, Arc::clone(&ledger));
+            let mut pipeline = Pipeline::new(node, Arc::clone(&ledger));
             pipeline.connected(*BEGIN);
             Node {
                 pipeline,

@@ -6,13 +6,16 @@
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
+use crate::error::Result;
+use crate::hold::entry::{Common, Entry, EntryKey};
 use crate::local::cohort::GAP;
+use crate::protocol::kind::{Keyspace, Kind, Protocol};
+use crate::protocol::owner::Owners;
 
 /// How many shards there are.
 const SHARDS: usize = 32;
@@ -20,99 +23,7 @@ const SHARDS: usize = 32;
 /// How many entries a sweep checks at most.
 const SWEEP: usize = 1024;
 
-/// The mutable part of an entry.
-pub(crate) trait EntryContent {
-    /// Data that all entries of a registry share.
-    type Common;
-
-    /// Whether no thread holds, waits or asks.
-    fn is_free(&self) -> bool;
-
-    /// Whether the entry can be dropped without forgetting anything.
-    fn is_idle(&self, now: Instant) -> bool;
-}
-
-/// The entry of one key: a part that never changes, and the state, under a mutex.
-pub(crate) struct Entry<K: Clone + Eq + Hash, T, S: EntryContent> {
-    key: K,
-    fixed: T,
-    state: Mutex<Listed<S>>,
-    all: Arc<Common<K, S::Common>>,
-}
-
-struct Listed<S> {
-    state: S,
-    /// The entry is on the list of free ones, or outside the registry: rule 3 at [`Registry`].
-    is_listed: bool,
-}
-
-/// The shared part of all entries of one registry.
-struct Common<K, C> {
-    /// Free entries, each once, and when they became free.
-    free: Mutex<VecDeque<(Instant, K)>>,
-    more: C,
-}
-
-/// The state of an entry, while its mutex is held.
-pub(crate) struct EntryGuard<'a, K: Clone + Eq + Hash, S: EntryContent> {
-    key: &'a K,
-    all: &'a Common<K, S::Common>,
-    state: MutexGuard<'a, Listed<S>>,
-}
-
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Entry<K, T, S> {
-    pub(crate) fn key(&self) -> &K {
-        &self.key
-    }
-
-    pub(crate) fn common(&self) -> &S::Common {
-        &self.all.more
-    }
-
-    pub(crate) fn lock(&self) -> EntryGuard<'_, K, S> {
-        EntryGuard {
-            key: &self.key,
-            all: &self.all,
-            state: self.state.lock(),
-        }
-    }
-}
-
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Deref for Entry<K, T, S> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.fixed
-    }
-}
-
-impl<K: Clone + Eq + Hash, S: EntryContent> Deref for EntryGuard<'_, K, S> {
-    type Target = S;
-
-    fn deref(&self) -> &S {
-        &self.state.state
-    }
-}
-
-impl<K: Clone + Eq + Hash, S: EntryContent> DerefMut for EntryGuard<'_, K, S> {
-    fn deref_mut(&mut self) -> &mut S {
-        &mut self.state.state
-    }
-}
-
-impl<K: Clone + Eq + Hash, S: EntryContent> Drop for EntryGuard<'_, K, S> {
-    fn drop(&mut self) {
-        // The entry's mutex is still held, so no other thread lists the entry as well, and none makes it busy before it
-        // is listed.
-        if !self.state.is_listed && self.state.state.is_free() {
-            self.state.is_listed = true;
-            let key = self.key.clone();
-            self.all.free.lock().push_back((Instant::now(), key));
-        }
-    }
-}
-
-/// All entries, by their keys.
+/// All entries of a client, by kind and id: the name, or a list of them.
 ///
 /// 1. Mutexes are taken in this order: a shard, an entry, the list of free entries.
 /// 2. An entry is dropped only while its shard is locked and only the shard refers to it. So two threads that use one
@@ -120,85 +31,89 @@ impl<K: Clone + Eq + Hash, S: EntryContent> Drop for EntryGuard<'_, K, S> {
 /// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it.
 ///    `is_listed` says so, and is cleared by a sweep that finds the entry in use: then the thread that leaves it free
 ///    lists it again.
-pub(crate) struct Registry<K: Clone + Eq + Hash, T, S: EntryContent> {
-    shards: Vec<Mutex<Shard<K, T, S>>>,
+pub(crate) struct Registry {
+    /// The prefix of every key.
+    pub(crate) prefix: String,
+    /// Whether a script reaches only the keys of one slot.
+    pub(crate) is_cluster: bool,
+    tenure: Duration,
+    waiter_lease: Duration,
+    shards: Vec<Mutex<Shard>>,
     hashes: RandomState,
-    all: Arc<Common<K, S::Common>>,
+    all: Arc<Common>,
 }
 
-type Shard<K, T, S> = HashSet<ByKey<K, T, S>>;
+type Shard = HashSet<ByKey>;
 
 /// An entry in a set, found by its key. A map would keep every key twice.
-struct ByKey<K: Clone + Eq + Hash, T, S: EntryContent>(Arc<Entry<K, T, S>>);
+struct ByKey(Arc<Entry>);
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> ByKey<K, T, S> {
-    fn entry(&self) -> Arc<Entry<K, T, S>> {
+impl ByKey {
+    fn entry(&self) -> Arc<Entry> {
         Arc::clone(&self.0)
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Borrow<K> for ByKey<K, T, S> {
-    fn borrow(&self) -> &K {
+impl Borrow<EntryKey> for ByKey {
+    fn borrow(&self) -> &EntryKey {
         &self.0.key
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Hash for ByKey<K, T, S> {
+impl Hash for ByKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.key.hash(state);
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> PartialEq for ByKey<K, T, S> {
+impl PartialEq for ByKey {
     fn eq(&self, other: &Self) -> bool {
         self.0.key == other.0.key
     }
 }
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Eq for ByKey<K, T, S> {}
+impl Eq for ByKey {}
 
-impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
-    pub(crate) fn new(common: S::Common) -> Self {
+impl Registry {
+    pub(crate) fn new(
+        prefix: String,
+        is_cluster: bool,
+        tenure: Duration,
+        waiter_lease: Duration,
+        owners: &Arc<Owners>,
+    ) -> Self {
         let all = Common {
             free: Mutex::default(),
-            more: common,
+            owners: Arc::clone(owners),
         };
         let hashes = RandomState::new();
         let shard = || Mutex::new(HashSet::with_hasher(hashes.clone()));
         Self {
+            prefix,
+            is_cluster,
+            tenure,
+            waiter_lease,
             shards: (0..SHARDS).map(|_| shard()).collect(),
             hashes,
             all: Arc::new(all),
         }
     }
 
-    /// An entry outside the registry, for a query that must not create state.
-    pub(crate) fn unregistered(&self, key: K, fixed: T, state: S) -> Arc<Entry<K, T, S>> {
-        let is_listed = true;
-        Arc::new(Entry {
-            key,
-            fixed,
-            state: Mutex::new(Listed { state, is_listed }),
-            all: Arc::clone(&self.all),
-        })
-    }
-
-    /// The entry with this key, made if there is none, and kept from now on until it is idle.
-    pub(crate) fn get<E>(
-        &self,
-        key: &K,
-        make: impl FnOnce() -> Result<(T, S), E>,
-    ) -> Result<Arc<Entry<K, T, S>>, E> {
+    /// The entry of a name, or a list of names, made if there is none, and kept from now on until it is idle.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Protocol::new`].
+    pub(crate) fn get(&self, key: &EntryKey) -> Result<Arc<Entry>> {
         let mut shard = self.shard(key).lock();
         if let Some(known) = shard.get(key) {
             return Ok(known.entry());
         }
         // The shard stays locked, so that of two threads that come for a new key only one makes its entry.
-        let (fixed, state) = make()?;
+        let entry = self.unregistered(key)?;
         let now = Instant::now();
         // Listed at once: if the thread never enters the entry, nobody would leave it free later.
         self.all.free.lock().push_back((now, key.clone()));
-        let entry = self.unregistered(key.clone(), fixed, state);
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
         // With each new name a few free entries are checked, so that names that are used once do not pile up between
@@ -207,13 +122,38 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
         Ok(entry)
     }
 
-    /// The entry with this key, if there is one.
-    pub(crate) fn known(&self, key: &K) -> Option<Arc<Entry<K, T, S>>> {
+    /// The entry of a name; an unregistered one for a query, which must not create state.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Protocol::new`].
+    pub(crate) fn look(&self, key: &EntryKey) -> Result<Arc<Entry>> {
+        self.known(key).map_or_else(|| self.unregistered(key), Ok)
+    }
+
+    /// An unregistered entry of a name, for its protocol alone.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Protocol::new`].
+    pub(crate) fn unregistered(&self, key: &EntryKey) -> Result<Arc<Entry>> {
+        let keyspace = Keyspace {
+            prefix: &self.prefix,
+            is_cluster: self.is_cluster,
+            waiter_lease: self.waiter_lease,
+        };
+        let protocol = Protocol::new(key.kind, keyspace, &key.id)?;
+        let (key, all) = (key.clone(), Arc::clone(&self.all));
+        Ok(Arc::new(Entry::new(key, protocol, self.tenure, all)))
+    }
+
+    /// The entry of a name, if a thread of this client has used it lately.
+    pub(crate) fn known(&self, key: &EntryKey) -> Option<Arc<Entry>> {
         let shard = self.shard(key).lock();
         shard.get(key).map(ByKey::entry)
     }
 
-    fn shard(&self, key: &K) -> &Mutex<Shard<K, T, S>> {
+    fn shard(&self, key: &EntryKey) -> &Mutex<Shard> {
         // A set places its keys by other bits of the hash. With the same bits, the keys of one shard would collide.
         let bits = self.hashes.hash_one(key).to_le_bytes()[5];
         &self.shards[usize::from(bits) % SHARDS]
@@ -248,7 +188,7 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
     }
 
     /// Drops a free entry if it is idle; `true` if the entry has to be checked again.
-    fn drop_if_idle(&self, key: &K, now: Instant) -> bool {
+    fn drop_if_idle(&self, key: &EntryKey, now: Instant) -> bool {
         let mut shard = self.shard(key).lock();
         let Some(ByKey(entry)) = shard.get(key) else {
             return false;
@@ -257,13 +197,13 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
         // a thread may be about to enter it, and the entry is checked again later.
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
-        if !state.state.is_free() {
+        if !state.is_free() {
             // A thread has begun to use the entry since it was listed, and lists it again when it leaves it free: rule
             // 3.
             state.is_listed = false;
             return false;
         }
-        if !unused || !state.state.is_idle(now) {
+        if !unused || !state.is_idle(now) {
             return true;
         }
         drop(state);
@@ -277,12 +217,15 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
         false
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Entry<K, T, S>>> {
-        let mut all = Vec::new();
+    /// All entries of a kind.
+    pub(crate) fn of(&self, kind: &'static Kind) -> Vec<Arc<Entry>> {
+        let mut found = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().iter().map(ByKey::entry));
+            let shard = shard.lock();
+            let entries = shard.iter().map(ByKey::entry);
+            found.extend(entries.filter(|entry| entry.key.kind == kind));
         }
-        all
+        found
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -294,42 +237,39 @@ impl<K: Clone + Eq + Hash, T, S: EntryContent> Registry<K, T, S> {
 mod tests {
     use super::*;
 
-    use std::time::Duration;
+    use crate::hold::entry::wake;
+    use crate::local::lock::Mode;
+    use crate::protocol::reentrant;
 
     const LATER: Duration = Duration::from_millis(100);
 
-    /// How many threads are here.
-    impl EntryContent for usize {
-        type Common = ();
+    fn registry() -> Registry {
+        Registry::new("".into(), false, GAP, GAP, &Arc::new(Owners::of("u")))
+    }
 
-        fn is_free(&self) -> bool {
-            *self == 0
-        }
-
-        fn is_idle(&self, _now: Instant) -> bool {
-            self.is_free()
+    fn key(n: usize) -> EntryKey {
+        EntryKey {
+            kind: &reentrant::KIND,
+            id: n.to_string().into(),
         }
     }
 
-    type TestEntry = Entry<usize, (), usize>;
-    type TestRegistry = Registry<usize, (), usize>;
-
-    fn names(registry: &TestRegistry, n: usize) -> Vec<Arc<TestEntry>> {
-        let make = || Ok::<_, ()>(((), 0));
-        let get = |key| registry.get(&key, make).expect("made");
+    fn names(registry: &Registry, n: usize) -> Vec<Arc<Entry>> {
+        let get = |n| registry.get(&key(n)).expect("a good name");
         (0..n).map(get).collect()
     }
 
-    fn enter(entry: &TestEntry) {
-        *entry.lock() += 1;
+    fn enter(entry: &Entry) {
+        entry.lock().lock.ask_beside(Mode::Exclusive);
     }
 
-    fn leave(entry: &TestEntry) {
-        *entry.lock() -= 1;
+    fn leave(entry: &Entry) {
+        let now = Instant::now();
+        wake(entry.lock().lock.withdraw_contender(Mode::Exclusive, now));
     }
 
     /// Sweeps until there is nothing left to come back for, but no more than `most` times.
-    fn sweeps(registry: &TestRegistry, most: usize) -> usize {
+    fn sweeps(registry: &Registry, most: usize) -> usize {
         let mut now = Instant::now();
         let sweep = |n: &usize| {
             now += LATER;
@@ -341,7 +281,7 @@ mod tests {
 
     #[test]
     fn entries_in_use_are_not_looked_at_again() {
-        let registry = TestRegistry::new(());
+        let registry = registry();
         let mut known = names(&registry, 1_000);
         known.iter().for_each(|entry| enter(entry));
         let now = Instant::now();
@@ -360,7 +300,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_threads_come_to_and_leave_is_listed_once() {
-        let registry = TestRegistry::new(());
+        let registry = registry();
         let entry = names(&registry, 1).remove(0);
         for _ in 0..100 {
             enter(&entry);
@@ -383,7 +323,7 @@ mod tests {
 
     #[test]
     fn entries_that_threads_are_about_to_use_stay() {
-        let registry = TestRegistry::new(());
+        let registry = registry();
         let known = names(&registry, 5_000);
         let mut now = Instant::now();
         for _ in 0..20 {
@@ -398,8 +338,8 @@ mod tests {
 
     #[test]
     fn an_unregistered_entry_is_not_listed() {
-        let registry = TestRegistry::new(());
-        let entry = registry.unregistered(0, (), 0);
+        let registry = registry();
+        let entry = registry.unregistered(&key(0)).expect("a good name");
         enter(&entry);
         leave(&entry);
         assert!(!registry.sweep(Instant::now() + LATER));
