@@ -433,18 +433,17 @@ impl LockSpec {
     }
 
     /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
-    /// its keys and from how long Redis keeps them. The request also deletes the keys of up to `forget` earlier
-    /// requests that are answered.
+    /// its keys. The request also deletes the keys of up to `forget` earlier requests that are answered.
     pub(crate) fn ask_once(
         &self,
         protocol: &Protocol,
         forget: usize,
-        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
+        make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
     ) -> Result<(Value, &'static str)> {
         let (session, key) = (self.session(), protocol.key());
         session.check_open()?;
-        let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
-        let request = make(protocol, &keys, &session.remember_ms(self.command_timeout));
+        let keys = session.request_keys(key, forget, self.command_timeout);
+        let request = make(protocol, &keys);
         let until = self.until();
         let (reply, doing, sendings) = self.ask_counting(WaitMode::Once, request, until)?;
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
@@ -459,12 +458,11 @@ impl LockSpec {
     pub(crate) fn count_once(
         &self,
         forget: usize,
-        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
+        make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
     ) -> Result<i64> {
         let entry = self.unregistered_entry()?;
-        let counting =
-            |of: &Protocol, keys: &RequestKeys, keep_ms: &str| make(of, keys, keep_ms).counting();
-        let (reply, doing) = self.ask_once(&entry.protocol, forget, counting)?;
+        let make = |of: &Protocol, keys: &RequestKeys| make(of, keys).counting();
+        let (reply, doing) = self.ask_once(&entry.protocol, forget, make)?;
         self.integer(reply, doing)
     }
 
@@ -503,10 +501,11 @@ impl LockSpec {
                 forced.map_err(Error::after_work)?
             }
             None => {
-                let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
-                let keep_ms = self.session().remember_ms(self.command_timeout);
+                let (session, protocol) = (self.session(), &entry.protocol);
+                let keep_ms = session.remember_ms(self.command_timeout);
+                let keys = RequestKeys::new(&session.owners, protocol.key(), keep_ms, &[]);
                 // A second request could take the lock from the next holder.
-                let force = entry.protocol.force(keys.own(), &keep_ms).counting();
+                let force = protocol.force(keys.own(), &keys.keep_ms).counting();
                 self.number(force, until)? == 1
             }
         };

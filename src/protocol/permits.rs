@@ -101,12 +101,11 @@ pub(crate) fn release(of: &Protocol, ids: &[PermitId]) -> Request {
 pub(crate) fn release_ids(
     of: &Protocol,
     keys: &RequestKeys,
-    keep_ms: &str,
     ids: &[PermitId],
     all_or_none: bool,
 ) -> Request {
     let all_or_none: &[u8] = if all_or_none { b"1" } else { b"0" };
-    let args = [&*all(ids), keep_ms.as_bytes(), all_or_none];
+    let args = [&*all(ids), keys.keep_ms.as_bytes(), all_or_none];
     let script = &script::PERMIT_RELEASE_IDS;
     request(of, RELEASING, script, Some(keys), &args)
 }
@@ -149,7 +148,7 @@ pub(crate) enum Change {
 }
 
 /// Changes how many permits there are.
-pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: Change) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Request {
     let setting = "setting the number of permits";
     let (doing, script, by) = match change {
         Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
@@ -157,9 +156,9 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
         Change::Add(more) => ("adding permits", &script::PERMIT_ADD, Digits::of(more)),
         Change::Delete => {
             let (doing, script) = ("deleting a semaphore", &script::PERMIT_DELETE);
-            return request(of, doing, script, Some(keys), &[keep_ms.as_bytes()]);
+            return request(of, doing, script, Some(keys), &[keys.keep_ms.as_bytes()]);
         }
     };
-    let args = [by.as_bytes(), keep_ms.as_bytes()];
+    let args = [by.as_bytes(), keys.keep_ms.as_bytes()];
     request(of, doing, script, Some(keys), &args)
 }

@@ -35,7 +35,7 @@ use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
-use crate::protocol::idempotency::IdempotencyKeys;
+use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::kind::RENEWING;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
@@ -409,6 +409,13 @@ impl Session {
     /// How long a request that counts once may be repeated after it was first sent.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.command_timeout)
+    }
+
+    /// The keys of a request about the object at `key` that counts once, sent by a call with this `timeout`. The request also
+    /// deletes the keys of `forget` earlier requests, once so many are answered.
+    pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
+        let forgotten = self.requests.take(key, forget);
+        RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
     }
 
     /// How long Redis remembers such a request of a call with this `timeout`, in milliseconds: twice the time in which

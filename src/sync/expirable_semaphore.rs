@@ -536,9 +536,8 @@ impl ExpirableSemaphore {
 
     fn release_some(&self, ids: &[PermitId], all_or_none: bool) -> Result<Vec<bool>> {
         let (session, protocol) = (self.inner.session(), &self.entry()?.protocol);
-        let make = |of: &Protocol, keys: &RequestKeys, keep_ms: &str| {
-            permits::release_ids(of, keys, keep_ms, ids, all_or_none)
-        };
+        let make =
+            |of: &Protocol, keys: &RequestKeys| permits::release_ids(of, keys, ids, all_or_none);
         let (reply, doing) = self.inner.ask_once(protocol, FORGET, make)?;
         let released: Vec<bool> = match &reply {
             Value::BulkString(letters) if letters.len() == ids.len() => {
@@ -729,9 +728,8 @@ impl ExpirableSemaphore {
 
     /// Changes how many permits there are. However often the request is sent, it counts once.
     fn change(&self, change: Change) -> Result<i64> {
-        self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
-            permits::change(protocol, keys, keep_ms, change)
-        })
+        self.inner
+            .count_once(FORGET, |of, keys| permits::change(of, keys, change))
     }
 
     /// Available, acquired, and both together.

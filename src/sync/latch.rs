@@ -267,9 +267,9 @@ impl Latch {
 
     /// Sends a request that counts once, however often it is sent.
     fn change(&self, change: Change) -> Result<bool> {
-        let done = self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
-            latch::change(protocol, keys, keep_ms, change)
-        })?;
+        let done = self
+            .inner
+            .count_once(FORGET, |of, keys| latch::change(of, keys, change))?;
         Ok(done == 1)
     }
 

@@ -324,9 +324,9 @@ impl Semaphore {
         if permits > 0 {
             check(permits)?;
         }
-        let set = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::set(protocol, keys, keep_ms, permits, ttl)
-        })?;
+        let set = self
+            .handle
+            .count_once(FORGET, |of, keys| semaphore::set(of, keys, permits, ttl))?;
         Ok(set == 1)
     }
 
@@ -455,8 +455,8 @@ impl Semaphore {
     /// As [`release`](Self::release).
     pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
         check(permits)?;
-        let released = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::release(protocol, keys, keep_ms, permits.into())
+        let released = self.handle.count_once(FORGET, |of, keys| {
+            semaphore::release(of, keys, permits.into())
         })?;
         Ok(released >= 0)
     }
@@ -548,9 +548,9 @@ impl Semaphore {
     }
 
     fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
-        let done = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::add(protocol, keys, keep_ms, doing, permits)
-        });
+        let done = self
+            .handle
+            .count_once(FORGET, |of, keys| semaphore::add(of, keys, doing, permits));
         done.map(|_| ())
     }
 
