@@ -230,7 +230,7 @@ impl<'a> Contender<'a> {
             session.give_back(&hold);
             session.error(ADOPTING, &lock.name, unexpected)
         })?;
-        let tokens = adopted.map_err(|reason| lock.lost(reason))?;
+        let tokens = adopted.map_err(|reason| hold.lost(reason))?;
         if let Err(err) = replicated {
             session.give_back(&hold);
             return Err(err);

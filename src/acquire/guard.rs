@@ -203,12 +203,10 @@ impl GuardInner {
 
     /// The error for a hold that was lost.
     pub(crate) fn lost_error(&self) -> Error {
-        let reason = self.hold.loss().unwrap_or(if self.is_valid() {
-            LossReason::TakenOver
-        } else {
-            LossReason::Expired
-        });
-        self.hold.lost(reason)
+        self.hold.lost_or(match self.is_valid() {
+            true => LossReason::TakenOver,
+            false => LossReason::Expired,
+        })
     }
 
     /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, by which another client may adopt it.
@@ -282,13 +280,6 @@ impl GuardInner {
         }
     }
 
-    fn not_lost(&self) -> Result<Option<Arc<Call>>> {
-        match self.hold.loss() {
-            Some(reason) => Err(self.hold.lost(reason)),
-            None => Ok(None),
-        }
-    }
-
     /// Ends the guard's hold. If that was the last of the thread, hands the lock over to another thread of this
     /// process, or queues the release and, with `at_once`, sends it.
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
@@ -308,7 +299,7 @@ impl GuardInner {
             self.ended = hold.unobserve(self.thread);
         }
         // Read before the hold changes threads, for the same reason.
-        let lost = self.not_lost();
+        let lost = hold.check_not_lost().map(|()| None);
         match left {
             Left::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
@@ -352,7 +343,7 @@ impl GuardInner {
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }
-                Err(self.hold.lost(hold.loss().unwrap_or(LossReason::Expired)))
+                Err(hold.lost_or(LossReason::Expired))
             }
         }
     }

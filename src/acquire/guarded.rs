@@ -45,9 +45,7 @@ impl Session {
 
     fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>, until: Instant) -> Result<Value> {
         self.check_open()?;
-        if let Some(reason) = hold.loss() {
-            return Err(hold.lost(reason));
-        }
+        hold.check_not_lost()?;
         let request = self.guarded_request(hold, work)?;
         let stop = || self.is_closed();
         // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
@@ -77,7 +75,7 @@ impl Session {
             return Err(self.error(RUNNING, hold.entry().name(), refusal));
         };
         self.lose(hold, reason);
-        Err(hold.lost(hold.loss().unwrap_or(reason)))
+        Err(hold.lost_or(reason))
     }
 
     fn guarded_request(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {

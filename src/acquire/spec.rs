@@ -203,13 +203,6 @@ impl LockSpec {
         Arc::new(move || failure.clone().into_error(doing, &name).at(&endpoint))
     }
 
-    pub(crate) fn lost(&self, reason: LossReason) -> Error {
-        Error::Lost {
-            name: self.name.to_string(),
-            reason,
-        }
-    }
-
     /// The error of an acquire whose grant arrived after its lease was over, when others may have had the lock.
     pub(crate) fn granted_too_late(&self) -> Error {
         let why = socket::timed_out("the lease expired before the grant arrived");

@@ -866,7 +866,7 @@ impl ExpirablePermit {
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {
             observed.lost(&self.hold.loss_for(reason));
         }
-        Err(self.semaphore.lost(reason))
+        Err(self.hold.lost(reason))
     }
 
     /// Returns whether the permit is certainly still held, by the clock of this process. No I/O.
@@ -1026,9 +1026,7 @@ impl ExpirablePermit {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
             return Err(self.session().error(doing, &self.semaphore.name, err));
         };
-        if let Some(reason) = hold.loss() {
-            return Err(self.semaphore.lost(reason));
-        }
+        hold.check_not_lost()?;
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
         hold.change(|its| its.announce_fixed(now, lease));
@@ -1057,14 +1055,12 @@ impl ExpirablePermit {
             }
             Some(reason) => session.lose(hold, reason),
         }
-        let Some(reason) = hold.loss() else {
-            return Ok(());
-        };
-        if hold.may_still_be_held() {
-            // Lost while Redis was extending its lease.
-            session.give_back(hold);
-        }
-        Err(self.semaphore.lost(reason))
+        hold.check_not_lost().inspect_err(|_| {
+            if hold.may_still_be_held() {
+                // Lost while Redis was extending its lease.
+                session.give_back(hold);
+            }
+        })
     }
 
     /// Leaves the permit in Redis for `lease`, for another client to adopt: see [`Ticket`].
@@ -1113,8 +1109,7 @@ impl ExpirablePermit {
     pub fn into_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
         if !self.session().watchdog.end(&self.hold) {
-            let reason = self.hold.loss().unwrap_or(LossReason::Expired);
-            return Err(self.semaphore.lost(reason));
+            return Err(self.hold.lost_or(LossReason::Expired));
         }
         self.released = true;
         Ok(self.id().to_owned())
@@ -1153,8 +1148,7 @@ impl ExpirablePermit {
             if hold.may_still_be_held() {
                 session.give_back(hold);
             }
-            let reason = hold.loss().unwrap_or(LossReason::Expired);
-            return Err(self.semaphore.lost(reason));
+            return Err(hold.lost_or(LossReason::Expired));
         }
         Ok(leased_permits::release(&self.semaphore, hold))
     }

@@ -632,7 +632,7 @@ impl SemaphorePermit {
                         reason,
                     });
                 }
-                Err(Error::Lost { name, reason })
+                Err(Error::lost(name, reason))
             }
             Err(unexpected) => Err((session.error(doing, self.name(), unexpected)).after_work()),
         }
