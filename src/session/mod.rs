@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::config::Config;
 use crate::config::replicas::ReplicaAck;
-use crate::error::{Error, LossReason, RELEASING, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
@@ -590,11 +590,22 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.released(in_time, until);
         }
-        let name = hold.entry().name();
-        let failed = |fault: Fault| fault.into_error(RELEASING, name).at(&self.endpoint);
+        self.settle(hold.entry().name(), release, in_time, until)
+    }
+
+    /// Waits for the reply to a release that one server executes; see [`lost_before`].
+    pub(crate) fn settle(
+        &self,
+        name: &str,
+        release: &Arc<Call>,
+        in_time: bool,
+        until: Instant,
+    ) -> Result<Option<LossReason>> {
+        let doing = release.request.doing;
+        let failed = |fault: Fault| fault.into_error(doing, name).at(&self.endpoint);
         let (value, replayed) = self.connection.settled(release, until).map_err(failed)?;
-        let released = script::released(&value)
-            .map_err(|unexpected| self.error(RELEASING, name, unexpected))?;
+        let released = script::released(&value);
+        let released = released.map_err(|unexpected| self.error(doing, name, unexpected))?;
         Ok(lost_before(&released, replayed, in_time))
     }
 

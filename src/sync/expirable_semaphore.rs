@@ -1,6 +1,5 @@
 //! The semaphore whose permits have an id and a lease each.
 
-use crate::error::RELEASING_PERMIT as RELEASING;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{Error, LossReason, Result};
 use crate::hold::loss::{LossChannel, LossReceiver};
-use crate::hold::{Entry, Hold, lost_before};
+use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Call, Fault};
 use crate::net::socket;
@@ -852,15 +851,8 @@ impl ExpirablePermit {
         let until = self.semaphore.until();
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
-        let (value, replayed) = match self.session().connection.settled(&call, until) {
-            Ok(settled) => settled,
-            Err(fault) => return Err(self.semaphore.error(RELEASING, fault).after_work()),
-        };
-        let released = script::released(&value).map_err(|unexpected| {
-            let session = self.session();
-            (session.error(RELEASING, &self.semaphore.name, unexpected)).after_work()
-        })?;
-        let Some(reason) = lost_before(&released, replayed, in_time) else {
+        let settled = (self.session()).settle(self.name(), &call, in_time, until);
+        let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());
         };
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {

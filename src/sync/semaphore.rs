@@ -9,12 +9,12 @@ use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
-use crate::error::{Error, Loss, LossReason, Result};
+use crate::error::{Error, Loss, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
 use crate::observer::Observed;
 use crate::protocol::idempotency::FORGET;
-use crate::protocol::script::{self, Released};
+use crate::protocol::script;
 use crate::protocol::semaphore;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
@@ -605,7 +605,6 @@ impl SemaphorePermit {
     /// - [`Error::Lost`]: the semaphore was deleted, or has expired.
     /// - [`Error::Closed`]: the client is closed; closing gave back the permits.
     pub fn release(mut self) -> Result<()> {
-        let doing = "releasing permits";
         let session = &self.shared.session;
         session.check_open()?;
         self.done = true;
@@ -613,29 +612,19 @@ impl SemaphorePermit {
             return Ok(());
         };
         let until = Instant::now() + self.command_timeout;
-        let (value, replayed) = match session.connection.settled(&release, until) {
-            Ok(settled) => settled,
-            Err(fault) => {
-                let error = fault.into_error(doing, self.name());
-                return Err(error.at(&session.endpoint).after_work());
-            }
+        // Permits without an owner do not expire before they are released.
+        let settled = session.settle(self.name(), &release, true, until);
+        let Some(reason) = settled.map_err(Error::after_work)? else {
+            return Ok(());
         };
-        match script::released(&value) {
-            Ok(Released::Yes { .. }) => Ok(()),
-            Ok(_) if replayed => Ok(()),
-            Ok(_) => {
-                let (name, reason) = (self.name().to_owned(), LossReason::Forced);
-                if let Some(observed) = self.observed.take() {
-                    observed.lost(&Loss {
-                        name: name.clone(),
-                        owner: String::new(),
-                        reason,
-                    });
-                }
-                Err(Error::lost(name, reason))
-            }
-            Err(unexpected) => Err((session.error(doing, self.name(), unexpected)).after_work()),
+        if let Some(observed) = self.observed.take() {
+            observed.lost(&Loss {
+                name: self.name().to_owned(),
+                owner: String::new(),
+                reason,
+            });
         }
+        Err(Error::lost(self.name(), reason))
     }
 
     /// Keeps the permits taken for good. No I/O.
