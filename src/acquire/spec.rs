@@ -14,12 +14,12 @@ use crate::hold::entry::EntryKey;
 use crate::hold::{Bound, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
-use crate::net::call::{Attempt, Fault};
+use crate::net::call::{Answer, Attempt, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::{ACQUIRING, FORCING, Kind, Protocol};
 use crate::protocol::owner;
-use crate::protocol::script::{self, Request};
+use crate::protocol::script::{self, Request, Unexpected};
 use crate::protocol::{KINDS, red};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
@@ -359,7 +359,8 @@ impl LockSpec {
             return self.by_majority("asking for the lock", || quorum.is_locked(until));
         }
         let entry = self.look()?;
-        let state = self.number(entry.protocol.state(), until)?;
+        let request = entry.protocol.state();
+        let state = self.ask_in(WaitMode::Once, request, until, script::integer)?;
         Ok(entry.protocol.is_locked(self.mode, state))
     }
 
@@ -368,7 +369,8 @@ impl LockSpec {
             Some(quorum) => self.by_majority("asking for the lease", || quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
-                self.number(entry.protocol.remaining(), until)?
+                let request = entry.protocol.remaining();
+                self.ask_in(WaitMode::Once, request, until, script::integer)?
             }
         };
         Ok(match ms {
@@ -387,21 +389,13 @@ impl LockSpec {
         ask().map_err(|short| short.into_error(doing, &self.name))
     }
 
-    fn number(&self, request: Request, until: Instant) -> Result<i64> {
-        let (reply, doing) = self.ask_by(request, until)?;
-        self.integer(reply, doing)
-    }
-
-    /// Reads a reply that has to be a number.
-    pub(crate) fn integer(&self, reply: Value, doing: &'static str) -> Result<i64> {
-        script::integer(reply)
-            .map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
-    }
-
-    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
-    /// reply, and the purpose of the request.
-    pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
-        self.ask_by(request, self.until())
+    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout.
+    pub(crate) fn ask<T>(
+        &self,
+        request: Request,
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        self.ask_in(WaitMode::Once, request, self.until(), read)
     }
 
     /// When a request that is sent now must be answered.
@@ -409,41 +403,60 @@ impl LockSpec {
         Instant::now() + self.command_timeout
     }
 
-    /// Asks as [`ask`](Self::ask), until `until` at most.
-    pub(crate) fn ask_by(&self, request: Request, until: Instant) -> Result<(Value, &'static str)> {
-        self.ask_in(WaitMode::Once, request, until)
-    }
-
-    /// Asks as [`ask_by`](Self::ask_by), as a part of `wait`.
-    pub(crate) fn ask_in(
+    /// Asks as [`ask`](Self::ask), as a part of `wait`, and until `until` at most.
+    pub(crate) fn ask_in<T>(
         &self,
         wait: WaitMode,
         request: Request,
         until: Instant,
-    ) -> Result<(Value, &'static str)> {
-        self.ask_counting(wait, request, until)
-            .map(|(reply, doing, _)| (reply, doing))
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        let session = self.session();
+        session.check_open()?;
+        let stop = || self.must_stop(wait);
+        let answer = session.connection.ask(&request, until, &stop);
+        self.read_answer(request.doing, answer, read)
+    }
+
+    /// Reads the answer to a request about the lock; no answer, or an odd one, is an error.
+    fn read_answer<T>(
+        &self,
+        doing: &'static str,
+        answer: std::result::Result<Answer, Fault>,
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        let answer = answer.map_err(|fault| self.error(doing, fault))?;
+        read(answer.value).map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
     /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
     /// its keys. The request also deletes the keys of up to `forget` earlier requests that are answered.
-    pub(crate) fn ask_once(
+    pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,
         forget: usize,
         make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
-    ) -> Result<(Value, &'static str)> {
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
         let (session, key) = (self.session(), protocol.key());
         session.check_open()?;
         let keys = session.request_keys(key, forget, self.command_timeout);
         let request = make(protocol, &keys);
-        let until = self.until();
-        let (reply, doing, sendings) = self.ask_counting(WaitMode::Once, request, until)?;
+        let mut sendings = 0;
+        let mut attempt = || {
+            sendings += 1;
+            Attempt {
+                request: request.clone(),
+                undo: None,
+            }
+        };
+        let (until, stop) = (self.until(), || session.is_closed());
+        let answer = session.connection.call(until, &stop, None, &mut attempt);
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
-        if sendings == 1 {
+        if answer.is_ok() && sendings == 1 {
             session.requests.answered(key, keys.number);
         }
-        Ok((reply, doing))
+        self.read_answer(request.doing, answer, read)
     }
 
     /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the
@@ -454,33 +467,8 @@ impl LockSpec {
         make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
     ) -> Result<i64> {
         let entry = self.unregistered_entry()?;
-        let make = |of: &Protocol, keys: &RequestKeys| make(of, keys).counting();
-        let (reply, doing) = self.ask_once(&entry.protocol, forget, make)?;
-        self.integer(reply, doing)
-    }
-
-    /// Returns the reply, the purpose of the request, and how often it was sent.
-    fn ask_counting(
-        &self,
-        wait: WaitMode,
-        request: Request,
-        until: Instant,
-    ) -> Result<(Value, &'static str, u32)> {
-        let session = self.session();
-        session.check_open()?;
-        let doing = request.doing;
-        let mut sendings = 0;
-        let mut attempt = || {
-            sendings += 1;
-            Attempt {
-                request: request.clone(),
-                undo: None,
-            }
-        };
-        let stop = || self.must_stop(wait);
-        let answer = session.connection.call(until, &stop, None, &mut attempt);
-        let answer = answer.map_err(|fault| self.error(doing, fault))?;
-        Ok((answer.value, doing, sendings))
+        let make = |of: &_, keys: &_| make(of, keys).counting();
+        self.ask_once(&entry.protocol, forget, make, script::integer)
     }
 
     pub(crate) fn force_unlock(&self, until: Instant) -> Result<bool> {
@@ -499,7 +487,7 @@ impl LockSpec {
                 let keys = RequestKeys::new(&session.owners, protocol.key(), keep_ms, &[]);
                 // A second request could take the lock from the next holder.
                 let force = protocol.force(keys.own(), &keys.keep_ms).counting();
-                self.number(force, until)? == 1
+                self.ask_in(WaitMode::Once, force, until, script::integer)? == 1
             }
         };
         if forced {

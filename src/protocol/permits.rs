@@ -1,15 +1,17 @@
 //! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the taken permits.
 
-use crate::error::RELEASING_PERMIT as RELEASING;
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::error::RELEASING_PERMIT as RELEASING;
 use crate::net::text::Digits;
 use crate::protocol::adopt::ADOPTING;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Evidence, Kind, Protocol, RenewalArgs};
 use crate::protocol::owner::PermitId;
-use crate::protocol::script::{self, Renewed, Request, Script, lease_ms};
+use crate::protocol::script::{self, Renewed, Request, Script, Unexpected, lease_ms};
 
 /// Here the owner of a hold is the permit's id, in hexadecimal digits.
 pub(crate) static KIND: Kind = Kind {
@@ -110,6 +112,16 @@ pub(crate) fn release_ids(
     request(of, RELEASING, script, Some(keys), &args)
 }
 
+/// Reads the reply to [`release_ids`] with so many ids: for each whether it was taken.
+pub(crate) fn read_released(reply: Value, count: usize) -> Result<Vec<bool>, Unexpected> {
+    match reply {
+        Value::BulkString(letters) if letters.len() == count => {
+            Ok(letters.iter().map(|letter| *letter == b'1').collect())
+        }
+        other => Err(Unexpected(other)),
+    }
+}
+
 /// Lets a permit end `lease` from now.
 pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
     let lease = Digits::from(lease_ms(lease));
@@ -134,6 +146,16 @@ pub(crate) fn lease_of(of: &Protocol, id: PermitId) -> Request {
 /// Asks how many permits are available, taken, and both together.
 pub(crate) fn state(of: &Protocol) -> Request {
     request(of, "asking for permits", &script::PERMIT_STATE, None, &[])
+}
+
+/// Reads the reply to [`state`].
+pub(crate) fn read_state(reply: Value) -> Result<[i64; 3], Unexpected> {
+    if let Value::Array(parts) = &reply
+        && let [Value::Int(available), Value::Int(taken), Value::Int(both)] = parts[..]
+    {
+        return Ok([available, taken, both]);
+    }
+    Err(Unexpected(reply))
 }
 
 /// A change of the number of permits.

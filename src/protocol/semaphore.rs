@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
+use redis::Value;
+
 use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::script::{self, Request, Unexpected, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
@@ -93,4 +95,18 @@ pub(crate) fn drain(of: &Protocol, keys: &RequestKeys) -> Request {
 /// Asks how many permits are available.
 pub(crate) fn available(of: &Protocol) -> Request {
     Request::command("asking for permits", &["GET", of.key()])
+}
+
+/// Reads the reply to [`available`]; `None` if the key holds a string that is no number.
+pub(crate) fn read_available(reply: Value) -> Result<Option<i64>, Unexpected> {
+    match reply {
+        Value::Nil => Ok(Some(0)),
+        Value::BulkString(digits) => {
+            let n = std::str::from_utf8(&digits)
+                .ok()
+                .and_then(|digits| digits.parse().ok());
+            Ok(n.filter(|n: &i64| n.to_string().as_bytes() == digits))
+        }
+        other => Err(Unexpected(other)),
+    }
 }

@@ -253,9 +253,7 @@ impl Election {
     pub(crate) fn holder(&self, wait: WaitMode, until: Instant) -> Result<Option<(String, u64)>> {
         let spec = self.spec();
         let entry = spec.unregistered_entry()?;
-        let (reply, doing) = spec.ask_in(wait, fenced::holder(&entry.protocol), until)?;
-        let holder = script::holder(reply);
-        holder.map_err(|unexpected| spec.session().error(doing, &spec.name, unexpected))
+        spec.ask_in(wait, fenced::holder(&entry.protocol), until, script::holder)
     }
 
     /// Waits for `span`; an error if the client is closed or the token cancelled by then.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
+use redis::{Cmd, FromRedisValue, ToRedisArgs};
 
 use crate::acquire::Outcome;
 use crate::acquire::guarded::Work;
@@ -19,11 +19,10 @@ use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Call, Fault};
 use crate::net::socket;
-use crate::protocol::idempotency::{FORGET, RequestKeys};
-use crate::protocol::kind::Protocol;
+use crate::protocol::idempotency::FORGET;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
-use crate::protocol::script::{self, Request, Unexpected};
+use crate::protocol::script;
 use crate::report::report;
 use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
@@ -311,8 +310,7 @@ impl ExpirableSemaphore {
     /// - [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
-        let done = self.change(Change::TrySet(n))?;
-        Ok(done == 1)
+        self.change(Change::TrySet(n))
     }
 
     /// Sets how many permits there are, whatever was set before.
@@ -379,7 +377,7 @@ impl ExpirableSemaphore {
         let session = self.inner.session();
         // Read before the request: a permit that is granted after the request was executed is not lost.
         let taken = session.permits.of(self.entry()?.protocol.key());
-        let is_deleted = self.change(Change::Delete)? == 1;
+        let is_deleted = self.change(Change::Delete)?;
         for hold in taken.iter().filter(|_| is_deleted) {
             session.lose(hold, LossReason::Forced);
         }
@@ -535,15 +533,9 @@ impl ExpirableSemaphore {
 
     fn release_some(&self, ids: &[PermitId], all_or_none: bool) -> Result<Vec<bool>> {
         let (session, protocol) = (self.inner.session(), &self.entry()?.protocol);
-        let make =
-            |of: &Protocol, keys: &RequestKeys| permits::release_ids(of, keys, ids, all_or_none);
-        let (reply, doing) = self.inner.ask_once(protocol, FORGET, make)?;
-        let released: Vec<bool> = match &reply {
-            Value::BulkString(letters) if letters.len() == ids.len() => {
-                letters.iter().map(|letter| *letter == b'1').collect()
-            }
-            _ => return Err(session.error(doing, &self.inner.name, Unexpected(reply))),
-        };
+        let make = |of: &_, keys: &_| permits::release_ids(of, keys, ids, all_or_none);
+        let read = |reply| permits::read_released(reply, ids.len());
+        let released = self.inner.ask_once(protocol, FORGET, make, read)?;
         for (id, _) in std::iter::zip(ids, &released).filter(|(_, done)| **done) {
             if let Some(hold) = session.permits.get(*id)
                 && hold.entry().protocol.key() == protocol.key()
@@ -574,10 +566,8 @@ impl ExpirableSemaphore {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(None);
         };
-        let request = |protocol: &Protocol| permits::lease_of(protocol, id);
-        let (reply, doing) = self.ask_for(request)?;
-        let ms = self.inner.integer(reply, doing)?;
-        Ok(match ms {
+        let request = permits::lease_of(&self.entry()?.protocol, id);
+        Ok(match self.inner.ask(request, script::integer)? {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
         })
@@ -606,8 +596,8 @@ impl ExpirableSemaphore {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(false);
         };
-        let (reply, doing) = self.ask_for(|protocol| permits::update(protocol, id, lease))?;
-        Ok(self.inner.integer(reply, doing)? == 1)
+        let request = permits::update(&self.entry()?.protocol, id, lease);
+        Ok(self.inner.ask(request, script::integer)? == 1)
     }
 
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
@@ -721,35 +711,16 @@ impl ExpirableSemaphore {
     }
 
     /// Sends a query, whose only effect is that expired permits become available.
-    fn ask_for(&self, request: impl FnOnce(&Protocol) -> Request) -> Result<(Value, &'static str)> {
-        self.inner.ask(request(&self.entry()?.protocol))
-    }
-
     /// Changes how many permits there are. However often the request is sent, it counts once.
-    fn change(&self, change: Change) -> Result<i64> {
-        self.inner
-            .count_once(FORGET, |of, keys| permits::change(of, keys, change))
+    fn change(&self, change: Change) -> Result<bool> {
+        let make = |of: &_, keys: &_| permits::change(of, keys, change);
+        Ok(self.inner.count_once(FORGET, make)? == 1)
     }
 
     /// Available, acquired, and both together.
     fn state(&self) -> Result<[i64; 3]> {
-        let (reply, doing) = self.ask_for(permits::state)?;
-        match &reply {
-            Value::Array(parts) => match parts.as_slice() {
-                [
-                    Value::Int(available),
-                    Value::Int(acquired),
-                    Value::Int(both),
-                ] => Some([*available, *acquired, *both]),
-                _ => None,
-            },
-            _ => None,
-        }
-        .ok_or_else(|| {
-            self.inner
-                .session()
-                .error(doing, &self.inner.name, Unexpected(reply))
-        })
+        let request = permits::state(&self.entry()?.protocol);
+        self.inner.ask(request, permits::read_state)
     }
 
     fn endlessly(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
