@@ -402,11 +402,7 @@ impl Members {
             _ => (Deadline::NEVER, false),
         };
         let budget = deadline.budget(Instant::now(), self.command_timeout());
-        WaitMode::Together {
-            until: budget.until,
-            ends_with_caller: budget.ends_with_caller,
-            waits,
-        }
+        WaitMode::Together { budget, waits }
     }
 
     /// The longest command timeout of all members.

@@ -216,8 +216,7 @@ impl Election {
             Ok(Some(held)) => Some(Guard::new(held)),
             // A single attempt ends with the time of the questions that preceded it.
             Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
-                until: budget.until,
-                ends_with_caller: false,
+                budget,
                 waits: false,
             })?,
             Err(err) if !budget.ends_with_caller => return Err(err),
