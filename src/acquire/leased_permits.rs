@@ -158,7 +158,7 @@ impl Grants for Leased {
             session.connection.send_deferred(batch.release());
             return Err(spec.granted_too_late());
         }
-        if let Err(closed) = session.arm(&holds, sent_at) {
+        if let Err(closed) = session.arm(&holds) {
             session.connection.send_deferred(batch.release());
             return Err(closed);
         }

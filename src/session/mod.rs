@@ -279,14 +279,14 @@ impl Session {
         })
     }
 
-    /// Schedules holds for which a request was sent at `sent_at`. If the client is closed, ends them instead; the caller
+    /// Schedules holds that were granted. If the client is closed, ends them instead; the caller
     /// gives them back.
     ///
     /// Closing sets the flag, waits for all that [contend](Contending), and then takes all holds that are armed. So
     /// either the flag is seen here, or closing finds the holds.
-    pub(crate) fn arm(&self, holds: &[Arc<Hold>], sent_at: Instant) -> Result<()> {
+    pub(crate) fn arm(&self, holds: &[Arc<Hold>]) -> Result<()> {
         for hold in holds {
-            self.watchdog.arm(hold, hold.due_after(sent_at));
+            self.watchdog.arm(hold, hold.due_after(hold.asked_at()));
         }
         if !self.is_closed() {
             return Ok(());
