@@ -101,9 +101,7 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        if self.must_stop(wait) {
-            return Err(self.stopped());
-        }
+        self.check_going(wait)?;
         match &self.quorum {
             Some(quorum) => {
                 let timeout = self.until();

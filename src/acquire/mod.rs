@@ -140,6 +140,15 @@ impl<G> Outcome<G> {
         }
     }
 
+    /// The grant, for the caller of a lock named `name`. With `late_is_error`, a wait that ended before there was any reply
+    /// is an error.
+    fn settled(self, name: &str, late_is_error: bool) -> Result<Option<G>> {
+        match self {
+            Self::TooLate if late_is_error => Err(Error::Late { name: name.into() }),
+            outcome => Ok(outcome.granted()),
+        }
+    }
+
     /// The grant, for callers that need not know why nothing was granted.
     pub(crate) fn granted(self) -> Option<G> {
         match self {
@@ -397,8 +406,7 @@ impl<S: Strategy> Waiting<'_, S> {
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),
-            None if self.spec.must_stop(self.wait) => Err(self.spec.stopped()),
-            None => Ok(outcome),
+            None => self.spec.check_going(self.wait).map(|()| outcome),
         }
     }
 }
