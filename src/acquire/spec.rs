@@ -92,7 +92,7 @@ impl LockSpec {
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(hold.entry().name());
         let mut handle = Self::new(shared, name, hold.entry().protocol.kind());
-        match hold.lease_policy() {
+        match hold.with_lease(|lease| lease.policy()) {
             LeasePolicy::Renewed { max_hold } => handle.max_hold = max_hold,
             LeasePolicy::Fixed(lease) => handle.lease = Some(lease),
         }

@@ -314,6 +314,12 @@ impl Hold {
         listened.then(|| self.entry().protocol.channel())
     }
 
+    /// Runs `with` on the lease, with its mutex held. Only [`change`](Self::change) may move the end of the lease, because it
+    /// also stores the new end.
+    pub(crate) fn with_lease<T>(&self, with: impl FnOnce(&mut Lease) -> T) -> T {
+        with(&mut self.lease.lock())
+    }
+
     /// Changes the lease, and stores until when the hold is valid.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Lease)) {
         let mut lease = self.lease.lock();
@@ -412,11 +418,6 @@ impl Hold {
         self.lease.lock().duty(now, self.mode)
     }
 
-    /// See [`Lease::begin_renewal`].
-    fn begin_renewal(&self) -> Duration {
-        self.lease.lock().begin_renewal()
-    }
-
     /// By a reply, this permit ends at `ends_at`, in milliseconds of the server's clock.
     pub(crate) fn set_ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
@@ -452,12 +453,7 @@ impl Hold {
     }
 
     pub(crate) fn lease(&self) -> Duration {
-        self.lease.lock().ttl()
-    }
-
-    /// The lease with which the hold was taken, or locked again last.
-    pub(crate) fn lease_policy(&self) -> LeasePolicy {
-        self.lease.lock().policy()
+        self.with_lease(|lease| lease.ttl())
     }
 
     /// Keeps the name until `until`, even if the hold is released earlier.
@@ -491,7 +487,7 @@ impl Hold {
                 .keep(self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, now + left, undo);
         }
-        let longest = self.lease.lock().longest();
+        let longest = self.with_lease(|lease| lease.longest());
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
