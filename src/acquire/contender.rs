@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contest::Contest;
-use crate::acquire::guard::GuardInner;
+use crate::acquire::guard::{Came, GuardInner};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
@@ -443,7 +443,7 @@ impl<'a> Contender<'a> {
             session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
-        Ok(GuardInner::new(self.lock, hold, params.thread))
+        Ok(GuardInner::new(self.lock, hold, thread, Came::Granted))
     }
 
     /// Gives back a granted hold that is useless; returns `why` as the error.

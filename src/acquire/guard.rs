@@ -24,6 +24,17 @@ use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
 
+/// How a guard's thread came to its hold.
+#[derive(PartialEq)]
+pub(crate) enum Came {
+    /// Redis has granted the hold to the thread.
+    Granted,
+    /// A thread of this process has handed over the hold, or shares it.
+    HandedOver,
+    /// The thread had the lock already.
+    Reentered,
+}
+
 /// A hold of a thread, or of no thread, that is released when the guard is dropped.
 pub struct GuardInner {
     shared: Arc<SharedSession>,
@@ -33,10 +44,7 @@ pub struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
-    /// The hold was handed over by another thread of this process, or is shared with one.
-    is_handed_over: bool,
-    /// The thread had the lock already.
-    is_reentered: bool,
+    came: Came,
     /// The hold was reported to an observer, which has to hear of the end of this guard.
     is_observed: bool,
     /// The report of the end to the observer, once the guard has left the hold.
@@ -86,7 +94,7 @@ impl Held for GuardInner {
 }
 
 impl GuardInner {
-    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
+    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, came: Came) -> Self {
         Self {
             shared: Arc::clone(&lock.shared),
             command_timeout: lock.command_timeout,
@@ -96,28 +104,21 @@ impl GuardInner {
             thread,
             lost: LossChannel::default(),
             released: false,
-            is_handed_over: false,
-            is_reentered: false,
+            came,
             is_observed: false,
             ended: None,
         }
-    }
-
-    pub(crate) fn handed_over(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
-        let mut held = Self::new(lock, hold, thread);
-        held.is_handed_over = true;
-        held
     }
 
     /// From now on, the end of the guard is reported to an observer. Returns `Some` if its beginning has to be reported as
     /// well, with whether the hold was handed over.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
-        if self.is_reentered {
+        if self.came == Came::Reentered {
             self.hold.observe_again(self.thread);
             return None;
         }
-        Some(self.is_handed_over)
+        Some(self.came == Came::HandedOver)
     }
 
     /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
@@ -140,9 +141,7 @@ impl GuardInner {
         if hold.mode == Mode::Exclusive {
             hold.count.store(count, Ordering::Relaxed);
         }
-        let mut held = Self::new(lock, hold, thread);
-        held.is_reentered = true;
-        held
+        Self::new(lock, hold, thread, Came::Reentered)
     }
 
     pub(crate) fn is_copy(&self) -> bool {

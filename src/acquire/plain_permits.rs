@@ -88,7 +88,7 @@ impl Grants for Plain {
 struct PermitRequest {
     entry: Arc<Entry>,
     keys: RequestKeys,
-    /// For how long the undo may be sent again.
+    /// The time for which the undo may be sent again.
     replay: Duration,
 }
 

@@ -329,8 +329,7 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn set_permits(&self, n: u32) -> Result<()> {
         readable(n)?;
-        self.change(Change::Set(n))?;
-        Ok(())
+        self.change(Change::Set(n)).map(drop)
     }
 
     /// Adds `more` permits, or removes some if `more` is negative.
@@ -353,8 +352,7 @@ impl ExpirableSemaphore {
                 "{more} permits are too many; from -2147483648 to 2147483647 are possible"
             )));
         }
-        self.change(Change::Add(more))?;
-        Ok(())
+        self.change(Change::Add(more)).map(drop)
     }
 
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.

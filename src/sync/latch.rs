@@ -112,8 +112,7 @@ impl Latch {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`], before anything is sent.
     pub fn count_down(&self) -> Result<()> {
-        self.change(Change::CountDown)?;
-        Ok(())
+        self.change(Change::CountDown).map(drop)
     }
 
     /// Waits until the latch is open.
