@@ -589,7 +589,7 @@ impl SemaphorePermit {
             return Ok(());
         };
         let until = Instant::now() + self.command_timeout;
-        // Permits without an owner do not expire before they are released.
+        // Permits without an owner have no lease, so they are released in time.
         let settled = session.settle(self.name(), &release, true, until);
         let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());
