@@ -300,6 +300,11 @@ impl Error {
         self.after_work()
     }
 
+    pub(crate) fn lost(name: impl Into<String>, reason: LossReason) -> Self {
+        let name = name.into();
+        Self::Lost { name, reason }
+    }
+
     pub(crate) fn config(what: String) -> Self {
         Self::Config { what }
     }

@@ -388,8 +388,7 @@ pub mod errors {
     /// ```
     #[must_use]
     pub fn lost(name: impl Into<String>, reason: LossReason) -> Error {
-        let name = name.into();
-        Error::Lost { name, reason }
+        Error::lost(name, reason)
     }
 
     /// Makes the [`Error::NoQuorum`] of a `RedLock` over `nodes` masters, of which `agreed` granted the lock, with the

@@ -101,7 +101,7 @@ impl Deadline {
 /// 3. The client is closed, or the token cancelled.
 /// 4. The caller's time is up.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Budget {
+pub struct Budget {
     pub(crate) until: Instant,
     /// Whether the caller's time ends the request, not the command timeout.
     pub(crate) ends_with_caller: bool,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contest::Contest;
-use crate::acquire::guard::GuardInner;
+use crate::acquire::guard::{Came, GuardInner};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
 use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
+use crate::acquire::{self, Answered, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
 use crate::hold::entry::wake;
@@ -196,10 +196,7 @@ impl<'a> Contender<'a> {
     /// Asks until the contender has the lock or its time is up.
     pub(crate) fn run(&mut self) -> Result<Outcome<GuardInner>> {
         let (lock, wait) = (self.lock, self.wait);
-        Ok(match acquire::acquire(self, lock, wait)? {
-            Outcome::Granted((hold, sent_at)) => Outcome::Granted(self.accept(hold, sent_at)?),
-            refused => refused.map(|_| unreachable!("nothing was granted")),
-        })
+        acquire::acquire(self, lock, wait)
     }
 
     /// Takes over the hold of the owner `from` for this thread.
@@ -230,16 +227,13 @@ impl<'a> Contender<'a> {
             session.give_back(&hold);
             session.error(ADOPTING, &lock.name, unexpected)
         })?;
-        let tokens = adopted.map_err(|reason| lock.lost(reason))?;
-        if let Err(err) = replicated {
-            session.give_back(&hold);
-            return Err(err);
-        }
+        let tokens = adopted.map_err(|reason| hold.lost(reason))?;
+        replicated.inspect_err(|_| session.give_back(&hold))?;
         hold.grant(sent_at);
         if let Some((first, last)) = tokens {
             hold.set_tokens(first, last);
         }
-        self.accept(hold, sent_at)
+        self.accept(hold)
     }
 
     /// Queues the first request, if there is a connection; [`run`](Self::run) waits for the reply.
@@ -328,7 +322,7 @@ impl<'a> Contender<'a> {
             self.place = None;
             return match asks_again {
                 true => self.ask_server(until),
-                false => Ok(Reply::Busy(Busy::default())),
+                false => Ok(Err(Busy::default())),
             };
         }
         let replicated = session.is_replicated(&answer);
@@ -350,11 +344,8 @@ impl<'a> Contender<'a> {
             (Acquired::Taken { tokens }, Some(hold)) => {
                 self.place = None;
                 // Granted, but too few replicas have it: a failover could grant the lock again.
-                if let Err(err) = replicated {
-                    session.give_back(&hold);
-                    return Err(err.into());
-                }
-                hold.grant(answer.sent_at);
+                replicated.inspect_err(|_| session.give_back(&hold))?;
+                hold.grant(sent_at);
                 if let Some((first, last)) = tokens {
                     hold.set_tokens(first, last);
                 }
@@ -363,7 +354,7 @@ impl<'a> Contender<'a> {
                     // renewal extends it in time.
                     hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
-                Ok(Reply::Granted((hold, answer.sent_at)))
+                Ok(Ok(hold))
             }
             (Acquired::Busy { left }, Some(hold)) => {
                 self.keep_place(hold.number, sent_at);
@@ -373,7 +364,7 @@ impl<'a> Contender<'a> {
                 if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
                     turn.set_behind(hold.number, seen.behind);
                 }
-                Ok(Reply::Busy(Busy {
+                Ok(Err(Busy {
                     retry_after: left,
                     is_contested: false,
                 }))
@@ -392,13 +383,13 @@ impl<'a> Contender<'a> {
 
     /// Makes a guard of a hold that Redis has granted, and records the hold in the local lock, unless it is useless by
     /// now.
-    fn accept(&mut self, hold: Arc<Hold>, sent_at: Instant) -> Result<GuardInner> {
+    fn accept(&mut self, hold: Arc<Hold>) -> Result<GuardInner> {
         let (session, params, now) = (self.session(), self.params, Instant::now());
         if now >= hold.valid_until() {
             // The grant was so late that the lease is over, and somebody else may have the lock.
             return self.decline(&hold, self.lock.granted_too_late());
         }
-        if let Err(closed) = session.arm(std::slice::from_ref(&hold), sent_at) {
+        if let Err(closed) = session.arm(std::slice::from_ref(&hold)) {
             return self.decline(&hold, closed);
         }
         let has_listened = self.listening.leave();
@@ -452,7 +443,7 @@ impl<'a> Contender<'a> {
             session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
-        Ok(GuardInner::new(self.lock, hold, params.thread))
+        Ok(GuardInner::new(self.lock, hold, thread, Came::Granted))
     }
 
     /// Gives back a granted hold that is useless; returns `why` as the error.
@@ -469,10 +460,8 @@ fn asks_last_at(deadline: Instant) -> Instant {
     deadline - (left / 4).min(LAST)
 }
 
-type Answered = Reply<(Arc<Hold>, Instant)>;
-
 impl Strategy for Contender<'_> {
-    type Grant = (Arc<Hold>, Instant);
+    type Grant = GuardInner;
 
     const DOING: &'static str = ACQUIRING;
 
@@ -492,8 +481,8 @@ impl Strategy for Contender<'_> {
         self.parks_until_last
     }
 
-    fn ask(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
-        let reply = match &self.lock.quorum {
+    fn ask(&mut self, until: Instant) -> std::result::Result<Reply<GuardInner>, NoReply> {
+        let answered = match &self.lock.quorum {
             Some(servers) => {
                 let known = self
                     .contest
@@ -510,13 +499,16 @@ impl Strategy for Contender<'_> {
             }
             None => self.ask_server(until)?,
         };
-        if let Reply::Busy(busy) = &reply {
-            let messages = self.listening.signals().messages;
-            self.contest.record_refusal(busy.is_contested, messages);
-            // The lock is held by another process, so the tenure of this one is over.
-            self.entry.lock().lock.record_refusal();
+        match answered {
+            Ok(hold) => Ok(Reply::Granted(self.accept(hold)?)),
+            Err(busy) => {
+                let messages = self.listening.signals().messages;
+                self.contest.record_refusal(busy.is_contested, messages);
+                // The lock is held by another process, so the tenure of this one is over.
+                self.entry.lock().lock.record_refusal();
+                Ok(Reply::Busy(busy))
+            }
         }
-        Ok(reply)
     }
 
     fn channel(&self) -> Option<Arc<str>> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contender::Contender;
-use crate::acquire::guard::GuardInner;
+use crate::acquire::guard::{Came, GuardInner};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::target::Target;
@@ -101,9 +101,7 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        if self.must_stop(wait) {
-            return Err(self.stopped());
-        }
+        self.check_going(wait)?;
         match &self.quorum {
             Some(quorum) => {
                 let timeout = self.until();
@@ -207,7 +205,7 @@ impl LockSpec {
                 Mode::Exclusive => counters.local_handoffs.add(1),
                 Mode::Shared => counters.shared.add(1),
             }
-            Pending::Held(GuardInner::handed_over(self, hold, thread))
+            Pending::Held(GuardInner::new(self, hold, thread, Came::HandedOver))
         })
     }
 

@@ -7,7 +7,7 @@ use crate::hold::entry::notify;
 use crate::hold::{Entry, Wakeup};
 use crate::local::semaphore::Given;
 use crate::net::call::Call;
-use crate::protocol::idempotency::{FORGET, RequestKeys};
+use crate::protocol::idempotency::FORGET;
 use crate::protocol::owner::OwnerId;
 use crate::protocol::semaphore;
 use crate::session::Session;
@@ -59,21 +59,14 @@ pub(crate) fn give(
 /// Queues the release of permits, which go back to the semaphore only if it still exists. The caller has to flush the
 /// connection.
 pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> Arc<Call> {
-    let keys = request_keys(session, entry);
-    let keep_ms = session.remember_ms(session.command_timeout);
-    let request = semaphore::release(&entry.protocol, &keys, &keep_ms, permits);
-    let is_heard = session.subscriber.listens_to(&entry.protocol.channel());
+    let (protocol, key) = (&entry.protocol, entry.protocol.key());
+    let keys = session.request_keys(key, FORGET, session.command_timeout);
+    let request = semaphore::release(protocol, &keys, permits);
+    let is_heard = session.subscriber.listens_to(&protocol.channel());
     let useful_until = Instant::now() + session.replay();
     let deferred = entry.deferred(request, &OwnerId::default(), useful_until, false);
     let call = Call::release(deferred.for_good(), is_heard);
     session.connection.submit(&call);
-    let key = entry.protocol.key();
     session.requests.pending(key, keys.number, &call);
     call
-}
-
-/// The keys of the next request.
-pub(super) fn request_keys(session: &Session, entry: &Entry) -> RequestKeys {
-    let (owners, known) = (&session.owners, &session.requests);
-    RequestKeys::draw(owners, entry.protocol.key(), known, FORGET)
 }

@@ -24,6 +24,17 @@ use crate::quorum::ask::Quorum;
 use crate::report::report;
 use crate::session::shared::SharedSession;
 
+/// How a guard's thread came to its hold.
+#[derive(PartialEq)]
+pub(crate) enum Came {
+    /// Redis has granted the hold to the thread.
+    Granted,
+    /// A thread of this process has handed over the hold, or shares it.
+    HandedOver,
+    /// The thread had the lock already.
+    Reentered,
+}
+
 /// A hold of a thread, or of no thread, that is released when the guard is dropped.
 pub struct GuardInner {
     shared: Arc<SharedSession>,
@@ -33,10 +44,7 @@ pub struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
-    /// The hold was handed over by another thread of this process, or is shared with one.
-    is_handed_over: bool,
-    /// The thread had the lock already.
-    is_reentered: bool,
+    came: Came,
     /// The hold was reported to an observer, which has to hear of the end of this guard.
     is_observed: bool,
     /// The report of the end to the observer, once the guard has left the hold.
@@ -86,7 +94,7 @@ impl Held for GuardInner {
 }
 
 impl GuardInner {
-    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
+    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, came: Came) -> Self {
         Self {
             shared: Arc::clone(&lock.shared),
             command_timeout: lock.command_timeout,
@@ -96,28 +104,21 @@ impl GuardInner {
             thread,
             lost: LossChannel::default(),
             released: false,
-            is_handed_over: false,
-            is_reentered: false,
+            came,
             is_observed: false,
             ended: None,
         }
-    }
-
-    pub(crate) fn handed_over(lock: &LockSpec, hold: Arc<Hold>, thread: u64) -> Self {
-        let mut held = Self::new(lock, hold, thread);
-        held.is_handed_over = true;
-        held
     }
 
     /// From now on, the end of the guard is reported to an observer. Returns `Some` if its beginning has to be reported as
     /// well, with whether the hold was handed over.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
-        if self.is_reentered {
+        if self.came == Came::Reentered {
             self.hold.observe_again(self.thread);
             return None;
         }
-        Some(self.is_handed_over)
+        Some(self.came == Came::HandedOver)
     }
 
     /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
@@ -140,9 +141,7 @@ impl GuardInner {
         if hold.mode == Mode::Exclusive {
             hold.count.store(count, Ordering::Relaxed);
         }
-        let mut held = Self::new(lock, hold, thread);
-        held.is_reentered = true;
-        held
+        Self::new(lock, hold, thread, Came::Reentered)
     }
 
     pub(crate) fn is_copy(&self) -> bool {
@@ -203,12 +202,10 @@ impl GuardInner {
 
     /// The error for a hold that was lost.
     pub(crate) fn lost_error(&self) -> Error {
-        let reason = self.hold.loss().unwrap_or(if self.is_valid() {
-            LossReason::TakenOver
-        } else {
-            LossReason::Expired
-        });
-        self.hold.lost(reason)
+        self.hold.lost_or(match self.is_valid() {
+            true => LossReason::TakenOver,
+            false => LossReason::Expired,
+        })
     }
 
     /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, by which another client may adopt it.
@@ -282,13 +279,6 @@ impl GuardInner {
         }
     }
 
-    fn not_lost(&self) -> Result<Option<Arc<Call>>> {
-        match self.hold.loss() {
-            Some(reason) => Err(self.hold.lost(reason)),
-            None => Ok(None),
-        }
-    }
-
     /// Ends the guard's hold. If that was the last of the thread, hands the lock over to another thread of this
     /// process, or queues the release and, with `at_once`, sends it.
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
@@ -308,7 +298,7 @@ impl GuardInner {
             self.ended = hold.unobserve(self.thread);
         }
         // Read before the hold changes threads, for the same reason.
-        let lost = self.not_lost();
+        let lost = hold.check_not_lost().map(|()| None);
         match left {
             Left::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
@@ -352,7 +342,7 @@ impl GuardInner {
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }
-                Err(self.hold.lost(hold.loss().unwrap_or(LossReason::Expired)))
+                Err(hold.lost_or(LossReason::Expired))
             }
         }
     }

@@ -45,9 +45,7 @@ impl Session {
 
     fn run_guarded(&self, hold: &Arc<Hold>, work: &Work<'_>, until: Instant) -> Result<Value> {
         self.check_open()?;
-        if let Some(reason) = hold.loss() {
-            return Err(hold.lost(reason));
-        }
+        hold.check_not_lost()?;
         let request = self.guarded_request(hold, work)?;
         let stop = || self.is_closed();
         // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
@@ -76,7 +74,7 @@ impl Session {
         };
         let reason = why.or_expired(in_time);
         self.lose(hold, reason);
-        Err(hold.lost(hold.loss().unwrap_or(reason)))
+        Err(hold.lost_or(reason))
     }
 
     fn guarded_request(&self, hold: &Hold, work: &Work<'_>) -> Result<Request> {

@@ -35,30 +35,6 @@ impl<'a> LatchWait<'a> {
             listening: Listening::new(spec.command_timeout),
         })
     }
-
-    /// The count of the latch.
-    pub(crate) fn count(&self) -> Result<u64> {
-        let until = self.spec.until();
-        match self.state(until) {
-            Ok(LatchState::Closed { left, .. }) => Ok(left),
-            Ok(LatchState::Open) => Ok(0),
-            Err(NoReply::Unanswered(failure)) => Err(self.spec.error(ASKING, failure)),
-            Err(NoReply::Final(err)) => Err(err),
-        }
-    }
-
-    fn state(&self, until: Instant) -> std::result::Result<LatchState, NoReply> {
-        let request = latch::state(&self.entry.protocol);
-        let stop = || self.spec.must_stop(self.wait);
-        let connection = &self.spec.session().connection;
-        let answer = connection.ask(&request, until, &stop)?;
-        let state = script::latch_state(answer.value).map_err(|unexpected| {
-            self.spec
-                .session()
-                .error(ASKING, &self.spec.name, unexpected)
-        })?;
-        Ok(state)
-    }
 }
 
 impl Strategy for LatchWait<'_> {
@@ -71,7 +47,12 @@ impl Strategy for LatchWait<'_> {
     }
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
-        let state = self.state(until)?;
+        let (spec, request) = (self.spec, latch::state(&self.entry.protocol));
+        let stop = || spec.must_stop(self.wait);
+        let answer = spec.session().connection.ask(&request, until, &stop)?;
+        let state = script::latch_state(answer.value);
+        let state =
+            state.map_err(|unexpected| spec.session().error(ASKING, &spec.name, unexpected))?;
         Ok(if note_round(&mut self.first_round, state) {
             Reply::Granted(())
         } else {

@@ -9,7 +9,7 @@ use crate::acquire::Outcome;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::error::{LossReason, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::notify;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{LeasePolicy, Mode};
@@ -54,7 +54,7 @@ pub(crate) fn adopt(
         Ok(PermitsAcquired::Taken { ends_at }) => leased
             .granted(spec, &batch, answer.sent_at, ends_at)
             .map(Outcome::Granted),
-        Ok(PermitsAcquired::TooFew { .. }) => Err(spec.lost(LossReason::Expired)),
+        Ok(PermitsAcquired::TooFew { .. }) => Err(Error::lost(&*spec.name, LossReason::Expired)),
         Err(unexpected) => {
             give_back();
             Err(session.error(ADOPTING, &spec.name, unexpected))
@@ -158,7 +158,7 @@ impl Grants for Leased {
             session.connection.send_deferred(batch.release());
             return Err(spec.granted_too_late());
         }
-        if let Err(closed) = session.arm(&holds, sent_at) {
+        if let Err(closed) = session.arm(&holds) {
             session.connection.send_deferred(batch.release());
             return Err(closed);
         }

@@ -65,7 +65,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::hold::Entry;
+use crate::hold::{Entry, Hold};
 use crate::local::waiter::Signals;
 use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault};
@@ -90,6 +90,9 @@ pub(crate) struct Busy {
     /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
     pub(crate) is_contested: bool,
 }
+
+/// The reply to a request for a lock: the hold that was granted, or who prevents it.
+pub(crate) type Answered = std::result::Result<Arc<Hold>, Busy>;
 
 /// Why a request has no reply.
 pub(crate) enum NoReply {
@@ -133,6 +136,15 @@ impl<G> Outcome<G> {
             Self::Granted(grant) => Outcome::Granted(change(grant)),
             Self::Busy(busy) => Outcome::Busy(busy),
             Self::TooLate => Outcome::TooLate,
+        }
+    }
+
+    /// The grant, for the caller of a lock named `name`. With `late_is_error`, a wait that ended before there was any reply
+    /// is an error.
+    fn settled(self, name: &str, late_is_error: bool) -> Result<Option<G>> {
+        match self {
+            Self::TooLate if late_is_error => Err(Error::Late { name: name.into() }),
+            outcome => Ok(outcome.granted()),
         }
     }
 
@@ -393,8 +405,7 @@ impl<S: Strategy> Waiting<'_, S> {
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),
-            None if self.spec.must_stop(self.wait) => Err(self.spec.stopped()),
-            None => Ok(outcome),
+            None => self.spec.check_going(self.wait).map(|()| outcome),
         }
     }
 }

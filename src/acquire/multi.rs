@@ -78,12 +78,8 @@ impl Target for Members {
             let parts = self.parts.iter();
             parts.for_each(|part| part.record_refusal(Some(began), why));
         }
-        let late_is_error = || self.parts.iter().any(|part| part.late_is_error);
-        if matches!(outcome, Ok(Outcome::TooLate)) && late_is_error() {
-            let name = self.name.to_string();
-            return Err(Error::Late { name });
-        }
-        let mut granted = outcome?.granted();
+        let late_is_error = self.parts.iter().any(|part| part.late_is_error);
+        let mut granted = outcome?.settled(&self.name, late_is_error)?;
         let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
         for (part, held) in self.parts.iter().zip(held) {
             held.keep_for(part.at_least);
@@ -213,6 +209,10 @@ impl Members {
     fn pause_until(&self, until: Instant, wait: WaitMode) -> Result<()> {
         let span = until.saturating_duration_since(Instant::now());
         time::sleep_unless(span, &|| self.stopped(wait).is_some());
+        self.check_going(wait)
+    }
+
+    fn check_going(&self, wait: WaitMode) -> Result<()> {
         match self.stopped(wait) {
             Some(part) => Err(part.stopped()),
             None => Ok(()),
@@ -221,10 +221,7 @@ impl Members {
 
     /// Ends the wait with `outcome`, unless the call has to stop.
     fn end<G>(&self, wait: WaitMode, outcome: Outcome<G>) -> Result<Outcome<G>> {
-        match self.stopped(wait) {
-            Some(part) => Err(part.stopped()),
-            None => Ok(outcome),
-        }
+        self.check_going(wait).map(|()| outcome)
     }
 
     /// Checks that members with the same key are on different servers, as far as these answer within half the time of
@@ -248,10 +245,7 @@ impl Members {
                 }
             }
         }
-        match self.stopped(wait) {
-            Some(part) => Err(part.stopped()),
-            None => Ok(()),
-        }
+        self.check_going(wait)
     }
 
     /// Asks for all members at once, except the one for which the thread has waited. Asks again for a member that may
@@ -402,11 +396,7 @@ impl Members {
             _ => (Deadline::NEVER, false),
         };
         let budget = deadline.budget(Instant::now(), self.command_timeout());
-        WaitMode::Together {
-            until: budget.until,
-            ends_with_caller: budget.ends_with_caller,
-            waits,
-        }
+        WaitMode::Together { budget, waits }
     }
 
     /// The longest command timeout of all members.

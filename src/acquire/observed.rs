@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::acquire::Outcome;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::LockSpec;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::observer::{Acquired, Observed, Refusal, Refused};
 
 /// Why nothing was granted, for the observer; `None` if something was.
@@ -32,11 +32,7 @@ impl LockSpec {
         if let Some(why) = refusal(&outcome) {
             self.record_refusal(began, why);
         }
-        if self.late_is_error && matches!(outcome, Ok(Outcome::TooLate)) {
-            let name = self.name.to_string();
-            return Err(Error::Late { name });
-        }
-        let mut granted = outcome?.granted();
+        let mut granted = outcome?.settled(&self.name, self.late_is_error)?;
         if let (Some(granted), Some(began)) = (&mut granted, began) {
             grant(granted, began);
         }

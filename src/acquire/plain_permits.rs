@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::acquire::Outcome;
-use crate::acquire::give_permits::request_keys;
 use crate::acquire::permits::{self, Grants};
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
@@ -14,7 +13,7 @@ use crate::error::Result;
 use crate::hold::Entry;
 use crate::net::call::{Deferred, Undo};
 use crate::net::request::Request;
-use crate::protocol::idempotency::RequestKeys;
+use crate::protocol::idempotency::{FORGET, RequestKeys};
 use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::protocol::semaphore;
@@ -46,15 +45,14 @@ impl Grants for Plain {
     fn draw(&self, session: &Session) -> Arc<PermitRequest> {
         Arc::new(PermitRequest {
             entry: Arc::clone(&self.entry),
-            keys: request_keys(session, &self.entry),
-            keep_ms: session.remember_ms(session.command_timeout),
+            keys: session.request_keys(self.entry.protocol.key(), FORGET, session.command_timeout),
             replay: session.replay(),
         })
     }
 
     fn request(&self, asked: &PermitRequest) -> Request {
         let protocol = &self.entry.protocol;
-        semaphore::acquire(protocol, &asked.keys, &asked.keep_ms, self.permits)
+        semaphore::acquire(protocol, &asked.keys, self.permits)
     }
 
     fn read(reply: Value) -> std::result::Result<PermitsAcquired, Unexpected> {
@@ -90,14 +88,13 @@ impl Grants for Plain {
 struct PermitRequest {
     entry: Arc<Entry>,
     keys: RequestKeys,
-    /// How long Redis keeps those keys, in milliseconds, and for how long the undo may be sent again.
-    keep_ms: String,
+    /// The time for which the undo may be sent again.
     replay: Duration,
 }
 
 impl Undo for PermitRequest {
     fn undo(&self) -> Option<Deferred> {
-        let request = semaphore::undo(&self.entry.protocol, &self.keys, &self.keep_ms);
+        let request = semaphore::undo(&self.entry.protocol, &self.keys);
         let (owner, useful_until) = (OwnerId::default(), Instant::now() + self.replay);
         let undo = self.entry.deferred(request, &owner, useful_until, true);
         Some(undo.for_good())

@@ -14,12 +14,12 @@ use crate::hold::entry::EntryKey;
 use crate::hold::{Bound, Entry, Hold};
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::local::waiter::{CancelToken, MakeError};
-use crate::net::call::{Attempt, Fault};
+use crate::net::call::{Answer, Attempt, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::kind::{ACQUIRING, FORCING, Kind, Protocol};
 use crate::protocol::owner;
-use crate::protocol::script::{self, Request};
+use crate::protocol::script::{self, Request, Unexpected};
 use crate::protocol::{KINDS, red};
 use crate::quorum::ask::Quorum;
 use crate::quorum::failure::{Failure, Short};
@@ -92,7 +92,7 @@ impl LockSpec {
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(hold.entry().name());
         let mut handle = Self::new(shared, name, hold.entry().protocol.kind());
-        match hold.lease_policy() {
+        match hold.with_lease(|lease| lease.policy()) {
             LeasePolicy::Renewed { max_hold } => handle.max_hold = max_hold,
             LeasePolicy::Fixed(lease) => handle.lease = Some(lease),
         }
@@ -201,13 +201,6 @@ impl LockSpec {
     pub(crate) fn make_error(&self, doing: &'static str, failure: Failure) -> MakeError {
         let (name, endpoint) = (Arc::clone(&self.name), self.session().endpoint.clone());
         Arc::new(move || failure.clone().into_error(doing, &name).at(&endpoint))
-    }
-
-    pub(crate) fn lost(&self, reason: LossReason) -> Error {
-        Error::Lost {
-            name: self.name.to_string(),
-            reason,
-        }
     }
 
     /// The error of an acquire whose grant arrived after its lease was over, when others may have had the lock.
@@ -367,7 +360,8 @@ impl LockSpec {
         }
         let entry = self.look()?;
         let kind = self.key.kind;
-        let state = self.number((kind.state)(&entry.protocol), until)?;
+        let request = (kind.state)(&entry.protocol);
+        let state = self.ask_in(WaitMode::Once, request, until, script::integer)?;
         Ok((kind.is_locked)(self.mode, state))
     }
 
@@ -376,7 +370,8 @@ impl LockSpec {
             Some(quorum) => self.by_majority("asking for the lease", || quorum.remaining(until))?,
             None => {
                 let entry = self.look()?;
-                self.number((self.key.kind.remaining)(&entry.protocol), until)?
+                let request = (self.key.kind.remaining)(&entry.protocol);
+                self.ask_in(WaitMode::Once, request, until, script::integer)?
             }
         };
         Ok(match ms {
@@ -395,21 +390,13 @@ impl LockSpec {
         ask().map_err(|short| short.into_error(doing, &self.name))
     }
 
-    fn number(&self, request: Request, until: Instant) -> Result<i64> {
-        let (reply, doing) = self.ask_by(request, until)?;
-        self.integer(reply, doing)
-    }
-
-    /// Reads a reply that has to be a number.
-    pub(crate) fn integer(&self, reply: Value, doing: &'static str) -> Result<i64> {
-        script::integer(reply)
-            .map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
-    }
-
-    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout. Returns the
-    /// reply, and the purpose of the request.
-    pub(crate) fn ask(&self, request: Request) -> Result<(Value, &'static str)> {
-        self.ask_by(request, self.until())
+    /// Sends a request that may be repeated, and waits for its reply for at most the command timeout.
+    pub(crate) fn ask<T>(
+        &self,
+        request: Request,
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        self.ask_in(WaitMode::Once, request, self.until(), read)
     }
 
     /// When a request that is sent now must be answered.
@@ -417,68 +404,45 @@ impl LockSpec {
         Instant::now() + self.command_timeout
     }
 
-    /// Asks as [`ask`](Self::ask), until `until` at most.
-    pub(crate) fn ask_by(&self, request: Request, until: Instant) -> Result<(Value, &'static str)> {
-        self.ask_in(WaitMode::Once, request, until)
-    }
-
-    /// Asks as [`ask_by`](Self::ask_by), as a part of `wait`.
-    pub(crate) fn ask_in(
+    /// Asks as [`ask`](Self::ask), as a part of `wait`, and until `until` at most.
+    pub(crate) fn ask_in<T>(
         &self,
         wait: WaitMode,
         request: Request,
         until: Instant,
-    ) -> Result<(Value, &'static str)> {
-        self.ask_counting(wait, request, until)
-            .map(|(reply, doing, _)| (reply, doing))
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        let session = self.session();
+        session.check_open()?;
+        let stop = || self.must_stop(wait);
+        let answer = session.connection.ask(&request, until, &stop);
+        self.read_answer(request.doing, answer, read)
+    }
+
+    /// Reads the answer to a request about the lock; no answer, or an odd one, is an error.
+    fn read_answer<T>(
+        &self,
+        doing: &'static str,
+        answer: std::result::Result<Answer, Fault>,
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
+        let answer = answer.map_err(|fault| self.error(doing, fault))?;
+        read(answer.value).map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
     /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
-    /// its keys and from how long Redis keeps them. The request also deletes the keys of up to `forget` earlier
-    /// requests that are answered.
-    pub(crate) fn ask_once(
+    /// its keys. The request also deletes the keys of up to `forget` earlier requests that are answered.
+    pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,
         forget: usize,
-        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
-    ) -> Result<(Value, &'static str)> {
+        make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
+        read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
+    ) -> Result<T> {
         let (session, key) = (self.session(), protocol.key());
         session.check_open()?;
-        let keys = RequestKeys::draw(&session.owners, key, &session.requests, forget);
-        let request = make(protocol, &keys, &session.remember_ms(self.command_timeout));
-        let until = self.until();
-        let (reply, doing, sendings) = self.ask_counting(WaitMode::Once, request, until)?;
-        // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
-        if sendings == 1 {
-            session.requests.answered(key, keys.number);
-        }
-        Ok((reply, doing))
-    }
-
-    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the
-    /// caller repeated it.
-    pub(crate) fn count_once(
-        &self,
-        forget: usize,
-        make: impl FnOnce(&Protocol, &RequestKeys, &str) -> Request,
-    ) -> Result<i64> {
-        let entry = self.unregistered_entry()?;
-        let counting =
-            |of: &Protocol, keys: &RequestKeys, keep_ms: &str| make(of, keys, keep_ms).counting();
-        let (reply, doing) = self.ask_once(&entry.protocol, forget, counting)?;
-        self.integer(reply, doing)
-    }
-
-    /// Returns the reply, the purpose of the request, and how often it was sent.
-    fn ask_counting(
-        &self,
-        wait: WaitMode,
-        request: Request,
-        until: Instant,
-    ) -> Result<(Value, &'static str, u32)> {
-        let session = self.session();
-        session.check_open()?;
-        let doing = request.doing;
+        let keys = session.request_keys(key, forget, self.command_timeout);
+        let request = make(protocol, &keys);
         let mut sendings = 0;
         let mut attempt = || {
             sendings += 1;
@@ -487,10 +451,25 @@ impl LockSpec {
                 undo: None,
             }
         };
-        let stop = || self.must_stop(wait);
+        let (until, stop) = (self.until(), || session.is_closed());
         let answer = session.connection.call(until, &stop, None, &mut attempt);
-        let answer = answer.map_err(|fault| self.error(doing, fault))?;
-        Ok((answer.value, doing, sendings))
+        // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
+        if answer.is_ok() && sendings == 1 {
+            session.requests.answered(key, keys.number);
+        }
+        self.read_answer(request.doing, answer, read)
+    }
+
+    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the
+    /// caller repeated it.
+    pub(crate) fn count_once(
+        &self,
+        forget: usize,
+        make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
+    ) -> Result<i64> {
+        let entry = self.unregistered_entry()?;
+        let make = |of: &_, keys: &_| make(of, keys).counting();
+        self.ask_once(&entry.protocol, forget, make, script::integer)
     }
 
     pub(crate) fn force_unlock(&self, until: Instant) -> Result<bool> {
@@ -504,11 +483,12 @@ impl LockSpec {
                 forced.map_err(Error::after_work)?
             }
             None => {
-                let keys = RequestKeys::alone(&self.session().owners, entry.protocol.key());
-                let keep_ms = self.session().remember_ms(self.command_timeout);
+                let (session, protocol) = (self.session(), &entry.protocol);
+                let keep_ms = session.remember_ms(self.command_timeout);
+                let keys = RequestKeys::new(&session.owners, protocol.key(), keep_ms, &[]);
                 // A second request could take the lock from the next holder.
-                let force = (self.key.kind.force)(&entry.protocol, keys.own(), &keep_ms).counting();
-                self.number(force, until)? == 1
+                let force = (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).counting();
+                self.ask_in(WaitMode::Once, force, until, script::integer)? == 1
             }
         };
         if forced {

@@ -118,9 +118,9 @@ mod tests {
         assert_eq!(lives(until(60), second(9)), (second(1), true));
         assert_eq!(lives(until(60), second(10)), (second(0), false));
         assert_eq!(lives(WaitMode::Once, second(0)), (second(0), true));
+        let budget = Deadline::at(now + second(9)).budget(now, second(60));
         let together = WaitMode::Together {
-            until: now + second(9),
-            ends_with_caller: true,
+            budget,
             waits: true,
         };
         assert_eq!(lives(together, second(0)), (second(0), true));

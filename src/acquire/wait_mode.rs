@@ -11,9 +11,7 @@ pub enum WaitMode {
     Once,
     /// An attempt for each of several locks; all attempts end together. `waits` if they are part of a wait.
     Together {
-        until: Instant,
-        /// `until` is the end of the caller's time, not of the command timeout.
-        ends_with_caller: bool,
+        budget: Budget,
         waits: bool,
     },
     Until(Deadline),
@@ -55,7 +53,7 @@ impl WaitMode {
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,
-            Self::Together { until, .. } => Deadline::at(until),
+            Self::Together { budget, .. } => Deadline::at(budget.until),
             Self::Until(until) => until,
         }
     }
@@ -63,15 +61,7 @@ impl WaitMode {
     /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         match self {
-            Self::Together {
-                until,
-                ends_with_caller,
-                ..
-            } => Budget {
-                until,
-                ends_with_caller,
-            }
-            .within(began, command_timeout),
+            Self::Together { budget, .. } => budget.within(began, command_timeout),
             _ => self.deadline().budget(began, command_timeout),
         }
     }

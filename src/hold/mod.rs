@@ -302,6 +302,12 @@ impl Hold {
         listened.then(|| self.entry().protocol.channel())
     }
 
+    /// Runs `with` on the lease, with its mutex held. Only [`change`](Self::change) may move the end of the lease, because it
+    /// also stores the new end.
+    pub(crate) fn with_lease<T>(&self, with: impl FnOnce(&mut Lease) -> T) -> T {
+        with(&mut self.lease.lock())
+    }
+
     /// Changes the lease, and stores until when the hold is valid.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Lease)) {
         let mut lease = self.lease.lock();
@@ -400,11 +406,6 @@ impl Hold {
         self.lease.lock().duty(now, self.mode)
     }
 
-    /// See [`Lease::begin_renewal`].
-    fn begin_renewal(&self) -> Duration {
-        self.lease.lock().begin_renewal()
-    }
-
     /// By a reply, this permit ends at `ends_at`, in milliseconds of the server's clock.
     pub(crate) fn set_ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
@@ -440,12 +441,7 @@ impl Hold {
     }
 
     pub(crate) fn lease(&self) -> Duration {
-        self.lease.lock().ttl()
-    }
-
-    /// The lease with which the hold was taken, or locked again last.
-    pub(crate) fn lease_policy(&self) -> LeasePolicy {
-        self.lease.lock().policy()
+        self.with_lease(|lease| lease.ttl())
     }
 
     /// Keeps the name until `until`, even if the hold is released earlier.
@@ -477,7 +473,7 @@ impl Hold {
             let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, now + left, undo);
         }
-        let longest = self.lease.lock().longest();
+        let longest = self.with_lease(|lease| lease.longest());
         // A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
@@ -526,9 +522,19 @@ impl Hold {
 
     /// The error for its holder.
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
-        Error::Lost {
-            name: self.entry().name().to_string(),
-            reason,
+        Error::lost(&**self.entry().name(), reason)
+    }
+
+    /// The error for a holder that finds the hold gone: with why it was lost, or `otherwise` if that is unknown.
+    pub(crate) fn lost_or(&self, otherwise: LossReason) -> Error {
+        self.lost(self.loss().unwrap_or(otherwise))
+    }
+
+    /// Checks that the hold was not lost.
+    pub(crate) fn check_not_lost(&self) -> Result<()> {
+        match self.loss() {
+            Some(reason) => Err(self.lost(reason)),
+            None => Ok(()),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::error::LossReason;
 use crate::hold::Hold;
 use crate::hold::places::Places;
 use crate::hold::schedule::{Scheduled, Times};
-use crate::hold::validity::Duty;
+use crate::hold::validity::{Duty, Lease};
 use crate::net::request::Request;
 use crate::protocol::script;
 use crate::report::report;
@@ -100,7 +100,7 @@ impl Renewal {
     /// When this ends unless it is renewed, in [`time::nanos`]. The renewal whose entry ends first is sent first.
     pub(crate) fn ends(&self, now: Instant) -> u64 {
         match self {
-            Self::Hold(hold) => hold.look_again(u64::MAX),
+            Self::Hold(hold) => hold.with_lease(|lease| lease.look_again(u64::MAX)),
             Self::Places(places) => time::nanos(now + places.waiter_lease),
         }
     }
@@ -108,7 +108,7 @@ impl Renewal {
     /// When this is due again if no reply has arrived by `at`, both in [`time::nanos`].
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         match self {
-            Self::Hold(hold) => hold.look_again(at),
+            Self::Hold(hold) => hold.with_lease(|lease| lease.look_again(at)),
             Self::Places(_) => at,
         }
     }
@@ -125,7 +125,7 @@ impl Renewal {
     pub(crate) fn record_failed(&self, now: Instant) -> Option<(&Hold, Duration)> {
         match self {
             Self::Hold(hold) if !hold.is_part() => {
-                let left = hold.lease.lock().record_renewal_failed(now);
+                let left = hold.with_lease(|lease| lease.record_renewal_failed(now));
                 left.map(|left| (&**hold, left))
             }
             _ => None,
@@ -151,11 +151,6 @@ impl Renewal {
 }
 
 impl Hold {
-    /// While a renewal is due: how long ago the last confirmed request was sent.
-    pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
-        self.lease.lock().unconfirmed_for(now)
-    }
-
     fn attend(&self, now: Instant) -> Duty {
         if self
             .whole()
@@ -167,14 +162,9 @@ impl Hold {
         let duty = self.duty(now);
         if duty == Duty::Renew {
             // If the renewal is not confirmed in time, the hold is lost as unreachable.
-            self.lease.lock().record_renewal_due();
+            self.with_lease(Lease::record_renewal_due);
         }
         duty
-    }
-
-    /// When the hold is due again, if no reply has arrived by `at`.
-    fn look_again(&self, at: u64) -> u64 {
-        self.lease.lock().look_again(at)
     }
 
     /// The request that renews the hold.
@@ -186,7 +176,7 @@ impl Hold {
             .unwrap_or(self)
             .count
             .load(Ordering::Relaxed);
-        self.renew_for(self.begin_renewal(), count)
+        self.renew_for(self.with_lease(Lease::begin_renewal), count)
     }
 
     fn renewal_answered(&self, reply: Value, sent_at: Instant) -> Next {

@@ -192,7 +192,7 @@ impl Watchdog {
         let all = self.state.lock().schedule.all();
         let now = Instant::now();
         let holds = all.into_iter().filter_map(|renewal| match renewal {
-            Renewal::Hold(hold) => Some((hold.unconfirmed_for(now)?, hold)),
+            Renewal::Hold(hold) => Some((hold.with_lease(|its| its.unconfirmed_for(now))?, hold)),
             Renewal::Places(_) => None,
         });
         let (span, hold) = holds.max_by_key(|(span, _)| *span)?;

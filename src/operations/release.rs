@@ -32,9 +32,8 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
         };
         let entry = spec.unregistered_entry()?;
         // Sent again after a lost reply it finds nothing of that owner.
-        let (reply, doing) = spec.ask(entry.protocol.release(mode, owner.as_bytes()))?;
-        let released = script::released(&reply);
-        let released = released.map_err(|err| spec.session().error(doing, name, err))?;
+        let release = entry.protocol.release(mode, owner.as_bytes());
+        let released = spec.ask(release, |reply| script::released(&reply))?;
         was_held |= released.is_ok();
     }
     Ok(was_held)

@@ -57,7 +57,7 @@ impl Trial {
         let mut left: Vec<_> = beside.map(|beside| beside(key)).into();
         left.push(key.to_owned());
         let mut request = || {
-            let keys = RequestKeys::alone(&session.owners, key);
+            let keys = RequestKeys::new(&session.owners, key, KEEP_MS.to_owned(), &[]);
             left.push(keys.own().to_owned());
             keys
         };
@@ -66,15 +66,15 @@ impl Trial {
         steps.extend([
             (
                 slots_label,
-                semaphore::set(&slots.protocol, &request(), KEEP_MS, 1, Duration::ZERO),
+                semaphore::set(&slots.protocol, &request(), 1, Duration::ZERO),
             ),
             (
                 slots_label,
-                semaphore::acquire(&slots.protocol, &request(), KEEP_MS, 1),
+                semaphore::acquire(&slots.protocol, &request(), 1),
             ),
             (
                 slots_label,
-                semaphore::release(&slots.protocol, &request(), KEEP_MS, 1),
+                semaphore::release(&slots.protocol, &request(), 1),
             ),
             (slots_label, delete()),
         ]);
@@ -83,7 +83,7 @@ impl Trial {
         steps.extend([
             (
                 slots_label,
-                permits::change(&slots.protocol, &request(), KEEP_MS, set),
+                permits::change(&slots.protocol, &request(), set),
             ),
             (slots_label, permits::acquire(&slots.protocol, &id, LEASE)),
             (slots_label, permits::release(&slots.protocol, &id)),
@@ -92,7 +92,7 @@ impl Trial {
         let gate = entry(&latch::KIND, name)?;
         steps.extend(
             [latch::Change::Set(1), latch::Change::CountDown].map(|change| {
-                let step = latch::change(&gate.protocol, &request(), KEEP_MS, change);
+                let step = latch::change(&gate.protocol, &request(), change);
                 ("latches", step)
             }),
         );

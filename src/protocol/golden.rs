@@ -59,11 +59,11 @@ fn parts(request: &Request) -> Vec<Vec<u8>> {
 fn request_keys(protocol: &Protocol) -> RequestKeys {
     let owners = Owners::of("u");
     let (key, known) = (protocol.key(), IdempotencyKeys::default());
+    let draw = || RequestKeys::new(&owners, key, "120000".to_owned(), &known.take(key, 2));
     for _ in 0..2 {
-        let keys = RequestKeys::draw(&owners, key, &known, 2);
-        known.answered(key, keys.number);
+        known.answered(key, draw().number);
     }
-    RequestKeys::draw(&owners, key, &known, 2)
+    draw()
 }
 
 struct Golden {
@@ -175,7 +175,7 @@ impl Golden {
             latch::Change::CountDown,
             latch::Change::Delete,
         ] {
-            let request = latch::change(protocol, &request_keys(protocol), "120000", change);
+            let request = latch::change(protocol, &request_keys(protocol), change);
             self.request(&format!("{change:?}"), &request);
         }
         self.request("state", &latch::state(protocol));
@@ -183,19 +183,19 @@ impl Golden {
 
     fn semaphore(&mut self, protocol: &Protocol) {
         self.names(protocol);
-        let (keys, keep) = (&request_keys(protocol), "120000");
-        let acquire = semaphore::acquire(protocol, keys, keep, 3);
+        let keys = &request_keys(protocol);
+        let acquire = semaphore::acquire(protocol, keys, 3);
         self.request("acquire", &acquire);
-        self.request("undo", &semaphore::undo(protocol, keys, keep));
-        let release = semaphore::release(protocol, keys, keep, 3);
+        self.request("undo", &semaphore::undo(protocol, keys));
+        let release = semaphore::release(protocol, keys, 3);
         self.request("release", &release);
-        let add = semaphore::add(protocol, keys, keep, "adding permits", -3);
+        let add = semaphore::add(protocol, keys, "adding permits", -3);
         self.request("add", &add);
         for ttl in [Duration::ZERO, LEASE] {
-            self.request("set", &semaphore::set(protocol, keys, keep, 3, ttl));
+            self.request("set", &semaphore::set(protocol, keys, 3, ttl));
         }
-        self.request("delete", &semaphore::delete(protocol, keys, keep));
-        self.request("drain", &semaphore::drain(protocol, keys, keep));
+        self.request("delete", &semaphore::delete(protocol, keys));
+        self.request("drain", &semaphore::drain(protocol, keys));
         self.request("available", &semaphore::available(protocol));
     }
 
@@ -215,12 +215,12 @@ impl Golden {
             ends_at: 1_700_000_000_123,
         });
         self.request("renew", &renewal);
-        let (keys, keep) = (&request_keys(protocol), "120000");
+        let keys = &request_keys(protocol);
         let ids = [PermitId([7; 16]), PermitId([8; 16])];
         self.request("acquire", &permits::acquire(protocol, &ids, LEASE));
         self.request("release", &permits::release(protocol, &ids));
         for all_or_none in [false, true] {
-            let release = permits::release_ids(protocol, keys, keep, &ids, all_or_none);
+            let release = permits::release_ids(protocol, keys, &ids, all_or_none);
             self.request("release ids", &release);
         }
         self.request("update", &permits::update(protocol, ids[0], LEASE));
@@ -233,7 +233,7 @@ impl Golden {
             permits::Change::Add(-3),
             permits::Change::Delete,
         ] {
-            let request = permits::change(protocol, keys, keep, change);
+            let request = permits::change(protocol, keys, change);
             self.request(&format!("{change:?}"), &request);
         }
         self.request("state", &permits::state(protocol));

@@ -64,8 +64,8 @@ impl IdempotencyKeys {
         change(objects.entry(key.to_owned()).or_default());
     }
 
-    /// Removes and returns the requests whose keys the next request deletes.
-    fn take(&self, key: &str, batch: usize) -> Vec<OwnerNumber> {
+    /// Removes and returns `batch` requests, whose keys the next request deletes; none while there are fewer.
+    pub(crate) fn take(&self, key: &str, batch: usize) -> Vec<OwnerNumber> {
         let mut objects = self.0.lock();
         let known = objects.get_mut(key);
         known.map_or_else(Vec::new, |known| known.take(batch))
@@ -108,31 +108,31 @@ pub(crate) struct RequestKeys {
     pub(crate) number: OwnerNumber,
     /// The number with the client's id, unique to the request.
     pub(crate) id: OwnerId,
+    /// How long Redis keeps the request's own key, in milliseconds.
+    pub(crate) keep_ms: String,
     /// The request's own key first.
     keys: Vec<String>,
 }
 
 impl RequestKeys {
-    /// The keys of a new request about the object at `key`, which deletes a batch of those in `known` if there are
-    /// enough.
-    pub(crate) fn draw(owners: &Owners, key: &str, known: &IdempotencyKeys, batch: usize) -> Self {
-        let mut drawn = Self::alone(owners, key);
-        let forgotten = known.take(key, batch);
-        drawn.keys.reserve_exact(forgotten.len());
-        for number in forgotten {
-            drawn.keys.push(keys::request(key, &owners.id(number)));
-        }
-        drawn
-    }
-
-    /// The keys of a new request that deletes nothing.
-    pub(crate) fn alone(owners: &Owners, key: &str) -> Self {
+    /// The keys of a new request about the object at `key`, which also deletes the keys of the requests in `forgotten`.
+    pub(crate) fn new(
+        owners: &Owners,
+        key: &str,
+        keep_ms: String,
+        forgotten: &[OwnerNumber],
+    ) -> Self {
         let number = owners.draw();
         let id = owners.id(number);
+        let mut keys = Vec::with_capacity(1 + forgotten.len());
+        keys.push(keys::request(key, &id));
+        let others = forgotten.iter().map(|number| owners.id(*number));
+        keys.extend(others.map(|id| keys::request(key, &id)));
         Self {
             number,
-            keys: vec![keys::request(key, &id)],
             id,
+            keep_ms,
+            keys,
         }
     }
 
@@ -155,16 +155,17 @@ mod tests {
     #[test]
     fn answered_requests_are_forgotten_in_batches_and_once() {
         let (owners, known) = (Owners::new(), IdempotencyKeys::default());
-        let keys = || RequestKeys::draw(&owners, "a", &known, 2);
+        let draw = |key, batch| {
+            let forgotten = known.take(key, batch);
+            RequestKeys::new(&owners, key, String::new(), &forgotten)
+        };
+        let keys = || draw("a", 2);
         let first = keys();
         known.answered("a", first.number);
         let second = keys();
         assert_eq!(second.after(&["a"]).len(), 2);
         known.answered("a", second.number);
-        assert_eq!(
-            RequestKeys::draw(&owners, "b", &known, 1).after(&[]).len(),
-            1
-        );
+        assert_eq!(draw("b", 1).after(&[]).len(), 1);
         let third = keys();
         assert_eq!(
             third.after(&["a"]),

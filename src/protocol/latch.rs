@@ -31,7 +31,7 @@ pub(crate) enum Change {
     Delete,
 }
 
-pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: Change) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Request {
     let (doing, script, round, count): (_, &'static Script, _, _) = match change {
         Change::Set(count) => (
             "setting the latch",
@@ -48,7 +48,7 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
         Change::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
     };
     let round_ms = Digits::from(lease_ms(round));
-    let args = [&*keys.id, &round_ms, keep_ms];
+    let args = [&*keys.id, &round_ms, &keys.keep_ms];
     let args: Vec<&str> = args.into_iter().chain(count.as_deref()).collect();
     let round_key = keys::latch_round(of.key());
     let channel = of.channel();

@@ -1,15 +1,17 @@
 //! The semaphore whose permits have an id and a lease each: a number, and a sorted set of the taken permits.
 
-use crate::error::{LossReason, RELEASING_PERMIT as RELEASING};
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::error::{LossReason, RELEASING_PERMIT as RELEASING};
 use crate::net::text::Digits;
 use crate::protocol::adopt::ADOPTING;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Evidence, Kind, Protocol, RenewalArgs};
 use crate::protocol::owner::PermitId;
-use crate::protocol::script::{self, Request, Script, lease_ms};
+use crate::protocol::script::{self, Request, Script, Unexpected, lease_ms};
 
 /// Here the owner of a hold is the permit's id, in hexadecimal digits.
 pub(crate) static KIND: Kind = Kind {
@@ -101,14 +103,23 @@ pub(crate) fn release(of: &Protocol, ids: &[PermitId]) -> Request {
 pub(crate) fn release_ids(
     of: &Protocol,
     keys: &RequestKeys,
-    keep_ms: &str,
     ids: &[PermitId],
     all_or_none: bool,
 ) -> Request {
     let all_or_none: &[u8] = if all_or_none { b"1" } else { b"0" };
-    let args = [&*all(ids), keep_ms.as_bytes(), all_or_none];
+    let args = [&*all(ids), keys.keep_ms.as_bytes(), all_or_none];
     let script = &script::PERMIT_RELEASE_IDS;
     request(of, RELEASING, script, Some(keys), &args)
+}
+
+/// Reads the reply to [`release_ids`] with so many ids: for each whether it was taken.
+pub(crate) fn read_released(reply: Value, count: usize) -> Result<Vec<bool>, Unexpected> {
+    match reply {
+        Value::BulkString(letters) if letters.len() == count => {
+            Ok(letters.iter().map(|letter| *letter == b'1').collect())
+        }
+        other => Err(Unexpected(other)),
+    }
 }
 
 /// Lets a permit end `lease` from now.
@@ -137,6 +148,16 @@ pub(crate) fn state(of: &Protocol) -> Request {
     request(of, "asking for permits", &script::PERMIT_STATE, None, &[])
 }
 
+/// Reads the reply to [`state`].
+pub(crate) fn read_state(reply: Value) -> Result<[i64; 3], Unexpected> {
+    if let Value::Array(parts) = &reply
+        && let [Value::Int(available), Value::Int(taken), Value::Int(both)] = parts[..]
+    {
+        return Ok([available, taken, both]);
+    }
+    Err(Unexpected(reply))
+}
+
 /// A change of the number of permits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
@@ -149,7 +170,7 @@ pub(crate) enum Change {
 }
 
 /// Changes how many permits there are.
-pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: Change) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Request {
     let setting = "setting the number of permits";
     let (doing, script, by) = match change {
         Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
@@ -157,9 +178,9 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, keep_ms: &str, change: C
         Change::Add(more) => ("adding permits", &script::PERMIT_ADD, Digits::of(more)),
         Change::Delete => {
             let (doing, script) = ("deleting a semaphore", &script::PERMIT_DELETE);
-            return request(of, doing, script, Some(keys), &[keep_ms.as_bytes()]);
+            return request(of, doing, script, Some(keys), &[keys.keep_ms.as_bytes()]);
         }
     };
-    let args = [by.as_bytes(), keep_ms.as_bytes()];
+    let args = [by.as_bytes(), keys.keep_ms.as_bytes()];
     request(of, doing, script, Some(keys), &args)
 }

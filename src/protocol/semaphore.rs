@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
+use redis::Value;
+
 use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::script::{self, Request, lease_ms};
+use crate::protocol::script::{self, Request, Unexpected, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
@@ -17,88 +19,94 @@ pub(crate) static KIND: Kind = Kind {
 };
 
 /// Acquires permits, all or none.
-pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u32) -> Request {
+pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, permits: u32) -> Request {
     Request::script(
         "acquiring permits",
         &script::SEMAPHORE_ACQUIRE,
         &keys.after(&[of.key()]),
-        &[&*Digits::of(permits), keep_ms],
+        &[&*Digits::of(permits), &keys.keep_ms],
     )
 }
 
 /// Undoes an acquire of unknown outcome.
-pub(crate) fn undo(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+pub(crate) fn undo(of: &Protocol, keys: &RequestKeys) -> Request {
     Request::script(
         "undoing an acquire",
         &script::SEMAPHORE_UNDO,
         &[of.key(), &of.channel(), keys.own()],
-        &[keep_ms],
+        &[&keys.keep_ms],
     )
 }
 
 /// Returns permits to the semaphore they came from, if it still exists.
-pub(crate) fn release(of: &Protocol, keys: &RequestKeys, keep_ms: &str, permits: u64) -> Request {
+pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Request {
     Request::script(
         "releasing permits",
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), keep_ms, "0"],
+        &[&*Digits::of(permits), &keys.keep_ms, "0"],
     )
 }
 
 /// Changes the number of available permits, creating the semaphore if it does not exist.
-pub(crate) fn add(
-    of: &Protocol,
-    keys: &RequestKeys,
-    keep_ms: &str,
-    doing: &'static str,
-    permits: i64,
-) -> Request {
+pub(crate) fn add(of: &Protocol, keys: &RequestKeys, doing: &'static str, permits: i64) -> Request {
     Request::script(
         doing,
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), keep_ms, "1"],
+        &[&*Digits::of(permits), &keys.keep_ms, "1"],
     )
 }
 
 /// Creates the semaphore, unless it exists, with a time to live unless `ttl` is zero.
-pub(crate) fn set(
-    of: &Protocol,
-    keys: &RequestKeys,
-    keep_ms: &str,
-    permits: u32,
-    ttl: Duration,
-) -> Request {
+pub(crate) fn set(of: &Protocol, keys: &RequestKeys, permits: u32, ttl: Duration) -> Request {
     Request::script(
         "setting permits",
         &script::SEMAPHORE_SET,
         &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), keep_ms, &*Digits::of(lease_ms(ttl))],
+        &[
+            &*Digits::of(permits),
+            &keys.keep_ms,
+            &*Digits::of(lease_ms(ttl)),
+        ],
     )
 }
 
 /// Deletes the semaphore.
-pub(crate) fn delete(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+pub(crate) fn delete(of: &Protocol, keys: &RequestKeys) -> Request {
     Request::script(
         "deleting a semaphore",
         &script::SEMAPHORE_DELETE,
         &keys.after(&[of.key()]),
-        &[keep_ms],
+        &[&keys.keep_ms],
     )
 }
 
 /// Takes all available permits.
-pub(crate) fn drain(of: &Protocol, keys: &RequestKeys, keep_ms: &str) -> Request {
+pub(crate) fn drain(of: &Protocol, keys: &RequestKeys) -> Request {
     Request::script(
         "draining permits",
         &script::SEMAPHORE_DRAIN,
         &keys.after(&[of.key()]),
-        &[keep_ms],
+        &[&keys.keep_ms],
     )
 }
 
 /// Asks how many permits are available.
 pub(crate) fn available(of: &Protocol) -> Request {
     Request::command("asking for permits", &["GET", of.key()])
+}
+
+/// Reads the reply to [`available`]; `None` if the key holds a string that is no number.
+pub(crate) fn read_available(reply: Value) -> Result<Option<i64>, Unexpected> {
+    match reply {
+        Value::Nil => Ok(Some(0)),
+        Value::BulkString(digits) => {
+            let n = std::str::from_utf8(&digits)
+                .ok()
+                .and_then(|digits| digits.parse().ok());
+            Ok(n.filter(|n: &i64| n.to_string().as_bytes() == digits))
+        }
+        other => Err(Unexpected(other)),
+    }
 }

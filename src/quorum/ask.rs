@@ -57,10 +57,7 @@ pub(crate) struct Quorum {
 
 /// The reply of a majority to an acquire.
 pub(crate) enum QuorumReply {
-    Granted {
-        hold: Arc<Hold>,
-        sent_at: Instant,
-    },
+    Granted(Arc<Hold>),
     /// The lock is held by others.
     Busy {
         /// The time after which a majority of nodes will be free if nobody renews.
@@ -225,7 +222,7 @@ impl Quorum {
             let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.granted_in.store(took, Ordering::Relaxed);
             nodes.housekeep_soon();
-            return QuorumReply::Granted { hold, sent_at };
+            return QuorumReply::Granted(hold);
         }
         let has_time = |pause| !stop() && Instant::now() + pause < until;
         // Nodes whose answer is still due get a release as well: on the connection it follows the acquire.

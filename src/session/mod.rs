@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::config::Config;
 use crate::config::replicas::ReplicaAck;
-use crate::error::{Error, LossReason, RELEASING, Result};
+use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
@@ -35,7 +35,7 @@ use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
-use crate::protocol::idempotency::IdempotencyKeys;
+use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
 use crate::protocol::kind::RENEWING;
 use crate::protocol::owner::Owners;
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
@@ -279,14 +279,14 @@ impl Session {
         })
     }
 
-    /// Schedules holds for which a request was sent at `sent_at`. If the client is closed, ends them instead; the caller
+    /// Schedules holds that were granted. If the client is closed, ends them instead; the caller
     /// gives them back.
     ///
     /// Closing sets the flag, waits for all that [contend](Contending), and then takes all holds that are armed. So
     /// either the flag is seen here, or closing finds the holds.
-    pub(crate) fn arm(&self, holds: &[Arc<Hold>], sent_at: Instant) -> Result<()> {
+    pub(crate) fn arm(&self, holds: &[Arc<Hold>]) -> Result<()> {
         for hold in holds {
-            self.watchdog.arm(hold, hold.due_after(sent_at));
+            self.watchdog.arm(hold, hold.due_after(hold.asked_at()));
         }
         if !self.is_closed() {
             return Ok(());
@@ -409,6 +409,13 @@ impl Session {
     /// How long a request that counts once may be repeated after it was first sent.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.command_timeout)
+    }
+
+    /// The keys of a request about the object at `key` that counts once, sent by a call with this `timeout`. The request also
+    /// deletes the keys of `forget` earlier requests, once so many are answered.
+    pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
+        let forgotten = self.requests.take(key, forget);
+        RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
     }
 
     /// How long Redis remembers such a request of a call with this `timeout`, in milliseconds: twice the time in which
@@ -588,11 +595,22 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.released(in_time, until);
         }
-        let name = hold.entry().name();
-        let failed = |fault: Fault| fault.into_error(RELEASING, name).at(&self.endpoint);
+        self.settle(hold.entry().name(), release, in_time, until)
+    }
+
+    /// Waits for the reply to a release that one server executes; see [`lost_before`].
+    pub(crate) fn settle(
+        &self,
+        name: &str,
+        release: &Arc<Call>,
+        in_time: bool,
+        until: Instant,
+    ) -> Result<Option<LossReason>> {
+        let doing = release.request.doing;
+        let failed = |fault: Fault| fault.into_error(doing, name).at(&self.endpoint);
         let (value, replayed) = self.connection.settled(release, until).map_err(failed)?;
-        let released = script::released(&value)
-            .map_err(|unexpected| self.error(RELEASING, name, unexpected))?;
+        let released = script::released(&value);
+        let released = released.map_err(|unexpected| self.error(doing, name, unexpected))?;
         Ok(lost_before(released, replayed, in_time))
     }
 

@@ -216,8 +216,7 @@ impl Election {
             Ok(Some(held)) => Some(Guard::new(held)),
             // A single attempt ends with the time of the questions that preceded it.
             Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
-                until: budget.until,
-                ends_with_caller: false,
+                budget,
                 waits: false,
             })?,
             Err(err) if !budget.ends_with_caller => return Err(err),
@@ -253,9 +252,7 @@ impl Election {
     pub(crate) fn holder(&self, wait: WaitMode, until: Instant) -> Result<Option<(String, u64)>> {
         let spec = self.spec();
         let entry = spec.unregistered_entry()?;
-        let (reply, doing) = spec.ask_in(wait, fenced::holder(&entry.protocol), until)?;
-        let holder = script::holder(reply);
-        holder.map_err(|unexpected| spec.session().error(doing, &spec.name, unexpected))
+        spec.ask_in(wait, fenced::holder(&entry.protocol), until, script::holder)
     }
 
     /// Waits for `span`; an error if the client is closed or the token cancelled by then.

@@ -1,12 +1,11 @@
 //! The semaphore whose permits have an id and a lease each.
 
-use crate::error::RELEASING_PERMIT as RELEASING;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
+use redis::{Cmd, FromRedisValue, ToRedisArgs};
 
 use crate::acquire::Outcome;
 use crate::acquire::guarded::Work;
@@ -16,15 +15,14 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::config;
 use crate::error::{Error, LossReason, Result};
 use crate::hold::loss::{LossChannel, LossReceiver};
-use crate::hold::{Entry, Hold, lost_before};
+use crate::hold::{Entry, Hold};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Call, Fault};
 use crate::net::socket;
-use crate::protocol::idempotency::{FORGET, RequestKeys};
-use crate::protocol::kind::Protocol;
+use crate::protocol::idempotency::FORGET;
 use crate::protocol::owner::PermitId;
 use crate::protocol::permits::{self, Change};
-use crate::protocol::script::{self, Request, Unexpected};
+use crate::protocol::script;
 use crate::report::report;
 use crate::session::Session;
 use crate::sync::guarded::GuardedScript;
@@ -312,8 +310,7 @@ impl ExpirableSemaphore {
     /// - [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
-        let done = self.change(Change::TrySet(n))?;
-        Ok(done == 1)
+        self.change(Change::TrySet(n))
     }
 
     /// Sets how many permits there are, whatever was set before.
@@ -332,8 +329,7 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn set_permits(&self, n: u32) -> Result<()> {
         readable(n)?;
-        self.change(Change::Set(n))?;
-        Ok(())
+        self.change(Change::Set(n)).map(drop)
     }
 
     /// Adds `more` permits, or removes some if `more` is negative.
@@ -356,8 +352,7 @@ impl ExpirableSemaphore {
                 "{more} permits are too many; from -2147483648 to 2147483647 are possible"
             )));
         }
-        self.change(Change::Add(more))?;
-        Ok(())
+        self.change(Change::Add(more)).map(drop)
     }
 
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
@@ -380,7 +375,7 @@ impl ExpirableSemaphore {
         let session = self.inner.session();
         // Read before the request: a permit that is granted after the request was executed is not lost.
         let taken = session.permits.of(self.entry()?.protocol.key());
-        let is_deleted = self.change(Change::Delete)? == 1;
+        let is_deleted = self.change(Change::Delete)?;
         for hold in taken.iter().filter(|_| is_deleted) {
             session.lose(hold, LossReason::Forced);
         }
@@ -536,16 +531,9 @@ impl ExpirableSemaphore {
 
     fn release_some(&self, ids: &[PermitId], all_or_none: bool) -> Result<Vec<bool>> {
         let (session, protocol) = (self.inner.session(), &self.entry()?.protocol);
-        let make = |of: &Protocol, keys: &RequestKeys, keep_ms: &str| {
-            permits::release_ids(of, keys, keep_ms, ids, all_or_none)
-        };
-        let (reply, doing) = self.inner.ask_once(protocol, FORGET, make)?;
-        let released: Vec<bool> = match &reply {
-            Value::BulkString(letters) if letters.len() == ids.len() => {
-                letters.iter().map(|letter| *letter == b'1').collect()
-            }
-            _ => return Err(session.error(doing, &self.inner.name, Unexpected(reply))),
-        };
+        let make = |of: &_, keys: &_| permits::release_ids(of, keys, ids, all_or_none);
+        let read = |reply| permits::read_released(reply, ids.len());
+        let released = self.inner.ask_once(protocol, FORGET, make, read)?;
         for (id, _) in std::iter::zip(ids, &released).filter(|(_, done)| **done) {
             if let Some(hold) = session.permits.get(*id)
                 && hold.entry().protocol.key() == protocol.key()
@@ -576,10 +564,8 @@ impl ExpirableSemaphore {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(None);
         };
-        let request = |protocol: &Protocol| permits::lease_of(protocol, id);
-        let (reply, doing) = self.ask_for(request)?;
-        let ms = self.inner.integer(reply, doing)?;
-        Ok(match ms {
+        let request = permits::lease_of(&self.entry()?.protocol, id);
+        Ok(match self.inner.ask(request, script::integer)? {
             -1 => Some(Duration::MAX),
             ms => u64::try_from(ms).ok().map(Duration::from_millis),
         })
@@ -608,8 +594,8 @@ impl ExpirableSemaphore {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(false);
         };
-        let (reply, doing) = self.ask_for(|protocol| permits::update(protocol, id, lease))?;
-        Ok(self.inner.integer(reply, doing)? == 1)
+        let request = permits::update(&self.entry()?.protocol, id, lease);
+        Ok(self.inner.ask(request, script::integer)? == 1)
     }
 
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
@@ -723,36 +709,16 @@ impl ExpirableSemaphore {
     }
 
     /// Sends a query, whose only effect is that expired permits become available.
-    fn ask_for(&self, request: impl FnOnce(&Protocol) -> Request) -> Result<(Value, &'static str)> {
-        self.inner.ask(request(&self.entry()?.protocol))
-    }
-
     /// Changes how many permits there are. However often the request is sent, it counts once.
-    fn change(&self, change: Change) -> Result<i64> {
-        self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
-            permits::change(protocol, keys, keep_ms, change)
-        })
+    fn change(&self, change: Change) -> Result<bool> {
+        let make = |of: &_, keys: &_| permits::change(of, keys, change);
+        Ok(self.inner.count_once(FORGET, make)? == 1)
     }
 
     /// Available, acquired, and both together.
     fn state(&self) -> Result<[i64; 3]> {
-        let (reply, doing) = self.ask_for(permits::state)?;
-        match &reply {
-            Value::Array(parts) => match parts.as_slice() {
-                [
-                    Value::Int(available),
-                    Value::Int(acquired),
-                    Value::Int(both),
-                ] => Some([*available, *acquired, *both]),
-                _ => None,
-            },
-            _ => None,
-        }
-        .ok_or_else(|| {
-            self.inner
-                .session()
-                .error(doing, &self.inner.name, Unexpected(reply))
-        })
+        let request = permits::state(&self.entry()?.protocol);
+        self.inner.ask(request, permits::read_state)
     }
 
     fn endlessly(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
@@ -854,21 +820,14 @@ impl ExpirablePermit {
         let until = self.semaphore.until();
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
-        let (value, replayed) = match self.session().connection.settled(&call, until) {
-            Ok(settled) => settled,
-            Err(fault) => return Err(self.semaphore.error(RELEASING, fault).after_work()),
-        };
-        let released = script::released(&value).map_err(|unexpected| {
-            let session = self.session();
-            (session.error(RELEASING, &self.semaphore.name, unexpected)).after_work()
-        })?;
-        let Some(reason) = lost_before(released, replayed, in_time) else {
+        let settled = (self.session()).settle(self.name(), &call, in_time, until);
+        let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());
         };
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {
             observed.lost(&self.hold.loss_for(reason));
         }
-        Err(self.semaphore.lost(reason))
+        Err(self.hold.lost(reason))
     }
 
     /// Returns whether the permit is certainly still held, by the clock of this process. No I/O.
@@ -1028,9 +987,7 @@ impl ExpirablePermit {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
             return Err(self.session().error(doing, &self.semaphore.name, err));
         };
-        if let Some(reason) = hold.loss() {
-            return Err(self.semaphore.lost(reason));
-        }
+        hold.check_not_lost()?;
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
         hold.change(|its| its.announce_fixed(now, lease));
@@ -1059,14 +1016,12 @@ impl ExpirablePermit {
             }
             Err(why) => session.lose(hold, why.or_expired(Instant::now() < was_valid_until)),
         }
-        let Some(reason) = hold.loss() else {
-            return Ok(());
-        };
-        if hold.may_still_be_held() {
-            // Lost while Redis was extending its lease.
-            session.give_back(hold);
-        }
-        Err(self.semaphore.lost(reason))
+        hold.check_not_lost().inspect_err(|_| {
+            if hold.may_still_be_held() {
+                // Lost while Redis was extending its lease.
+                session.give_back(hold);
+            }
+        })
     }
 
     /// Leaves the permit in Redis for `lease`, for another client to adopt: see [`Ticket`].
@@ -1115,8 +1070,7 @@ impl ExpirablePermit {
     pub fn into_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
         if !self.session().watchdog.end(&self.hold) {
-            let reason = self.hold.loss().unwrap_or(LossReason::Expired);
-            return Err(self.semaphore.lost(reason));
+            return Err(self.hold.lost_or(LossReason::Expired));
         }
         self.released = true;
         Ok(self.id().to_owned())
@@ -1155,8 +1109,7 @@ impl ExpirablePermit {
             if hold.may_still_be_held() {
                 session.give_back(hold);
             }
-            let reason = hold.loss().unwrap_or(LossReason::Expired);
-            return Err(self.semaphore.lost(reason));
+            return Err(hold.lost_or(LossReason::Expired));
         }
         Ok(leased_permits::release(&self.semaphore, hold))
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::error::{Error, Result};
-use crate::protocol::{fenced, script};
+use crate::protocol::fenced;
+use crate::protocol::script::{self, Unexpected};
 use crate::sync::guard::Guard;
 use crate::sync::handle::Handle;
 use crate::sync::kind::{Fenced, Owned, Scope};
@@ -96,13 +97,14 @@ impl Handle<Fenced> {
     /// Source: Redisson's `getToken`, which returns 0 without a counter.
     pub fn last_token(&self) -> Result<Option<u64>> {
         let spec = &self.target;
-        let (reply, doing) = spec.ask(fenced::last_token(&spec.look()?.protocol))?;
-        script::last_token(reply).map_err(|odd| match odd.0 {
-            Value::BulkString(_) => Error::WrongType {
-                name: self.name().to_owned(),
-                found: Some("the key of its tokens holds a string that is no token".into()),
-            },
-            _ => spec.session().error(doing, self.name(), odd),
+        let read = |reply| match script::last_token(reply) {
+            Err(Unexpected(Value::BulkString(_))) => Ok(None),
+            token => token.map(Some),
+        };
+        let token = spec.ask(fenced::last_token(&spec.look()?.protocol), read)?;
+        token.ok_or_else(|| Error::WrongType {
+            name: self.name().to_owned(),
+            found: Some("the key of its tokens holds a string that is no token".into()),
         })
     }
 }

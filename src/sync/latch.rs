@@ -10,6 +10,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
 use crate::protocol::latch::{self, Change};
+use crate::protocol::script::{self, LatchState};
 
 /// How many keys of answered requests Redis deletes with one request.
 const FORGET: usize = 1;
@@ -111,8 +112,7 @@ impl Latch {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`], before anything is sent.
     pub fn count_down(&self) -> Result<()> {
-        self.change(Change::CountDown)?;
-        Ok(())
+        self.change(Change::CountDown).map(drop)
     }
 
     /// Waits until the latch is open.
@@ -195,7 +195,12 @@ impl Latch {
     ///
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], and [`Error::InvalidName`] before anything is sent.
     pub fn count(&self) -> Result<u64> {
-        LatchWait::new(&self.inner, WaitMode::Once)?.count()
+        let entry = self.inner.unregistered_entry()?;
+        let request = latch::state(&entry.protocol);
+        Ok(match self.inner.ask(request, script::latch_state)? {
+            LatchState::Closed { left, .. } => left,
+            LatchState::Open => 0,
+        })
     }
 
     /// Opens the latch, whatever its count, and returns whether a count was set.
@@ -267,10 +272,8 @@ impl Latch {
 
     /// Sends a request that counts once, however often it is sent.
     fn change(&self, change: Change) -> Result<bool> {
-        let done = self.inner.count_once(FORGET, |protocol, keys, keep_ms| {
-            latch::change(protocol, keys, keep_ms, change)
-        })?;
-        Ok(done == 1)
+        let make = |of: &_, keys: &_| latch::change(of, keys, change);
+        Ok(self.inner.count_once(FORGET, make)? == 1)
     }
 
     /// Returns whether the latch was open before the time was over.

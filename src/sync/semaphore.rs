@@ -9,12 +9,11 @@ use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::config;
-use crate::error::{Error, Loss, LossReason, Result};
+use crate::error::{Error, Loss, Result};
 use crate::hold::Entry;
 use crate::local::waiter::CancelToken;
 use crate::observer::Observed;
 use crate::protocol::idempotency::FORGET;
-use crate::protocol::script;
 use crate::protocol::semaphore;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
@@ -324,10 +323,8 @@ impl Semaphore {
         if permits > 0 {
             check(permits)?;
         }
-        let set = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::set(protocol, keys, keep_ms, permits, ttl)
-        })?;
-        Ok(set == 1)
+        let set = |of: &_, keys: &_| semaphore::set(of, keys, permits, ttl);
+        Ok(self.handle.count_once(FORGET, set)? == 1)
     }
 
     /// Adds permits, or removes some if `permits` is negative; creates the semaphore if it does not exist.
@@ -392,26 +389,11 @@ impl Semaphore {
     pub fn available_permits(&self) -> Result<i64> {
         let entry = self.handle.entry()?;
         let request = semaphore::available(&entry.protocol);
-        let (value, doing) = self.handle.ask(request)?;
-        let wrong_type = || Error::WrongType {
+        let permits = self.handle.ask(request, semaphore::read_available)?;
+        permits.ok_or_else(|| Error::WrongType {
             name: self.name().to_owned(),
             found: Some("its key holds a string that is no number of permits".into()),
-        };
-        match value {
-            redis::Value::Nil => Ok(0),
-            redis::Value::BulkString(digits) => std::str::from_utf8(&digits)
-                .ok()
-                .and_then(|digits| Some((digits, digits.parse::<i64>().ok()?)))
-                .filter(|(digits, n)| n.to_string() == *digits)
-                .map(|(_, n)| n)
-                .ok_or_else(wrong_type),
-            other => {
-                Err(self
-                    .handle
-                    .session()
-                    .error(doing, self.name(), script::Unexpected(other)))
-            }
-        }
+        })
     }
 
     /// Gives back permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
@@ -455,10 +437,8 @@ impl Semaphore {
     /// As [`release`](Self::release).
     pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
         check(permits)?;
-        let released = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::release(protocol, keys, keep_ms, permits.into())
-        })?;
-        Ok(released >= 0)
+        let release = |of: &_, keys: &_| semaphore::release(of, keys, permits.into());
+        Ok(self.handle.count_once(FORGET, release)? >= 0)
     }
 
     /// Deletes the semaphore, whatever permits are taken; `false` if it does not exist.
@@ -478,8 +458,7 @@ impl Semaphore {
     /// As [`available_permits`](Self::available_permits); after [`Error::Redis`] it is unknown whether the semaphore
     /// was deleted.
     pub fn delete(&self) -> Result<bool> {
-        let deleted = self.handle.count_once(FORGET, semaphore::delete)?;
-        Ok(deleted == 1)
+        Ok(self.handle.count_once(FORGET, semaphore::delete)? == 1)
     }
 
     /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
@@ -548,10 +527,8 @@ impl Semaphore {
     }
 
     fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
-        let done = self.handle.count_once(FORGET, |protocol, keys, keep_ms| {
-            semaphore::add(protocol, keys, keep_ms, doing, permits)
-        });
-        done.map(|_| ())
+        let add = |of: &_, keys: &_| semaphore::add(of, keys, doing, permits);
+        self.handle.count_once(FORGET, add).map(drop)
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
@@ -605,7 +582,6 @@ impl SemaphorePermit {
     /// - [`Error::Lost`]: the semaphore was deleted, or has expired.
     /// - [`Error::Closed`]: the client is closed; closing gave back the permits.
     pub fn release(mut self) -> Result<()> {
-        let doing = "releasing permits";
         let session = &self.shared.session;
         session.check_open()?;
         self.done = true;
@@ -613,29 +589,19 @@ impl SemaphorePermit {
             return Ok(());
         };
         let until = Instant::now() + self.command_timeout;
-        let (value, replayed) = match session.connection.settled(&release, until) {
-            Ok(settled) => settled,
-            Err(fault) => {
-                let error = fault.into_error(doing, self.name());
-                return Err(error.at(&session.endpoint).after_work());
-            }
+        // Permits without an owner have no lease, so they are released in time.
+        let settled = session.settle(self.name(), &release, true, until);
+        let Some(reason) = settled.map_err(Error::after_work)? else {
+            return Ok(());
         };
-        match script::released(&value) {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) if replayed => Ok(()),
-            Ok(Err(_)) => {
-                let (name, reason) = (self.name().to_owned(), LossReason::Forced);
-                if let Some(observed) = self.observed.take() {
-                    observed.lost(&Loss {
-                        name: name.clone(),
-                        owner: String::new(),
-                        reason,
-                    });
-                }
-                Err(Error::Lost { name, reason })
-            }
-            Err(unexpected) => Err((session.error(doing, self.name(), unexpected)).after_work()),
+        if let Some(observed) = self.observed.take() {
+            observed.lost(&Loss {
+                name: self.name().to_owned(),
+                owner: String::new(),
+                reason,
+            });
         }
+        Err(Error::lost(self.name(), reason))
     }
 
     /// Keeps the permits taken for good. No I/O.
