@@ -324,7 +324,8 @@ impl Client {
     /// # Errors
     ///
     /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if nobody has the
-    ///   lock by now, [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has, such as another
+    ///   lock by now: the time is over, the ticket was adopted and the hold released, or this client has another key
+    ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
     /// - [`Error::Config`](crate::Error::Config) for a ticket of another kind;

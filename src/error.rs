@@ -800,7 +800,7 @@ impl fmt::Display for Loss {
 }
 
 fn write_lost(f: &mut impl fmt::Write, name: &str, reason: LossReason) -> fmt::Result {
-    write!(f, "the lock `{name}` is no longer held: {reason}")
+    write!(f, "`{name}` is no longer held: {reason}")
 }
 
 #[cfg(test)]

@@ -229,8 +229,8 @@ pub mod kinds {
 /// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
 /// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_s_ago` | seconds |
 ///
-/// A `LockKind`, `HoldMode` or `Severity` is the word that its `Display` writes. A [`Loss`] has its three fields, and the
-/// reason as a word: `expired`, `forced`, `taken_over`, `unreachable`, `max_hold` or `closed`.
+/// A `LockKind`, `HoldMode`, `Severity` or [`LossReason`] is the name of its variant in snake case, as `fenced_lock`,
+/// `exclusive` or `taken_over`. A [`Loss`] has its three fields.
 ///
 /// ```no_run
 /// use redlatch::ops::LockKind;

@@ -24,7 +24,7 @@ use crate::stats::{StatKind, Stats};
 ///
 /// | metric | labels besides `client` | |
 /// | --- | --- | --- |
-/// | `redlatch_attempts_total` | `kind`, `lock`, `outcome` | calls that acquire: `granted`, `handed_over`, `busy`, `late`, `error` |
+/// | `redlatch_attempts_total` | `kind`, `lock`, `outcome` | calls that acquire: `granted`, `handed_over`, `busy`, `late`, `cancelled`, `error` |
 /// | `redlatch_wait_seconds` | `kind`, `lock` | histogram: how long successful acquires took |
 /// | `redlatch_hold_seconds` | `kind`, `lock` | histogram: from acquire to release |
 /// | `redlatch_lost_total` | `lock`, `reason` | holds lost: `expired`, `forced`, `taken_over`, `unreachable`, `max_hold`, `closed` |

@@ -71,6 +71,37 @@ pub trait Observer: Send + Sync {
     fn server_up(&self, _server: &str) {}
 }
 
+/// So that a program can keep what it has given to [`Config::observer`](crate::Config::observer), and read it.
+impl<T: Observer + ?Sized> Observer for Arc<T> {
+    fn acquired(&self, event: &Acquired<'_>) {
+        (**self).acquired(event);
+    }
+
+    fn refused(&self, event: &Refused<'_>) {
+        (**self).refused(event);
+    }
+
+    fn released(&self, event: &Released<'_>) {
+        (**self).released(event);
+    }
+
+    fn lost(&self, loss: &Loss) {
+        (**self).lost(loss);
+    }
+
+    fn renewal_failed(&self, event: &RenewalFailed<'_>) {
+        (**self).renewal_failed(event);
+    }
+
+    fn server_down(&self, server: &str, why: &str) {
+        (**self).server_down(server, why);
+    }
+
+    fn server_up(&self, server: &str) {
+        (**self).server_up(server);
+    }
+}
+
 /// The event that a lock or permit was acquired: see [`Observer::acquired`].
 #[derive(Debug)]
 #[non_exhaustive]
@@ -108,7 +139,9 @@ pub enum Refusal {
     Busy,
     /// The time was up before Redis answered.
     Late,
-    /// The call returned an error.
+    /// The call ended since its [`CancelToken`](crate::CancelToken) was cancelled, or its client closed.
+    Cancelled,
+    /// The call returned another error.
     Error,
 }
 
@@ -117,6 +150,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::Busy => "busy",
             Self::Late => "late",
+            Self::Cancelled => "cancelled",
             Self::Error => "error",
         })
     }

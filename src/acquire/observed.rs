@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::acquire::Outcome;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::LockSpec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::observer::{Acquired, Observed, Refusal, Refused};
 
 /// Why nothing was granted, for the observer; `None` if something was.
@@ -15,6 +15,7 @@ pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<Refusal> {
         Ok(Outcome::Granted(_)) => None,
         Ok(Outcome::Busy(_)) => Some(Refusal::Busy),
         Ok(Outcome::TooLate) => Some(Refusal::Late),
+        Err(Error::Cancelled | Error::Closed) => Some(Refusal::Cancelled),
         Err(_) => Some(Refusal::Error),
     }
 }

@@ -15,7 +15,7 @@ fn a_loss_has_the_text_of_its_error() {
         owner: String::new(),
         reason,
     };
-    let text = "the lock `a` is no longer held: the client was closed";
+    let text = "`a` is no longer held: the client was closed";
     assert_eq!((&*loss.to_string(), &*lost.to_string()), (text, text));
 }
 

@@ -35,6 +35,8 @@ const SKEW_MS: i128 = 1000;
 
 /// How much a [`Finding`] matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Severity {
     /// As it should be, or for you to decide.
@@ -54,9 +56,6 @@ impl fmt::Display for Severity {
         })
     }
 }
-
-#[cfg(feature = "serde")]
-super::serialized::displayed!(Severity);
 
 /// A fact about a server that [`Client::check`](crate::Client::check) has found.
 #[derive(Debug, Clone, PartialEq, Eq)]

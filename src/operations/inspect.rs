@@ -24,6 +24,8 @@ use crate::sync::kind::Red;
 /// Some kinds look alike in Redis: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
 /// [`SpinLock`](crate::SpinLock) and one node's part of a [`RedLock`](crate::RedLock) are all [`LockKind::Lock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LockKind {
     /// No lock: there is no key, or no holder.
@@ -61,6 +63,8 @@ impl fmt::Display for LockKind {
 
 /// How a lock is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum HoldMode {
     /// Alone.
@@ -83,9 +87,6 @@ impl fmt::Display for HoldMode {
         })
     }
 }
-
-#[cfg(feature = "serde")]
-serialized::displayed!(LockKind, HoldMode);
 
 /// A hold of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]

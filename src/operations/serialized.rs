@@ -1,5 +1,4 @@
-//! How what people ask for is written by `serde`: spans in whole milliseconds or seconds, kinds by the words that they are
-//! displayed as.
+//! How spans in what people ask for are written by `serde`: in whole milliseconds or seconds.
 
 use std::time::Duration;
 
@@ -16,19 +15,3 @@ pub(super) fn ms<S: Serializer>(
 pub(super) fn s<S: Serializer>(span: &Duration, to: S) -> std::result::Result<S::Ok, S::Error> {
     to.serialize_u64(span.as_secs())
 }
-
-/// Serializes a kind as the word that it is displayed as.
-macro_rules! displayed {
-    ($($kind:ident),+) => {
-        $(impl serde::Serialize for $kind {
-            fn serialize<S: serde::Serializer>(
-                &self,
-                to: S,
-            ) -> std::result::Result<S::Ok, S::Error> {
-                to.collect_str(self)
-            }
-        })+
-    };
-}
-
-pub(super) use displayed;

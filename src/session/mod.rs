@@ -322,7 +322,7 @@ impl Session {
         }
         if reason != LossReason::Closed {
             let (name, owner) = (hold.entry().name(), &*hold.owner());
-            report!(Warn, "the lock `{name}` of {owner} is lost: {reason}");
+            report!(Warn, "`{name}` is no longer held by {owner}: {reason}");
         }
         if let Some(loss) = told {
             observed.iter().for_each(|its| its.observed.lost(&loss));

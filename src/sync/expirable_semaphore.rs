@@ -69,7 +69,8 @@ const MOST_IDS: usize = 10_000;
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
 /// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
-/// ([`LossReason::Forced`]). Permits taken by Java clients are counted, waited for and released in the same way.
+/// ([`LossReason::Forced`]). [`Client::inspect`](crate::Client::inspect) lists the ids of taken permits, but not who has
+/// them: log [`id`](ExpirablePermit::id). Permits taken by Java clients are counted, waited for and released likewise.
 ///
 /// **Order.** Threads of one process are served first come, first served, so a thread that wants many permits is not
 /// overtaken forever. [`try_acquire`](Self::try_acquire) does not overtake waiting threads either. Among processes,
@@ -358,7 +359,7 @@ impl ExpirableSemaphore {
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
     ///
     /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
-    /// renewal. Waiting threads wait until a number is set again. Blocks for one round trip, at most for the command
+    /// renewal. All threads that want a permit wait until a number is set again. Blocks for one round trip, at most for the command
     /// timeout. A request that is sent again after a lost reply counts once, so it never deletes a semaphore that was
     /// created since.
     ///
@@ -575,8 +576,10 @@ impl ExpirableSemaphore {
     /// taken.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). An [`ExpirablePermit`] is not notified,
-    /// and its next renewal sets its own lease again: use [`ExpirablePermit::update_lease`] there.
+    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). The holder of an [`ExpirablePermit`] does
+    /// not see the new end: its guard ends as before, and its next renewal extends a shorter lease, but shortens none,
+    /// so Redis may keep the permit longer than [`max_hold`](Self::max_hold) says. The holder itself calls
+    /// [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

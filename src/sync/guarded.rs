@@ -132,14 +132,17 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let take = redlatch::GuardedScript::new("return redis.call('decrby', KEYS[1], ARGV[1])");
+    /// let take = redlatch::GuardedScript::new(
+    ///     "redis.call('rpush', KEYS[2], ARGV[2]) return redis.call('decrby', KEYS[1], ARGV[1])",
+    /// );
     /// let guard = client.mutex("stock:42").lock()?;
-    /// let left: i64 = guard.invoke(&take, "{stock:42}:left", 5)?;
+    /// let keys = ["{stock:42}:left", "{stock:42}:buyers"];
+    /// let left: i64 = guard.invoke(&take, &keys, (5, "Ann"))?;
     /// # let _ = left;
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// `keys` and `args` may be single values, slices or tuples; for none, pass `None::<&str>`. Pass every key that
+    /// `keys` and `args` may be single values, slices, arrays by reference, or tuples; for none, pass `None::<&str>`. Pass every key that
     /// the script uses in `keys`: only these are checked before the script is sent.
     ///
     /// # Errors

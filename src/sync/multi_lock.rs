@@ -24,6 +24,10 @@ use crate::sync::traits::Lock;
 /// [`Client::multi_lock`](crate::Client::multi_lock) combines names, [`MultiLock::new`](MultiLock::new) locks of any
 /// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
+/// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
+/// [`FencedLock`](crate::FencedLock) for each name, in the order of the names, and let one script
+/// ([`invoke`](Guard::invoke) of the last guard) compare each token with the greatest that it has stored.
+///
 /// **Members.** Each member is a lock and a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, so both exclude each other, and Redisson's multi-locks too. If
 /// a member is lost, the guard reports it, and the others stay held until the guard is dropped.

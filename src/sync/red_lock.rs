@@ -45,6 +45,10 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// call returns [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough;
 /// its client reconnects in the background.
 ///
+/// **Nothing granted.** If a majority of the masters replies, each by a grant or by saying that others have the lock,
+/// the lock counts as taken: `try_lock` returns `Ok(None)`, even if further masters failed. If fewer reply so, the call
+/// returns [`Error::NoQuorum`](crate::Error::NoQuorum).
+///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
 /// its client was closed. A master that was unreachable when the lock was acquired does not join the hold later. So

@@ -1,6 +1,6 @@
 //! A hold that changes hands: detached by one client, adopted by another.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,8 @@ const WORD: &str = "redlatch-ticket-1";
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// With the feature `serde` a ticket is serialized as its text, and deserialized from it.
+/// The text is one line of four words without other spaces: white space and `%` in the name are percent-encoded. With
+/// the feature `serde` a ticket is serialized as its text, and deserialized from it.
 ///
 /// A ticket can be adopted once, by any process that has the text. To end the hold earlier, call
 /// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id)
@@ -87,7 +88,18 @@ impl Ticket {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{WORD} {} {} {}", self.kind, self.owner, self.name)
+        write!(f, "{WORD} {} {} ", self.kind, self.owner)?;
+        for c in self.name.chars() {
+            if c == '%' || c.is_whitespace() || c.is_control() {
+                let mut bytes = [0; 4];
+                for byte in c.encode_utf8(&mut bytes).bytes() {
+                    write!(f, "%{byte:02X}")?;
+                }
+            } else {
+                f.write_char(c)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -95,22 +107,31 @@ impl FromStr for Ticket {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut words = text.splitn(4, ' ');
-        let ticket = match (words.next(), words.next(), words.next(), words.next()) {
-            (Some(WORD), Some(kind), Some(owner), Some(name)) => Some(Self {
-                kind: kind.into(),
-                owner: owner.into(),
-                name: name.into(),
-            }),
+        let words: Vec<&str> = text.trim().split(' ').collect();
+        let whole = match words[..] {
+            [WORD, kind, owner, name] if ![kind, owner, name].contains(&"") => {
+                percent_decoded(name).map(|name| Self {
+                    kind: kind.into(),
+                    owner: owner.into(),
+                    name,
+                })
+            }
             _ => None,
         };
-        let whole = ticket.filter(|ticket| {
-            ![&ticket.kind, &ticket.owner]
-                .iter()
-                .any(|word| word.is_empty())
-        });
         whole.ok_or_else(|| Error::config(format!("{text:?} is no ticket")))
     }
+}
+
+fn percent_decoded(mut word: &str) -> Option<String> {
+    let mut name = Vec::new();
+    while let Some((before, behind)) = word.split_once('%') {
+        let digits = behind.get(..2)?;
+        name.extend(before.bytes());
+        name.push(u8::from_str_radix(digits, 16).ok()?);
+        word = &behind[2..];
+    }
+    name.extend(word.bytes());
+    String::from_utf8(name).ok()
 }
 
 #[cfg(feature = "serde")]

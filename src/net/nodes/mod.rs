@@ -406,7 +406,10 @@ impl Nodes {
     /// A connection to a master, for questions.
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
         let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
-        Apart::connect(&self.map, node, timeout, until).map_err(|err| named(&endpoint, err))
+        Apart::connect(&self.map, node, timeout, until).map_err(|err| match self.are_one() {
+            true => err,
+            false => named(&endpoint, err),
+        })
     }
 }
 

@@ -24,8 +24,8 @@ fn spans_are_serialized_as_numbers_and_kinds_as_words() {
         {"host": "web-3", "pid": 7, "address": "10.0.0.7:1", "label": "", "idle_s": 2}
     );
     let expected = serde_json::json!([
-        "read-write lock",
-        {"owner": OWNER, "count": 1, "mode": "written", "remaining_lease_ms": 29_000, "process": process},
+        "rw_lock",
+        {"owner": OWNER, "count": 1, "mode": "write", "remaining_lease_ms": 29_000, "process": process},
     ]);
     assert_eq!(written, expected);
 }

@@ -113,7 +113,7 @@ fn the_library_says_what_the_page_quotes() {
     let guard = report.clone().lease(ms(10)).lock().unwrap();
     eventually("the lease is over", || !guard.is_valid());
     quoted(
-        "the lock `report` is no longer held: its lease expired",
+        "`report` is no longer held: its lease expired",
         &said(guard.unlock().unwrap_err()),
     );
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use redlatch::{
-    Acquired, Client, Error, ExpirableSemaphore, Loss, LossReason, MultiLock, Observer, RedLock,
-    Refusal, Refused, Released, StatKind,
+    Acquired, CancelToken, Client, Error, ExpirableSemaphore, Loss, LossReason, MultiLock,
+    Observer, RedLock, Refusal, Refused, Released, StatKind,
 };
 
 use crate::support::{
@@ -80,7 +80,7 @@ impl Observer for Ears {
 fn with_ears(server: &Server) -> (Client, Ears) {
     let ears = Ears::default();
     (
-        Client::open(settings(server).observer(ears.clone())).unwrap(),
+        Client::open(settings(server).observer(Arc::new(ears.clone()))).unwrap(),
         ears,
     )
 }
@@ -425,6 +425,15 @@ fn refusals_are_heard_with_their_reason() {
     drop(guard);
     drop(lock.lock().unwrap());
     ears.take_own();
+    let token = CancelToken::new();
+    token.cancel();
+    let cancelled = lock.clone().cancel_on(&token).lock();
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
+    assert_eq!(
+        ears.take_own(),
+        plain([("refused", "mutex", "cancelled")]),
+        "a clean shutdown is no error"
+    );
     let (_held, before) = (other.mutex(unique("held")), client.stats().refused);
     server.kill();
     assert!(lock.try_lock().is_err());
