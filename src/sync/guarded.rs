@@ -49,7 +49,8 @@ pub struct GuardedScript {
 impl GuardedScript {
     /// Wraps the text of a script. Sends nothing.
     ///
-    /// Redis reports a mistake in the text when the script is first invoked, with the line number in your text.
+    /// Redis reports a mistake in the Lua text when the script is first invoked, with the line number in your text. The
+    /// error of a command that the script calls comes without a line number.
     ///
     /// ```
     /// let script = redlatch::GuardedScript::new("return redis.call('get', KEYS[1])");
