@@ -47,7 +47,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Nothing granted.** If a majority of the masters replies, each by a grant or by saying that others have the lock,
 /// the lock counts as taken: `try_lock` returns `Ok(None)`, even if further masters failed. If fewer reply so, the call
-/// returns [`Error::NoQuorum`](crate::Error::NoQuorum).
+/// returns [`Error::NoQuorum`].
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
