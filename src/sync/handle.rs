@@ -327,8 +327,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// An early release sets the rest of `span` as the key's time to live, and notifies no waiter: waiting threads
-    /// ask again after at most 5 s. Threads of this process do not pass such a hold on. If the process dies, the
-    /// lease ends the hold as usual.
+    /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
+    /// Threads of this process do not pass such a hold on. If the process dies, the lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
     /// lock return [`Error::Config`].
