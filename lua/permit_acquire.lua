@@ -57,8 +57,7 @@ for from = 1, #ids, 1600 do
   end
   redis.call('zadd', KEYS[2], unpack(taken))
 end
--- If the count fails, the ids are removed again: permits that are listed but not counted would raise the total when
--- they
+-- If the count fails, the ids are removed again: permits that are listed but not counted would raise the total when they
 -- expire.
 local counted = redis.pcall('decrby', KEYS[1], wanted)
 if type(counted) == 'table' then

@@ -84,7 +84,7 @@
 //! | [`Config::tenure`] | 5 ms | how long threads of one process may pass a lock among themselves before other processes get their turn |
 //! | [`Config::waiter_lease`] | 3 s | how long a waiter that died keeps its place in the queue of a fair lock |
 //!
-//! [All settings](guide::operations#all-settings). However many locks it holds, a client has at most two lasting threads
+//! [Settings](guide::operations#settings). However many locks it holds, a client has at most two lasting threads
 //! and four connections; [Sentinels and clusters need more](guide::operations#threads-and-connections). Tests run on
 //! Linux; for macOS and Windows the library is only compiled.
 //!

@@ -431,7 +431,7 @@ impl LockSpec {
     }
 
     /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
-    /// its keys. The request also deletes the keys of up to `forget` earlier requests that are answered.
+    /// its keys. The request also deletes the keys of `forget` earlier requests, once so many are answered.
     pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,

@@ -5,7 +5,7 @@
 //! asked earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
-//!               refused, nobody is noted: notes itself        granted; a note of readers by any reader's grant
+//!               refused, nobody is noted: notes itself        granted; a reader's grant ends the readers' note
 //!   first asks ─────────────────────────────────► noted ─────────────────────────────────────────────────► holds
 //!       │                                        │  ▲  └─ asks again and again, which prolongs the note
 //!       └─ refused, another is noted ─► waits ───┘  │

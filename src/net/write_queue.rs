@@ -9,9 +9,10 @@
 //!                         └──took the rest─ full
 //! ```
 //!
-//! - **Waiting**: every thread that queues writes, for all, unless another writes or [leads](super::connection). A writer
-//!   stops after [`TURNS`] writes, since it has other work. The next thread that queues, or the leader, writes the rest; if
-//!   nobody leads, housekeeping is woken at once, since no other thread may come.
+//! - **Waiting**: a thread that has queued something writes for all, unless another writes, or a
+//!   [leader](super::connection) will soon. A writer stops after [`TURNS`] writes, since it has other work. The next
+//!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once, since no other
+//!   thread may come.
 //! - **Writing**: bytes queued by others are written by the same thread.
 //! - **Full**: the server does not read. Only the leader, before each short read, and housekeeping, which is woken at once and
 //!   returns every few milliseconds, try again. Releases go to the ledger, from which they are taken in batches; housekeeping is

@@ -195,8 +195,8 @@ impl Session {
         let mut server = config.check()?;
         server.names = process::names(id, &config.label);
         let endpoint = Endpoint::new(server).observed_by(&config.observer);
-        // `open` reports a wrong URL. A lazy client does not connect there, so each call reports what the
-        // server rejects.
+        // `open` reports a URL that names no single master. A lazy client does not connect in `open` and skips that
+        // check, so its calls report what the server rejects.
         Ok(match config.lazy {
             true => endpoint,
             false => endpoint.named_by_url(),

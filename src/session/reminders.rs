@@ -23,7 +23,7 @@ pub(super) struct Reminders {
 }
 
 impl Reminders {
-    /// Takes after how long a wait is logged; zero for never.
+    /// A wait is logged once it has lasted for `after`; never if that is zero.
     pub(super) fn new(after: Duration) -> Self {
         Self {
             every: after / LOOKS,

@@ -11,7 +11,7 @@
 //! it has to stop. Before it blocks, the leader writes what all threads have queued; another thread writes if nobody leads, or
 //! [if that is worth it](InFlight::is_worth_a_write).
 //!
-//! A leader that steps down wakes the threads that have their replies first and the next leader last, which then finds their
+//! A leader that steps down first wakes the threads that have their replies, and last the next leader, which then finds their
 //! next commands queued and writes them together. Until then no other thread leads, unless its time is up: otherwise the old
 //! leader would lead again at its next command, and block before the others have queued theirs (bench: many8, many64).
 //!
