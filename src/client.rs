@@ -516,10 +516,10 @@ impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
     /// The lock has the lease, the command timeout, the tenure and the `on_lost` of the first client. For its own
-    /// server, each client uses its key prefix and connect timeout, and renews on a silent connection for at most a
-    /// quarter of its lease. So give all clients the same settings. Two locks of one name over the same clients, with
-    /// the same first client, are the same lock. Four masters survive the loss of one, like three, since a majority is
-    /// more than half.
+    /// server, each client uses its key prefix and connect timeout, and replaces a connection for renewals that is
+    /// silent for a quarter of its own lease. So give all clients the same settings. Two locks of one name over the
+    /// same clients, with the same first client, are the same lock. Four masters survive the loss of one, like three,
+    /// since a majority is more than half.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask

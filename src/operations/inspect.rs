@@ -161,7 +161,7 @@ pub struct LockInfo {
     /// How many wait for a fair lock, listed or not.
     pub waiting: u64,
     /// How many processes listen for a release; `None` if the user lacks the right to ask. Processes that poll do not count,
-    /// and each waiter of a fair lock has a channel of its own: see [`waiting`](Self::waiting).
+    /// nor do the waiters of a fair lock, which have a channel each: see [`waiting`](Self::waiting).
     pub listening: Option<u64>,
     /// The last fencing token drawn.
     pub token: Option<u64>,

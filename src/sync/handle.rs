@@ -98,7 +98,8 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
     ///
-    /// Blocks for one round trip, or none if this process has the lock; at most for the command timeout.
+    /// Blocks for one round trip, or none if this process has the lock, and for more with a contended
+    /// [`MultiLock`](crate::MultiLock); at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -110,8 +111,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
-    /// wait for it, the call first waits for 1 ms, so that these can ask; with a [`RedLock`](crate::RedLock) up to 50
-    /// ms. Redis says in its reply to the last release whether others wait, so the call waits for that reply too. A
+    /// wait for it, the call first waits for 1 ms, so that these can ask. Redis says in its reply to the last release
+    /// whether others wait, so the call waits for that reply too, except with a [`RedLock`](crate::RedLock). A
     /// [`SpinLock`](crate::SpinLock) has no such reply, and always waits for 1 ms after a whole tenure.
     ///
     /// # Errors
@@ -405,7 +406,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`]; of a `RedLock`
+    /// [`Error::NoQuorum`].
     pub fn is_locked(&self) -> Result<bool> {
         let (parts, until) = self.parts_to_ask()?;
         for part in parts {
@@ -462,7 +464,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`].
+    /// As [`is_locked`](Self::is_locked).
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
         let (parts, until) = self.parts_to_ask()?;
         let mut longest = None;
@@ -492,8 +494,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] for a key that holds
-    /// something else, which is left as it is.
+    /// As [`is_locked`](Self::is_locked). A key that holds something else ([`Error::WrongType`]) is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
         let (parts, until) = self.parts_to_ask()?;
         let mut forced = false;

@@ -43,16 +43,16 @@ use crate::sync::traits::Lock;
 /// granted members are released. [`unlock`](MultiLockGuard::unlock) returns `Members` if several releases fail, and the
 /// error itself if only one fails.
 ///
-/// **Cost.** All members are requested at once, those of one server in one write and those of different servers at
-/// the same time. So free members take one round trip, however many there are. Releases work in the same way. If a
-/// member is taken, the first member is requested alone and then the rest, so contended sets take several round trips.
-/// In a cluster the names may be in any slots.
+/// **Cost.** All members are requested at once, those of one server in one write and those of different servers at the
+/// same time. So free members take one round trip, however many there are. Releases work in the same way. After a call
+/// that found a member taken, the next call of this handle requests the first member alone and then the rest, so
+/// contended sets take several round trips. In a cluster the names may be in any slots.
 ///
 /// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
 /// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
 /// may wait long. Threads that want one member get their turn after the tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. Only after this wait does the thread notice that
-/// the client of another member was closed.
+/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
+/// thread does not notice that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one
 /// exception to the release under **Waiting**: if the member that is in the way was taken only a moment ago, its holder
@@ -94,7 +94,8 @@ impl MultiLock {
     ///
     /// - there are no members,
     /// - a member is a [`RedLock`](crate::RedLock), or
-    /// - two members lock the same key of one server as different kinds, or through different clients.
+    /// - two members lock the same key of one server as different kinds, through different clients, or with different
+    ///   leases, `max_hold` or `at_least`.
     ///
     /// If members have the same key, the servers are asked whether their addresses lead to one server (`INFO`),
     /// before anything is acquired and once for each connection. A server that does not answer this counts as a

@@ -66,11 +66,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// enough. Every release is announced by at least one master of any majority. If several processes then get a part each
 /// and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
 /// whether the lock is free there (`PTTL`): after a second, then less and less often, up to every 5 s, and when the
-/// holder's leases end. The thread then requests the lock only if a majority is free. A process that has had the lock
-/// for its tenure while others listened lets these go first, for as long as four grants take, but for 1 to 50 ms.
+/// holder's leases end. The thread then requests the lock only if a majority is free. If a process has had the lock
+/// for its tenure while others listened, a waiting thread of it lets these go first: for four times as long as the last
+/// grant took, at least 1 ms and at most 50 ms.
 ///
-/// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name,
-/// and the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
+/// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
+/// the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
 pub type RedLock = Handle<Red>;
 
 /// The [`Guard`] of a [`RedLock`]: one hold, released when it is dropped, that stays on its thread.

@@ -696,8 +696,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
-    /// [`Error::InvalidName`](crate::Error::InvalidName).
+    /// As [`is_read_locked`](Self::is_read_locked).
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
         self.writing.remaining_lease()
     }

@@ -20,10 +20,10 @@ use crate::sync::kind::{Owned, Spin};
 /// Use it for names that are so many, or held so briefly, that a subscription for each would cost more than polling.
 /// A release publishes nothing, and the process needs no connection for messages. [`Handle`] lists all methods.
 ///
-/// **Waiting.** One thread of each process polls, with random pauses: 1 to 2 ms at first, then doubling up to 64 to
-/// 128 ms (Redisson's exponential back-off). Pauses are short again once the holder has changed. A pause ends early
-/// when the holder's lease ends, and at the caller's deadline. Other threads of the process wait behind that thread,
-/// and pass the lock among themselves for up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)).
+/// **Waiting.** One thread of each process polls, with random pauses: 1 to 2 ms at first, then doubling up to 64 to 128
+/// ms (Redisson's exponential back-off). Pauses are short again once the lock has changed hands or was renewed. A pause
+/// ends early when the holder's lease ends, and at the caller's deadline. Other threads of the process wait behind that
+/// thread, and pass the lock among themselves for up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)).
 ///
 /// **Order.** There is none among processes: the one that polls at the right moment gets the lock. After its tenure a
 /// process leaves the lock alone for a millisecond, even if no other process wants it. That gives others a chance,
