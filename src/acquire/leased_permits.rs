@@ -162,6 +162,10 @@ impl Grants for Leased {
             session.connection.send_deferred(batch.release());
             return Err(closed);
         }
+        // Before the observer is told, which may take its time: a release by id has to find the hold.
+        for hold in &holds {
+            session.permits.insert(hold);
+        }
         session.counters.acquired.add(self.count.into());
         Ok(holds)
     }

@@ -359,7 +359,7 @@ impl ExpirableSemaphore {
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
     ///
     /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
-    /// renewal. All threads that want a permit wait until a number is set again. Blocks for one round trip, at most for the command
+    /// renewal, and if its lease is fixed when it releases. All threads that want a permit wait until a number is set again. Blocks for one round trip, at most for the command
     /// timeout. A request that is sent again after a lost reply counts once, so it never deletes a semaphore that was
     /// created since.
     ///
@@ -711,7 +711,6 @@ impl ExpirableSemaphore {
         Ok(self.entry.get_or_init(|| entry))
     }
 
-    /// Sends a query, whose only effect is that expired permits become available.
     /// Changes how many permits there are. However often the request is sent, it counts once.
     fn change(&self, change: Change) -> Result<bool> {
         let make = |of: &_, keys: &_| permits::change(of, keys, change);
@@ -765,15 +764,12 @@ impl ExpirableSemaphore {
         let Some(holds) = self.inner.observed(acquire, observe)? else {
             return Ok(None);
         };
-        let permit = |hold| {
-            self.inner.session().permits.insert(&hold);
-            ExpirablePermit {
-                semaphore: self.inner.clone(),
-                hold,
-                updating: Mutex::new(None),
-                lost: LossChannel::default(),
-                released: false,
-            }
+        let permit = |hold| ExpirablePermit {
+            semaphore: self.inner.clone(),
+            hold,
+            updating: Mutex::new(None),
+            lost: LossChannel::default(),
+            released: false,
         };
         Ok(Some(holds.into_iter().map(permit).collect()))
     }
@@ -957,7 +953,8 @@ impl ExpirablePermit {
         self.run(&script.work(keys, args))
     }
 
-    /// Moves the permit's end to `lease` from now, even if that is sooner. The permit is no longer renewed.
+    /// Moves the permit's end to `lease` from now, even if that is sooner. The permit is no longer renewed, and
+    /// [`max_hold`](ExpirableSemaphore::max_hold) no longer limits it.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout; up to twice as long if
     /// another thread is changing the lease too.

@@ -127,7 +127,9 @@ fn percent_decoded(mut word: &str) -> Option<String> {
     while let Some((before, behind)) = word.split_once('%') {
         let digits = behind.get(..2)?;
         name.extend(before.bytes());
-        name.push(u8::from_str_radix(digits, 16).ok()?);
+        // A sign is no digit, and `from_str_radix` would take it.
+        let byte = u8::from_str_radix(digits, 16).ok();
+        name.push(byte.filter(|_| !digits.starts_with('+'))?);
         word = &behind[2..];
     }
     name.extend(word.bytes());

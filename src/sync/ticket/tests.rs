@@ -52,6 +52,7 @@ fn a_ticket_is_read_as_it_is_written() {
         "redlatch-ticket-1 fair u:7 %4",
         "redlatch-ticket-1 fair u:7 %é",
         "redlatch-ticket-1 fair u:7 %zz",
+        "redlatch-ticket-1 fair u:7 %+9",
         "redlatch-ticket-1 fair u:7 %ff",
     ] {
         let err = odd.parse::<Ticket>().expect_err(odd);

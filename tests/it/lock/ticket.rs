@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use redis::cmd;
 use redlatch::kinds::{Adopt, AnyKind, Detachable};
 use redlatch::{
-    Client, Error, ExpirablePermit, Handle, LossReason, OwnedFairLockGuard, OwnedFairMutexGuard,
-    OwnedFencedLockGuard, OwnedGuard, OwnedMutexGuard, OwnedReentrantLockGuard, OwnedSpinLockGuard,
-    Ticket,
+    Client, Config, Error, ExpirablePermit, Handle, LossReason, OwnedFairLockGuard,
+    OwnedFairMutexGuard, OwnedFencedLockGuard, OwnedGuard, OwnedMutexGuard,
+    OwnedReentrantLockGuard, OwnedSpinLockGuard, Ticket,
 };
 
 use crate::support::cluster::Cluster;
@@ -391,7 +391,9 @@ fn an_adopter_that_lost_its_connection_asks_again_and_has_the_hold() {
 
 timed!(without_a_reply_nothing_stays_adopted_or_detached);
 fn without_a_reply_nothing_stays_adopted_or_detached() {
-    let net = Net::start();
+    // No lease ends during the test.
+    let patient = |config: Config| config.command_timeout(ms(400)).lease(STAYS);
+    let net = Net::of(Server::start(), patient, patient);
     let is_free = || eventually("it is free", || !net.server.exists(&net.name));
     // From now on the scripts are called by their hashes.
     let (ticket, _) = detached(&net.other, &net.name);

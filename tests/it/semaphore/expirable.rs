@@ -1,13 +1,15 @@
 //! The semaphore whose permits have an id and a lease each.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use redlatch::{CancelToken, Client, Config, Error, ExpirablePermit, LossReason, Result};
+use redlatch::{
+    Acquired, CancelToken, Client, Config, Error, ExpirablePermit, LossReason, Observer, Result,
+};
 
 use crate::support::permits::{
     NEVER, as_redisson, channel, counts, hex, id, ids, lost_by, now, out, timeouts, with_permits,
@@ -461,6 +463,28 @@ fn deleting_ends_the_permits_and_wakes_nobody() {
     // A permit of another semaphore is not lost.
     let kept = with_permits(&client, 1).acquire().unwrap();
     assert!(sem.delete().unwrap() && kept.is_valid());
+}
+
+/// Deletes the semaphore as soon as it hears of a permit.
+#[derive(Clone, Default)]
+struct Deletes(Arc<OnceLock<Client>>);
+
+impl Observer for Deletes {
+    fn acquired(&self, event: &Acquired<'_>) {
+        let client = self.0.get().expect("the client is open");
+        assert!(client.expirable_semaphore(event.name).delete().unwrap());
+    }
+}
+
+#[test]
+fn a_permit_that_ends_before_its_guard_exists_is_lost() {
+    let server = Server::start();
+    let observer = Deletes::default();
+    let client = Client::open(config(&server.url()).observer(observer.clone())).unwrap();
+    observer.0.set(client.clone()).ok().expect("it was unset");
+    let permit = with_permits(&client, 1).acquire().unwrap();
+    assert!(!permit.is_valid());
+    assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
 }
 
 timed!(a_deleted_permit_is_told_forced);
