@@ -79,7 +79,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
 
         let _lost = client.mutex(&name).lock().unwrap();
         assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
-        hears_and_locks("is lost");
+        hears_and_locks("is no longer held");
 
         // The release fails because Redis is unreachable until the lease is over.
         let guard = client.mutex(format!("{name}:late")).lease(ms(400));
