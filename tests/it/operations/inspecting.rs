@@ -259,6 +259,10 @@ fn a_server_that_is_away_is_an_error_in_time() {
     let begun = std::time::Instant::now();
     let err = client.inspect("any").unwrap_err();
     assert!(err.is_retryable(), "{err}");
+    if deployment() == crate::support::Deployment::Single {
+        let address = server.addr().to_string();
+        assert_eq!(err.to_string().matches(&address).count(), 1, "{err}");
+    }
     let mut listed = client.locks("*");
     assert!(listed.next().unwrap().is_err());
     assert!(listed.next().is_none(), "it ends");
