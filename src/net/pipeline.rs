@@ -494,7 +494,12 @@ impl InFlight {
 
     /// Whether a reply is due and the server is known to have sent nothing for `max_silence`.
     pub(super) fn is_silent(&self, max_silence: Duration) -> bool {
-        !self.awaiting.is_empty() && self.quiet_at >= self.last_heard + max_silence
+        !self.awaiting.is_empty() && self.has_read_all_by(self.last_heard + max_silence)
+    }
+
+    /// Whether all that had arrived by `moment` is known to have been read.
+    pub(super) fn has_read_all_by(&self, moment: Instant) -> bool {
+        self.quiet_at >= moment
     }
 
     /// The calls whose threads wait to be woken, the first one first.
