@@ -33,7 +33,7 @@ impl Connection {
                 self.write_out(false);
                 self.housekeeper.housekeep_soon();
             } else {
-                drop(self.has_ended(state, generation));
+                drop(self.drop_if_ended(state, generation));
                 // Other threads may have left bytes to this one.
                 self.write_out(true);
             }

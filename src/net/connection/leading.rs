@@ -227,7 +227,7 @@ impl Connection {
                     // The socket is full, and no reply announces that it has space again. So the read is short, and the
                     // write is tried again before the next one.
                     Wrote::Part | Wrote::Full => GLANCE,
-                    Wrote::Yes | Wrote::Down => Duration::MAX,
+                    Wrote::Done | Wrote::Down => Duration::MAX,
                 }
             });
             let first = match read {
