@@ -65,7 +65,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::hold::{Entry, Hold};
+use crate::hold::Entry;
 use crate::local::waiter::Signals;
 use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault};
@@ -90,9 +90,6 @@ pub(crate) struct Busy {
     /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
     pub(crate) is_contested: bool,
 }
-
-/// The reply to a request for a lock: the hold that was granted, or who prevents it.
-pub(crate) type Answered = std::result::Result<Arc<Hold>, Busy>;
 
 /// Why a request has no reply.
 pub(crate) enum NoReply {

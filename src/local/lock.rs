@@ -402,13 +402,14 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.is_refused || self.holds().next().is_some()
     }
 
-    /// A contender was granted the lock by Redis.
+    /// A contender was granted the lock by Redis. `is_alone`: this process's last release is known to have notified no other.
     pub(crate) fn granted(
         &mut self,
         thread: u64,
         mode: Mode,
         hold: H,
         lease: LeasePolicy,
+        is_alone: bool,
         now: Instant,
     ) -> Wakeups<W, H> {
         self.asked(mode);
@@ -433,6 +434,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                     threads: vec![(thread, 1)],
                 });
             }
+        }
+        if is_alone {
+            self.cohort.record_alone(now);
         }
         self.take_next(now)
     }
