@@ -260,9 +260,9 @@ impl<'a> Contender<'a> {
     }
 
     /// See [`yielding`].
-    pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
+    pub(crate) fn yield_to_others(&mut self, asks_by: Instant) -> Result<bool> {
         let (lock, wait) = (self.lock, self.wait);
-        yielding::yield_to_others(self, lock, wait, until, &mut None)
+        yielding::yield_to_others(self, lock, wait, asks_by, &mut None)
     }
 
     /// How many tokens to request: one, or enough for hand-overs if other threads wait.

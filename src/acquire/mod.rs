@@ -223,7 +223,7 @@ pub(crate) fn acquire<S: Strategy>(
         spec,
         wait,
         was_refused: false,
-        yielded_at: None,
+        messages_heard: None,
         parks: 0,
         silent_since: None,
     };
@@ -237,8 +237,8 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages had arrived when the thread last yielded.
-    yielded_at: Option<u64>,
+    /// How many messages have been followed by a pause, or came when no time was left for one.
+    messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
     /// The signals before the last park. A grant that follows without any news since then was not announced.
@@ -309,7 +309,7 @@ impl<S: Strategy> Waiting<'_, S> {
                 let ended = self.end(Outcome::without_grant(is_taken))?;
                 return Ok(ControlFlow::Break(ended));
             }
-            let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
+            let (spec, wait, heard) = (self.spec, self.wait, &mut self.messages_heard);
             let began = *began.get_or_insert(now);
             let budget = wait.budget(began, spec.command_timeout);
             let asks_by = began + budget.until.saturating_duration_since(began) / 2;
