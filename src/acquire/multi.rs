@@ -224,12 +224,17 @@ impl Members {
         self.check_going(wait).map(|()| outcome)
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
-    /// `round`, which leaves time for the round itself.
-    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+    /// When half of the time of `round` is over. The other half is left for its requests.
+    fn half_of(&self, round: WaitMode) -> Instant {
         let now = Instant::now();
         let ends = round.deadline().or(now + self.command_timeout());
-        let until = now + ends.saturating_duration_since(now) / 2;
+        now + ends.saturating_duration_since(now) / 2
+    }
+
+    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
+    /// `round`.
+    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+        let until = self.half_of(round);
         let stop = || self.stopped(wait).is_some();
         for indices in &*self.same_key {
             let sessions = indices.iter().map(|index| self.parts[*index].session());
@@ -378,10 +383,9 @@ impl Members {
             _ => None,
         });
         let mut asking: Vec<_> = contenders.collect();
+        let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
-            let now = Instant::now();
-            let until = round.deadline().or(now + self.command_timeout());
-            (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
+            (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.
         asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
