@@ -95,7 +95,7 @@ impl Connection {
         // `step_down` appoints again.
         let reader = match fresh && !is_urgent {
             true => None,
-            false => up.leadership.take(),
+            false => up.leadership.take_from_anyone(),
         };
         drop(state);
         let Some(reader) = reader else {

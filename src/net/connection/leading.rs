@@ -96,6 +96,7 @@ impl Connection {
                 && !has_looked_once_more
                 && !in_flight.has_read_all_by(until);
             if (is_late || has_to_stop) && !looks_once_more {
+                // `leave` locks all calls, this one too.
                 drop(mine);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
                 // would strand all followers, so it is passed on: rule 4 at `Leadership`.
@@ -135,7 +136,7 @@ impl Connection {
             let reader = match looks_once_more {
                 // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
                 // and `step_down` appoints again, so the other thread, which was woken, follows until then.
-                true => up.leadership.take(),
+                true => up.leadership.take_from_anyone(),
                 false => up.leadership.lead(call),
             };
             if let Some(reader) = reader {
@@ -153,7 +154,8 @@ impl Connection {
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
             // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
-            // together. A call that is done is never appointed, so no appointment is lost here.
+            // together. Only the thread with the reader ends a call, and taking the reader has ended an appointment: rule 3. So
+            // a call that is done is not appointed, and its thread need not `leave`.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }
@@ -519,7 +521,7 @@ pub(super) mod appointments {
             Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
         );
         let (up, _) = state.up(1).expect("it is up");
-        let reader = up.leadership.take().expect("nobody leads");
+        let reader = up.leadership.take_from_anyone().expect("nobody leads");
         drop(state);
         (connection, reader, server)
     }

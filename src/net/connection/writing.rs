@@ -76,7 +76,7 @@ impl Connection {
             return Some(state);
         }
         // The thread that leads finds out by reading.
-        let Some(reader) = up.leadership.take() else {
+        let Some(reader) = up.leadership.take_from_anyone() else {
             return Some(state);
         };
         up.writing = true;
@@ -329,7 +329,7 @@ pub(super) mod tests {
             .state
             .lock()
             .up(1)
-            .and_then(|(up, _)| up.leadership.take());
+            .and_then(|(up, _)| up.leadership.take_from_anyone());
         let (reader, connection) = (reader.expect("nobody leads"), &connection);
         thread::scope(|scope| {
             let now = Instant::now();
