@@ -265,9 +265,10 @@ impl Members {
     ) -> Result<Gathering> {
         let all = 0..self.parts.len();
         let is_contended = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
-        // The members of the next request, as far as they are not held. If members were held by others lately, the
-        // first is requested alone, since granted ones might have to be released again.
-        let mut asked = match is_contended {
+        // Each turn asks for a range of members, as far as they are not held: for all, or for one. Once that one is granted,
+        // the next turn asks for all that are missing. If members were held by others lately, the first is requested alone,
+        // since granted ones might have to be released again.
+        let mut next = match is_contended {
             true => 0..1,
             false => all.clone(),
         };
@@ -280,10 +281,10 @@ impl Members {
         let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
             let began = Instant::now();
-            let answers = self.ask_for(asked.clone(), &mut held.0, round);
+            let answers = self.ask_for(next.clone(), &mut held.0, round);
             let (refused, by) = match answers {
-                Ok(Answers::Granted) if asked != all => {
-                    asked = all.clone();
+                Ok(Answers::Granted) if next != all => {
+                    next = all.clone();
                     continue;
                 }
                 Ok(Answers::Granted) => {
@@ -316,11 +317,11 @@ impl Members {
             };
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
-            if now >= ends || !self.parts[refused].is_newly_taken(by, span) {
+            if now >= ends || !self.parts[refused].may_be_given_back(by, span) {
                 return Ok(Gathering::Busy(refused));
             }
             self.pause_until(ends.min(now + pauses.next_pause()), wait)?;
-            asked = refused..refused + 1;
+            next = refused..refused + 1;
         }
     }
 
@@ -446,7 +447,7 @@ enum Answers {
 /// The outcome of asking for all members.
 enum Gathering {
     All(Together),
-    /// The first member that somebody else has; nothing is held.
+    /// The first member that somebody else has. All that were held are released.
     Busy(usize),
     /// The caller's time was up before all had answered.
     TooLate,
@@ -460,7 +461,8 @@ enum Gathering {
 ///   take a thread T whose first member M is the earliest of all first members. The thread that refused M to T has M.
 ///   No set begins earlier, so M is its first member too, which it was granted. So that thread did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
-///   has that member has its whole set, or was refused an earlier member and releases this one.
+///   has that member has its whole set, or releases this one: it gives up, or asks again for an earlier member. It does not
+///   ask again for a later one, since no thread does.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }
