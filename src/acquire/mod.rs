@@ -289,7 +289,8 @@ impl<S: Strategy> Waiting<'_, S> {
 
     /// Returns when the thread has to ask, with the time for the question, or with the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
-        // A call that has not waited asks at least once, however little time it has.
+        // A call ends as late only if it has asked, or has waited for a thread of its process. Otherwise it asks once, however
+        // little time it has.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
         // The time for the question includes yielding, but not waiting for other threads of this process.
         let mut began = None;
@@ -325,9 +326,9 @@ impl<S: Strategy> Waiting<'_, S> {
     fn park(&mut self, busy: Busy, before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
-        // After a contested round the thread asks again in any case, once its pause is over. Messages that arrived
-        // during the round, such as those of other masters about the same release, must not cut the pause short. A
-        // thread that has just begun to listen has no earlier news.
+        // News counts from before the request, except in two cases. A thread that has just begun to listen has no earlier
+        // news. After a contested round the thread asks again in any case, once its pause is over: messages that arrived
+        // during the round, such as those of other masters about the same release, must not cut the pause short.
         let seen = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => before,

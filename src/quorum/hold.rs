@@ -529,6 +529,7 @@ impl Several for QuorumHold {
     }
 
     fn release(&self) -> Arc<Call> {
+        // The holder does not ask again.
         self.let_go(false)
     }
 
