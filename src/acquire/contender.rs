@@ -82,7 +82,7 @@ pub(crate) struct Contender<'a> {
     _contending: Contending<'a>,
 }
 
-/// What a request asks for.
+/// The hold that a request asks for, and the place.
 struct Asked {
     hold: Arc<Hold>,
     place: Place,
@@ -408,7 +408,7 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        let is_alone = self.note_listeners(&hold, has_listened, state.lock.cohort.last_release());
+        let is_alone = self.note_listeners(&hold, has_listened, &state);
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
         // Granted and stored with the mutex held: queued readers that join get the same hold before anybody can release
         // it.
@@ -417,7 +417,10 @@ impl<'a> Contender<'a> {
         drop(state);
         wake(next);
         if let Some(earlier) = earlier {
-            self.report_earlier(&earlier, now);
+            session.lose(
+                &earlier,
+                LossReason::TakenOver.or_expired(earlier.is_valid(now)),
+            );
         }
         if !hold.is_held() {
             // The watchdog found the hold lost between `arm` and `granted`, when there was nothing to remove from the
@@ -439,36 +442,22 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Reports the loss of a hold that was over before this contender's grant at `now`.
-    fn report_earlier(&self, earlier: &Arc<Hold>, now: Instant) {
-        let reason = match earlier.is_valid(now) {
-            true => LossReason::TakenOver,
-            false => LossReason::Expired,
-        };
-        self.session().lose(earlier, reason);
-    }
-
-    /// Notes at a new hold whether this process may listen when the hold is released. Returns whether `last_release`, which
-    /// precedes the grant, is known to have notified no other process.
-    fn note_listeners(
-        &self,
-        hold: &Hold,
-        has_listened: bool,
-        last_release: Option<&Arc<Call>>,
-    ) -> bool {
+    /// Notes at a new hold whether this process may listen when the hold is released. Returns whether the process's last
+    /// release, which precedes the grant, is known to have notified no other process.
+    fn note_listeners(&self, hold: &Hold, has_listened: bool, state: &EntryState) -> bool {
         // On the channel of a place, which belongs to one waiter, nothing is counted.
         if !self.is_notified_with_others() {
             return false;
         }
+        let last_release = state.lock.cohort.last_release();
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
         // at the release, `is_heard_by_us` takes it out of the count of listeners.
         if has_listened || last_release.is_some_and(|last| last.is_heard_by_us) {
             hold.record_subscription();
         }
-        let session = self.session();
         // The reply to the last release precedes this grant, so the number of listeners is known.
         self.turn.is_none()
-            && last_release.is_some_and(|last| yielding::has_notified_nobody(session, last))
+            && last_release.is_some_and(|last| yielding::has_notified_nobody(self.session(), last))
     }
 
     /// Gives back a granted hold that is useless; returns `why` as the error.

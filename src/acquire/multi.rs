@@ -224,7 +224,7 @@ impl Members {
         self.check_going(wait).map(|()| outcome)
     }
 
-    /// When half of the time of `round` is over. The other half is left for its requests.
+    /// When half of the time of `round` is over. The requests of the round have the other half.
     fn half_of(&self, round: WaitMode) -> Instant {
         let now = Instant::now();
         let ends = round.deadline().or(now + self.command_timeout());
@@ -461,8 +461,8 @@ enum Gathering {
 ///   take a thread T whose first member M is the earliest of all first members. The thread that refused M to T has M.
 ///   No set begins earlier, so M is its first member too, which it was granted. So that thread did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
-///   has that member has its whole set, or releases this one: it gives up, or asks again for an earlier member. It does not
-///   ask again for a later one, since no thread does.
+///   has that member has its whole set, or releases this one: it gives up, or asks again for an earlier member. No
+///   thread asks again for a later one.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

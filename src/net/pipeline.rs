@@ -165,10 +165,12 @@ impl Pipeline {
     /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
     /// goes to the ledger. An attempt is not queued until it has waited for the [backlog](Self::backlog_end).
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
-        if self.has_to_wait(call) {
+        if self.last_undo.is_some() && call.has_to_wait() && self.backlog_end().is_some() {
             return false;
         }
-        self.note_undo(call);
+        if call.deferred.as_ref().is_some_and(|info| info.undo) {
+            self.last_undo = Some(Arc::clone(call));
+        }
         match &mut self.in_flight {
             Some(in_flight) if !(in_flight.unwritten.is_full() && call.deferred.is_some()) => {
                 in_flight.enqueue_about(&call.request, now);
@@ -182,17 +184,6 @@ impl Pipeline {
                 self.ledger.keep([call]);
                 false
             }
-        }
-    }
-
-    /// Whether a call is an attempt that has to wait for the [backlog](Self::backlog_end) before it is submitted again.
-    fn has_to_wait(&mut self, call: &Call) -> bool {
-        self.last_undo.is_some() && call.has_to_wait() && self.backlog_end().is_some()
-    }
-
-    fn note_undo(&mut self, call: &Arc<Call>) {
-        if call.deferred.as_ref().is_some_and(|info| info.undo) {
-            self.last_undo = Some(Arc::clone(call));
         }
     }
 

@@ -333,11 +333,11 @@ impl QuorumHold {
         }
     }
 
-    /// Reads earlier replies, and then those of a round that asks for renewals. Its late replies are read by later calls.
+    /// Reads earlier replies, and then those of a round that asks for renewals. Later calls of `read` read the rest of the round.
     ///
-    /// An acquire without an answer is never replaced, since its part is not kept. Its undo may still be on its way, so a
-    /// renewal that finds the number proves nothing. An earlier renewal may be replaced: its answer could only have made the
-    /// part last longer.
+    /// An acquire without an answer is never replaced, since its part is not kept: the undo of that acquire may still be on its
+    /// way, so a renewal that finds the number proves nothing. An earlier renewal may be replaced, since its answer could only
+    /// have made the part last longer.
     fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {

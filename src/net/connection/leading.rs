@@ -71,7 +71,7 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
-        let mut has_looked_once_more = false;
+        let mut has_looked_again = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
@@ -91,11 +91,9 @@ impl Connection {
             // The time is up, but the reply may lie unread in the socket: the thread appointed to read it may not have been
             // scheduled yet. Unless a read since `until` has found nothing, look once more before reporting a timeout.
             let (is_late, has_to_stop) = (now >= until, stop());
-            let looks_once_more = is_late
-                && !has_to_stop
-                && !has_looked_once_more
-                && !in_flight.has_read_all_by(until);
-            if (is_late || has_to_stop) && !looks_once_more {
+            let looks_again =
+                is_late && !has_to_stop && !has_looked_again && !in_flight.has_read_all_by(until);
+            if (is_late || has_to_stop) && !looks_again {
                 // `leave` locks all calls, this one too.
                 drop(mine);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
@@ -113,7 +111,7 @@ impl Connection {
             let own_sent_at = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
             // A reply to this call may lie unread if the last read ended before the call was sent. Then read first.
-            if !looks_once_more
+            if !looks_again
                 && in_flight.is_silent(patience)
                 && in_flight.has_read_all_by(mine.sent_at)
             {
@@ -124,7 +122,7 @@ impl Connection {
                 continue;
             }
             let silent_at = in_flight.last_heard + patience;
-            let slice_ends = if looks_once_more {
+            let slice_ends = if looks_again {
                 now + GLANCE
             } else if now < silent_at {
                 until.min(silent_at).min(now + SLICE)
@@ -132,8 +130,8 @@ impl Connection {
                 // A last short read checks that nothing has arrived before the connection is given up.
                 until.min(now + GLANCE)
             };
-            has_looked_once_more |= looks_once_more;
-            let reader = match looks_once_more {
+            has_looked_again |= looks_again;
+            let reader = match looks_again {
                 // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
                 // and `step_down` appoints again, so the other thread, which was woken, follows until then.
                 true => up.leadership.take_from_anyone(),
@@ -150,7 +148,7 @@ impl Connection {
             drop(state);
             // A leader wakes all followers about every `SLICE`, so most need no timer of their own. If the deadline is less
             // than two slices away, that may be too late, so wait with a time limit.
-            let is_soon = looks_once_more || until.min(silent_at) < now + 2 * SLICE;
+            let is_soon = looks_again || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
             // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
