@@ -14,10 +14,10 @@ use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
 use crate::acquire::turn::Turn;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{self, Answered, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
+use crate::acquire::{self, Busy, NoReply, Outcome, Reply, Strategy, quorum, yielding};
 use crate::error::LossReason;
 use crate::error::{Error, Result};
-use crate::hold::entry::wake;
+use crate::hold::entry::{EntryState, wake};
 use crate::hold::places::Places;
 use crate::hold::{Entry, Hold, UNDO_FOR};
 use crate::local::lock::{Mode, Order};
@@ -71,8 +71,8 @@ pub(crate) struct Contender<'a> {
     contest: Contest,
     /// The release after which the contender yields before it asks.
     yields_after: Option<Arc<Call>>,
-    /// The first request, if it was queued ahead, and the hold for which it asks.
-    ahead: Option<(calls::Ahead, Arc<Hold>)>,
+    /// The first request, if it was queued ahead.
+    ahead: Option<(calls::Ahead, Asked)>,
     listening: Listening,
     is_granted: bool,
     /// The moment from which a question counts as the last before the time is up.
@@ -80,6 +80,12 @@ pub(crate) struct Contender<'a> {
     /// The last pause was shortened for that question.
     parks_until_last: bool,
     _contending: Contending<'a>,
+}
+
+/// The hold that a request asks for, and the place.
+struct Asked {
+    hold: Arc<Hold>,
+    place: Place,
 }
 
 impl Drop for Contender<'_> {
@@ -156,11 +162,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// A request sent at `sent_at` was refused. If it asked for a new place, its number is the place.
+    /// A request for a new place, sent at `sent_at`, was refused, so its number is the place.
     fn keep_place(&mut self, number: OwnerNumber, sent_at: Instant) {
-        if self.place_to_send() != Place::New {
-            return;
-        }
         self.place = Some(number);
         // Each place has its own channel, to which the next park subscribes.
         self.listening.end();
@@ -257,9 +260,9 @@ impl<'a> Contender<'a> {
     }
 
     /// See [`yielding`].
-    pub(crate) fn yield_to_others(&mut self, until: Instant) -> Result<bool> {
+    pub(crate) fn yield_to_others(&mut self, asks_by: Instant) -> Result<bool> {
         let (lock, wait) = (self.lock, self.wait);
-        yielding::yield_to_others(self, lock, wait, until, &mut None)
+        yielding::yield_to_others(self, lock, wait, asks_by, &mut None)
     }
 
     /// How many tokens to request: one, or enough for hand-overs if other threads wait.
@@ -270,8 +273,8 @@ impl<'a> Contender<'a> {
         if others { TOKENS } else { 1 }
     }
 
-    /// Makes a request, the first or a repeated one, and stores the hold for which it asks.
-    fn question(&mut self, asked: &mut Option<Arc<Hold>>) -> Attempt {
+    /// Makes a request, the first or a repeated one, and stores what it asks for.
+    fn question(&mut self, asked: &mut Option<Asked>) -> Attempt {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let draw = || session.owners.draw();
@@ -288,11 +291,12 @@ impl<'a> Contender<'a> {
         let note = turn.map_or(Note::NONE, |turn| {
             turn.note(session.waiter_lease, Instant::now())
         });
+        let place = self.place_to_send();
         let mut request = self.entry.protocol.acquire(&AcquireArgs {
             mode,
             under: under.as_deref(),
             note,
-            place: self.place_to_send(),
+            place,
             tokens,
             token_ttl: self.lock.token_ttl,
             ..AcquireArgs::plain(&owner, params.ttl)
@@ -304,12 +308,12 @@ impl<'a> Contender<'a> {
         // is sent only when the contender gives up.
         let is_undone = self.place.is_none();
         let undo = is_undone.then(|| Arc::clone(&hold) as Arc<dyn Undo>);
-        *asked = Some(hold);
+        *asked = Some(Asked { hold, place });
         Attempt { request, undo }
     }
 
     /// Asks the server of a lock that one server keeps.
-    fn ask_server(&mut self, until: Instant) -> std::result::Result<Answered, NoReply> {
+    fn ask_server(&mut self, until: Instant) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
         let (lock, wait, session) = (self.lock, self.wait, self.session());
         let (ahead, mut asked) = self.ahead.take().unzip();
         let mut attempt = || self.question(&mut asked);
@@ -322,7 +326,7 @@ impl<'a> Contender<'a> {
             self.place = None;
             return match asks_again {
                 true => self.ask_server(until),
-                false => Ok(Err(Busy::default())),
+                false => Ok(Reply::Busy(Busy::default())),
             };
         }
         let replicated = session.is_replicated(&answer);
@@ -335,13 +339,13 @@ impl<'a> Contender<'a> {
         };
         // An odd reply says nothing about whether the lock was granted.
         let (acquired, seen) = acquired.map_err(|unexpected| {
-            if let Some(hold) = &asked {
+            if let Some(Asked { hold, .. }) = &asked {
                 session.give_back(hold);
             }
             session.error(ACQUIRING, &self.lock.name, unexpected)
         })?;
         match (acquired, asked) {
-            (Acquired::Taken { tokens }, Some(hold)) => {
+            (Acquired::Taken { tokens }, Some(Asked { hold, .. })) => {
                 self.place = None;
                 // Granted, but too few replicas have it: a failover could grant the lock again.
                 replicated.inspect_err(|_| session.give_back(&hold))?;
@@ -354,17 +358,19 @@ impl<'a> Contender<'a> {
                     // renewal extends it in time.
                     hold.change(|lease| lease.adapt_keep_lock(Some(left)));
                 }
-                Ok(Ok(hold))
+                Ok(Reply::Granted(hold))
             }
-            (Acquired::Busy { left }, Some(hold)) => {
-                self.keep_place(hold.number, sent_at);
+            (Acquired::Busy { left }, Some(Asked { hold, place })) => {
+                if place == Place::New {
+                    self.keep_place(hold.number, sent_at);
+                }
                 if let (Some(spin), Some(left)) = (&mut self.spin, left) {
                     spin.record_refusal(sent_at + left);
                 }
                 if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
                     turn.set_behind(hold.number, seen.behind);
                 }
-                Ok(Err(Busy {
+                Ok(Reply::Busy(Busy {
                     retry_after: left,
                     is_contested: false,
                 }))
@@ -394,12 +400,7 @@ impl<'a> Contender<'a> {
         }
         let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
-        // Where Redis keeps the queue, several threads of a process are contenders, and so is a thread that adopts a hold. A
-        // grant to one of them may be the first sign that an earlier hold of the process is over.
-        let earlier = match self.lock.mode {
-            Mode::Exclusive => state.lock.holds().next().cloned(),
-            Mode::Shared => None,
-        };
+        let earlier = self.earlier_hold(&state);
         if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
             // A later grant to another thread was recorded first, which proves that this hold was over before.
             drop(state);
@@ -407,35 +408,19 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        let last_release = state.lock.cohort.last_release();
-        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
-        // at the release, `is_heard_by_us` takes it out of the count of listeners. On the channel of a place, which belongs to
-        // one waiter, nothing is counted.
-        let may_linger = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
-        if may_linger && self.is_notified_with_others() {
-            hold.record_subscription();
-        }
-        // The reply to the previous release precedes this grant, so the number of listeners that it has notified is
-        // known.
-        let is_alone = self.turn.is_none()
-            && self.is_notified_with_others()
-            && last_release.is_some_and(|last| yielding::has_notified_nobody(session, last));
+        let is_alone = self.note_listeners(&hold, has_listened, &state);
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
         // Granted and stored with the mutex held: queued readers that join get the same hold before anybody can release
         // it.
-        let next = (state.lock).granted(thread, mode, granted, params.lease, now);
-        if is_alone {
-            state.lock.cohort.record_alone(now);
-        }
+        let next = (state.lock).granted(thread, mode, granted, params.lease, is_alone, now);
         state.store_wakeups(&next);
         drop(state);
         wake(next);
         if let Some(earlier) = earlier {
-            let reason = match earlier.is_valid(now) {
-                true => LossReason::TakenOver,
-                false => LossReason::Expired,
-            };
-            session.lose(&earlier, reason);
+            session.lose(
+                &earlier,
+                LossReason::TakenOver.or_expired(earlier.is_valid(now)),
+            );
         }
         if !hold.is_held() {
             // The watchdog found the hold lost between `arm` and `granted`, when there was nothing to remove from the
@@ -444,6 +429,35 @@ impl<'a> Contender<'a> {
         }
         session.counters.acquired.add(1);
         Ok(GuardInner::new(self.lock, hold, thread, Came::Granted))
+    }
+
+    /// The hold that the process has, as far as it knows, although another thread was granted the lock.
+    ///
+    /// Several threads of a process are contenders where Redis keeps the queue, or while one of them adopts a hold. So a grant
+    /// may be the first sign that an earlier hold of the process is over.
+    fn earlier_hold(&self, state: &EntryState) -> Option<Arc<Hold>> {
+        match self.lock.mode {
+            Mode::Exclusive => state.lock.holds().next().cloned(),
+            Mode::Shared => None,
+        }
+    }
+
+    /// Notes at a new hold whether this process may listen when the hold is released. Returns whether the process's last
+    /// release, which precedes the grant, is known to have notified no other process.
+    fn note_listeners(&self, hold: &Hold, has_listened: bool, state: &EntryState) -> bool {
+        // On the channel of a place, which belongs to one waiter, nothing is counted.
+        if !self.is_notified_with_others() {
+            return false;
+        }
+        let last_release = state.lock.cohort.last_release();
+        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
+        // at the release, `is_heard_by_us` takes it out of the count of listeners.
+        if has_listened || last_release.is_some_and(|last| last.is_heard_by_us) {
+            hold.record_subscription();
+        }
+        // The reply to the last release precedes this grant, so the number of listeners is known.
+        self.turn.is_none()
+            && last_release.is_some_and(|last| yielding::has_notified_nobody(self.session(), last))
     }
 
     /// Gives back a granted hold that is useless; returns `why` as the error.
@@ -500,8 +514,9 @@ impl Strategy for Contender<'_> {
             None => self.ask_server(until)?,
         };
         match answered {
-            Ok(hold) => Ok(Reply::Granted(self.accept(hold)?)),
-            Err(busy) => {
+            Reply::Granted(hold) => Ok(Reply::Granted(self.accept(hold)?)),
+            Reply::HandedOver => Ok(Reply::HandedOver),
+            Reply::Busy(busy) => {
                 let messages = self.listening.signals().messages;
                 self.contest.record_refusal(busy.is_contested, messages);
                 // The lock is held by another process, so the tenure of this one is over.

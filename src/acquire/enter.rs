@@ -124,9 +124,9 @@ impl LockSpec {
             let queue = || Arc::clone(listening.waiter());
             let queues = wait.asks_again();
             let may_queue = queues.then_some(&queue as &dyn Fn() -> Arc<Waiter>);
-            let (mode, first) = (self.mode, self.readers_first);
+            let (mode, readers_first) = (self.mode, self.readers_first);
             let mut state = entry.lock();
-            let entered = (state.lock).enter(thread, mode, lease, now, may_queue, first);
+            let entered = (state.lock).enter(thread, mode, lease, now, may_queue, readers_first);
             let pending = match entered {
                 Entered::Busy => Some(Pending::Busy),
                 Entered::Deadlock(hold) => {

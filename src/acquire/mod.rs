@@ -65,7 +65,7 @@ use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
-use crate::hold::{Entry, Hold};
+use crate::hold::Entry;
 use crate::local::waiter::Signals;
 use crate::net::back_off::BackOff;
 use crate::net::call::{Call, Fault};
@@ -90,9 +90,6 @@ pub(crate) struct Busy {
     /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
     pub(crate) is_contested: bool,
 }
-
-/// The reply to a request for a lock: the hold that was granted, or who prevents it.
-pub(crate) type Answered = std::result::Result<Arc<Hold>, Busy>;
 
 /// Why a request has no reply.
 pub(crate) enum NoReply {
@@ -226,7 +223,7 @@ pub(crate) fn acquire<S: Strategy>(
         spec,
         wait,
         was_refused: false,
-        yielded_at: None,
+        messages_heard: None,
         parks: 0,
         silent_since: None,
     };
@@ -240,8 +237,8 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages had arrived when the thread last yielded.
-    yielded_at: Option<u64>,
+    /// How many messages have been followed by a pause, or came when no time was left for one.
+    messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
     /// The signals before the last park. A grant that follows without any news since then was not announced.
@@ -292,7 +289,8 @@ impl<S: Strategy> Waiting<'_, S> {
 
     /// Returns when the thread has to ask, with the time for the question, or with the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
-        // A call that has not waited asks at least once, however little time it has.
+        // A call ends as late only if it has asked, or has waited for a thread of its process. Otherwise it asks once, however
+        // little time it has.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
         // The time for the question includes yielding, but not waiting for other threads of this process.
         let mut began = None;
@@ -312,7 +310,7 @@ impl<S: Strategy> Waiting<'_, S> {
                 let ended = self.end(Outcome::without_grant(is_taken))?;
                 return Ok(ControlFlow::Break(ended));
             }
-            let (spec, wait, heard) = (self.spec, self.wait, &mut self.yielded_at);
+            let (spec, wait, heard) = (self.spec, self.wait, &mut self.messages_heard);
             let began = *began.get_or_insert(now);
             let budget = wait.budget(began, spec.command_timeout);
             let asks_by = began + budget.until.saturating_duration_since(began) / 2;
@@ -328,9 +326,9 @@ impl<S: Strategy> Waiting<'_, S> {
     fn park(&mut self, busy: Busy, before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
-        // After a contested round the thread asks again in any case, once its pause is over. Messages that arrived
-        // during the round, such as those of other masters about the same release, must not cut the pause short. A
-        // thread that has just begun to listen has no earlier news.
+        // News counts from before the request, except in two cases. A thread that has just begun to listen has no earlier
+        // news. After a contested round the thread asks again in any case, once its pause is over: messages that arrived
+        // during the round, such as those of other masters about the same release, must not cut the pause short.
         let seen = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => before,

@@ -407,7 +407,7 @@ impl<const N: usize> Plain<N> {
         let mut enter = |now| lock.enter(1, Mode::Exclusive, RENEWED, now, None, false);
         enter(at(since));
         let held = Held(now + TICK);
-        let granted = lock.granted(1, Mode::Exclusive, held, RENEWED, at(since));
+        let granted = lock.granted(1, Mode::Exclusive, held, RENEWED, false, at(since));
         drop(granted);
         drop(lock.leave(1, &held, at(released), &|| ()));
         match lock.enter(1, Mode::Exclusive, RENEWED, now, None, false) {

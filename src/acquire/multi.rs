@@ -224,12 +224,17 @@ impl Members {
         self.check_going(wait).map(|()| outcome)
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
-    /// `round`, which leaves time for the round itself.
-    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+    /// When half of the time of `round` is over. The requests of the round have the other half.
+    fn half_of(&self, round: WaitMode) -> Instant {
         let now = Instant::now();
         let ends = round.deadline().or(now + self.command_timeout());
-        let until = now + ends.saturating_duration_since(now) / 2;
+        now + ends.saturating_duration_since(now) / 2
+    }
+
+    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
+    /// `round`.
+    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+        let until = self.half_of(round);
         let stop = || self.stopped(wait).is_some();
         for indices in &*self.same_key {
             let sessions = indices.iter().map(|index| self.parts[*index].session());
@@ -260,9 +265,10 @@ impl Members {
     ) -> Result<Gathering> {
         let all = 0..self.parts.len();
         let is_contended = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
-        // The members of the next request, as far as they are not held. If members were held by others lately, the
-        // first is requested alone, since granted ones might have to be released again.
-        let mut asked = match is_contended {
+        // Each turn asks for a range of members, as far as they are not held: for all, or for one. Once that one is granted,
+        // the next turn asks for all that are missing. If members were held by others lately, the first is requested alone,
+        // since granted ones might have to be released again.
+        let mut next = match is_contended {
             true => 0..1,
             false => all.clone(),
         };
@@ -275,10 +281,10 @@ impl Members {
         let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
             let began = Instant::now();
-            let answers = self.ask_for(asked.clone(), &mut held.0, round);
+            let answers = self.ask_for(next.clone(), &mut held.0, round);
             let (refused, by) = match answers {
-                Ok(Answers::Granted) if asked != all => {
-                    asked = all.clone();
+                Ok(Answers::Granted) if next != all => {
+                    next = all.clone();
                     continue;
                 }
                 Ok(Answers::Granted) => {
@@ -311,11 +317,11 @@ impl Members {
             };
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
             let ends = round.deadline().or(goes_on_until);
-            if now >= ends || !self.parts[refused].is_newly_taken(by, span) {
+            if now >= ends || !self.parts[refused].may_be_given_back(by, span) {
                 return Ok(Gathering::Busy(refused));
             }
             self.pause_until(ends.min(now + pauses.next_pause()), wait)?;
-            asked = refused..refused + 1;
+            next = refused..refused + 1;
         }
     }
 
@@ -378,10 +384,9 @@ impl Members {
             _ => None,
         });
         let mut asking: Vec<_> = contenders.collect();
+        let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
-            let now = Instant::now();
-            let until = round.deadline().or(now + self.command_timeout());
-            (contender.yield_to_others(until)).map_err(|err| (*index, err))?;
+            (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.
         asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
@@ -442,7 +447,7 @@ enum Answers {
 /// The outcome of asking for all members.
 enum Gathering {
     All(Together),
-    /// The first member that somebody else has; nothing is held.
+    /// The first member that somebody else has. All that were held are released.
     Busy(usize),
     /// The caller's time was up before all had answered.
     TooLate,
@@ -456,7 +461,8 @@ enum Gathering {
 ///   take a thread T whose first member M is the earliest of all first members. The thread that refused M to T has M.
 ///   No set begins earlier, so M is its first member too, which it was granted. So that thread did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
-///   has that member has its whole set, or was refused an earlier member and releases this one.
+///   has that member has its whole set, or releases this one: it gives up, or asks again for an earlier member. No
+///   thread asks again for a later one.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
-use crate::acquire::{Answered, Busy, NoReply};
-use crate::hold::Entry;
+use crate::acquire::{Busy, NoReply, Reply};
+use crate::hold::{Entry, Hold};
 use crate::protocol::kind::ACQUIRING;
 use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
@@ -23,19 +23,19 @@ pub(crate) fn ask(
     wait: WaitMode,
     mut request: QuorumRequest,
     until: Instant,
-) -> std::result::Result<Answered, NoReply> {
+) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
     let stop = || lock.must_stop(wait);
     let mut again = false;
     // The previous round, if in it too many servers were unreachable or rejected the request.
     let mut before: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {
-            QuorumReply::Granted(hold) => return Ok(Ok(hold)),
+            QuorumReply::Granted(hold) => return Ok(Reply::Granted(hold)),
             QuorumReply::Busy {
                 free_in,
                 is_contested,
             } => {
-                return Ok(Err(Busy {
+                return Ok(Reply::Busy(Busy {
                     retry_after: free_in,
                     is_contested,
                 }));

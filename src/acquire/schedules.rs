@@ -195,7 +195,7 @@ impl Process {
                 state.server_holds = true;
                 let next = state
                     .lock
-                    .granted(t as u64, Mode::Exclusive, HELD, RENEWED, now);
+                    .granted(t as u64, Mode::Exclusive, HELD, RENEWED, false, now);
                 self.notify(state, t, &next);
             }
             At::Holds => match state.lock.leave(t as u64, &HELD, now, &|| ()) {

@@ -209,11 +209,11 @@ impl LockSpec {
         self.error(ACQUIRING, Fault::Unreachable(why))
     }
 
-    /// Whether the lock was taken, or requested, only within the last `span`. The holder may be taking several locks
-    /// then, and release this one because it was refused another.
+    /// Whether the holder may release the lock soon, because it is taking several locks and was refused another: the lock was
+    /// taken, or requested, only within the last `span`.
     ///
     /// A holder outside this client is recognized only if its lease is the one of this handle or of the client.
-    pub(crate) fn is_newly_taken(&self, by: InTheWay, span: Duration) -> bool {
+    pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
             return false;

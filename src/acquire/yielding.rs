@@ -37,24 +37,24 @@ use crate::session::Session;
 use crate::time;
 
 /// Lets other processes ask first if the tenure is over or a debt is left. `true` if the caller has to check again whether
-/// to ask: the thread has paused, was woken by another thread of this process, or has to stop. `messages_at_pause`: how
-/// many messages had arrived when the thread last began to pause.
+/// to ask: the thread has paused, was woken by another thread of this process, or has to stop. `messages_heard`: how many
+/// messages need no pause any more, because a pause has followed them, or there was no time for one.
 ///
-/// All pauses before a question end at `asks_by`, after half of the question's time, so that a call with a short time
-/// limit yields as others do and still asks (bench: cross4x4 and cross8x4, fairness). A single attempt pauses for
-/// [`PAUSE`] at most.
+/// All pauses before a question, and the wait for the reply to the last release, end at `asks_by`, after half of the
+/// question's time. So a call with a short time limit yields as others do and still asks (bench: cross4x4 and cross8x4,
+/// fairness). A single attempt pauses for [`PAUSE`] at most.
 pub(crate) fn yield_to_others<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,
     wait: WaitMode,
     asks_by: Instant,
-    messages_at_pause: &mut Option<u64>,
+    messages_heard: &mut Option<u64>,
 ) -> Result<bool> {
     let release = strategy.yields_after();
     let messages = strategy.listening().signals().messages;
     // Without a new message nobody has released the lock since the last pause, so another pause would gain nothing.
     let is_debt_due =
-        release.is_none() && strategy.alternates() && *messages_at_pause != Some(messages);
+        release.is_none() && strategy.alternates() && *messages_heard != Some(messages);
     let debt = match is_debt_due {
         true => strategy.entry().lock().lock.cohort.owes(Instant::now()),
         false => None,
@@ -70,8 +70,11 @@ pub(crate) fn yield_to_others<S: Strategy>(
         Some(release) => pause_after(strategy, spec, release, asks_by, &stop),
         None => debt,
     };
-    let Some(pause) = pause.filter(|_| !stop()) else {
-        return Ok(stop());
+    if stop() {
+        return Ok(true);
+    }
+    let Some(pause) = pause else {
+        return Ok(false);
     };
     if wait.asks_again() && spec.quorum.is_none() {
         // Subscribed before the question: if the subscription is confirmed during the pause, no second question is
@@ -84,7 +87,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     time::sleep_unless(pause.min(most), &stop);
     // A message during the pause calls for another pause, so it does not count as heard. After a shortened pause there is
     // no time for one, so all messages count as heard.
-    *messages_at_pause = Some(match pause <= most {
+    *messages_heard = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,
     });

@@ -35,7 +35,7 @@ pub(crate) enum Duty {
 /// The lease of one hold. Moments are in [`time::nanos`] and spans in nanoseconds, to keep the struct small: every hold has
 /// one.
 ///
-/// | what has happened | until when the hold is certain |
+/// | what has happened | until when the hold is certain by its lease |
 /// | --- | --- |
 /// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier than before |
 /// | `announce_fixed`: a lease is about to be requested that may be shorter | never later |
@@ -215,9 +215,7 @@ impl Lease {
         self.set_ttl(ttl);
         self.is_renewed = matches!(policy, LeasePolicy::Renewed { .. });
         self.max_hold = max_hold_of(policy);
-        if self.is_limited() {
-            self.limit(now);
-        }
+        self.limit(now);
     }
 
     /// A request with this lease is about to be sent, and Redis may execute it even if no reply comes.

@@ -67,7 +67,7 @@ impl<R> Cohort<R> {
     }
 
     /// By `now` the reply to the last release has arrived, and the release has notified nobody.
-    pub(crate) fn record_alone(&mut self, now: Instant) {
+    pub(super) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }
 

@@ -23,7 +23,7 @@
 //! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
 //!
 //! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
-//! hold, unless threads wait; a reader that does not wait, or that may go ahead of other processes' writers (`passes_writers`),
+//! hold, unless threads wait; a reader that does not wait, or goes ahead of other processes' writers (`readers_first`),
 //! also passes queued readers, but no queued writer. A reader cannot join if it arrives later, if its lease differs, or if its
 //! lease may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first.
 //! A thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
@@ -242,7 +242,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait, or
-    /// `passes_writers`, may ask although another reader asks already, since a writer of another process may delay that
+    /// any with `readers_first`, may ask although another reader asks already, since a writer of another process may delay that
     /// reader's grant.
     pub(crate) fn enter(
         &mut self,
@@ -251,7 +251,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         lease: LeasePolicy,
         now: Instant,
         queue: Option<&dyn Fn() -> W>,
-        passes_writers: bool,
+        readers_first: bool,
     ) -> Entered<H, R> {
         if let Some(has) = self.has_already(thread, mode) {
             return has;
@@ -264,7 +264,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                 under: None,
             };
         }
-        let asks_beside = mode == Mode::Shared && (queue.is_none() || passes_writers);
+        let asks_beside = mode == Mode::Shared && (queue.is_none() || readers_first);
         let writes = |waiting: &QueuedThread<W>| waiting.mode == Mode::Exclusive;
         // The readers in the queue wait for the reader that asks; a reader that asks beside it passes them. Queued
         // writers keep every new reader out, or they could starve.
@@ -402,13 +402,14 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.is_refused || self.holds().next().is_some()
     }
 
-    /// A contender was granted the lock by Redis.
+    /// A contender was granted the lock by Redis. `is_alone`: this process's last release is known to have notified no other.
     pub(crate) fn granted(
         &mut self,
         thread: u64,
         mode: Mode,
         hold: H,
         lease: LeasePolicy,
+        is_alone: bool,
         now: Instant,
     ) -> Wakeups<W, H> {
         self.asked(mode);
@@ -433,6 +434,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
                     threads: vec![(thread, 1)],
                 });
             }
+        }
+        if is_alone {
+            self.cohort.record_alone(now);
         }
         self.take_next(now)
     }
@@ -621,7 +625,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         while let Some(first) = self.queue.front() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
             // Never past the first that has to wait: the queue is first come, first served. A contender counts as
-            // asking once it is admitted, so the loop admits no second one.
+            // asking once it is admitted, so the loop admits no second one, and no queued reader asks beside it.
             let Some(admitted) = self.admit(thread, mode, lease, now, false) else {
                 break;
             };

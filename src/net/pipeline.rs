@@ -39,7 +39,7 @@ use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 /// Makes a node carry out the next command although the slot of its key is still on its way there.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 
-/// How long nothing is taken from the ledger after the server has replied that it cannot serve now.
+/// How long a connection [rests](Pipeline::rests_until) after the server has replied that it cannot serve now.
 const REST: Duration = Duration::from_millis(50);
 
 /// After how long without a command the connection is checked before the next one is sent.
@@ -57,7 +57,8 @@ pub(super) struct Pipeline {
     in_flight: Option<InFlight>,
     /// Deferred calls that are on no connection.
     ledger: Arc<Ledger>,
-    /// Until when nothing is taken from the ledger: the server has replied that it cannot serve now.
+    /// The server has replied that it cannot serve now. Until this moment no batch is taken from the ledger, and nothing for a
+    /// thread that waits for a release. A command still takes the entries about its keys, which have to precede it.
     rests_until: Option<Instant>,
     /// The last undo that was submitted, until its outcome is known: see [`backlog_end`](Self::backlog_end).
     last_undo: Option<Arc<Call>>,
@@ -164,15 +165,11 @@ impl Pipeline {
     /// Queues a call after all others, if there is a connection. Without one, or while the socket is full, a deferred call
     /// goes to the ledger. An attempt is not queued until it has waited for the [backlog](Self::backlog_end).
     pub(super) fn submit(&mut self, call: &Arc<Call>, now: Instant) -> bool {
-        match &call.deferred {
-            None if self.last_undo.is_some()
-                && call.has_to_wait()
-                && self.backlog_end().is_some() =>
-            {
-                return false;
-            }
-            Some(info) if info.undo => self.last_undo = Some(Arc::clone(call)),
-            _ => {}
+        if self.last_undo.is_some() && call.has_to_wait() && self.backlog_end().is_some() {
+            return false;
+        }
+        if call.deferred.as_ref().is_some_and(|info| info.undo) {
+            self.last_undo = Some(Arc::clone(call));
         }
         match &mut self.in_flight {
             Some(in_flight) if !(in_flight.unwritten.is_full() && call.deferred.is_some()) => {
@@ -494,7 +491,12 @@ impl InFlight {
 
     /// Whether a reply is due and the server is known to have sent nothing for `max_silence`.
     pub(super) fn is_silent(&self, max_silence: Duration) -> bool {
-        !self.awaiting.is_empty() && self.quiet_at >= self.last_heard + max_silence
+        !self.awaiting.is_empty() && self.has_read_all_by(self.last_heard + max_silence)
+    }
+
+    /// Whether all that had arrived by `moment` is known to have been read.
+    pub(super) fn has_read_all_by(&self, moment: Instant) -> bool {
+        self.quiet_at >= moment
     }
 
     /// The calls whose threads wait to be woken, the first one first.

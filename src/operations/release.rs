@@ -19,7 +19,9 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
         LockKind::FencedLock => &fenced::KIND,
         LockKind::RwLock => &rw::KIND,
         LockKind::ExpirableSemaphore => &permits::KIND,
-        _ => &reentrant::KIND,
+        LockKind::Lock => &reentrant::KIND,
+        // These have no owner.
+        LockKind::Free | LockKind::Semaphore | LockKind::Latch => return Ok(false),
     };
     let spec = LockSpec::new(shared, name.into(), kind);
     let mut was_held = false;

@@ -224,9 +224,10 @@ impl Quorum {
             nodes.housekeep_soon();
             return QuorumReply::Granted(hold);
         }
-        let has_time = |pause| !stop() && Instant::now() + pause < until;
+        let goes_on_after = |pause| !stop() && Instant::now() + pause < until;
+        let asks_again = request.asks_again_in.is_some_and(goes_on_after);
         // Nodes whose answer is still due get a release as well: on the connection it follows the acquire.
-        drop(quorum_hold.let_go(request.asks_again_in.is_some_and(has_time)));
+        drop(quorum_hold.let_go(asks_again));
         quorum_hold.send();
         let busy = |_, value: &Value| matches!(value, Value::Int(_));
         // A majority granted it, so only the time can have been too short.

@@ -302,26 +302,18 @@ impl QuorumHold {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let round = self.ask_again(again);
         let mut state = self.state.lock();
-        // Earlier replies are read first, then those of the round. A call for a part that is out is ignored: the undo
-        // of an acquire without an answer may still be on its way, so a renewal that finds the number proves nothing.
-        self.read(&mut state);
-        for (node, call) in round.calls.iter().enumerate() {
-            if state.parts.is_kept(node) {
-                state.asked[node].call.clone_from(call);
-                state.asked[node].ttl = again.ttl;
-            }
-        }
-        self.read(&mut state);
+        self.await_renewals(&mut state, &round, again.ttl);
+        // `await_renewals` has read these replies for the parts. Here they count as votes for the new lease.
         let agrees = |(node, reply): &(usize, &Value)| {
             state.parts.is_kept(*node) && matches!(renewed(reply), Ok(Ok(())))
         };
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
-        if is_renewed {
-            self.set_policy(&state, again);
-        }
         // During the round the hold may have been lost, or its client closed, which releases all parts.
         let is_held = self.update_validity(&mut state) && !state.let_go;
+        if is_held && is_renewed {
+            self.set_policy(&state, again);
+        }
         drop(state);
         if !is_held {
             let is_taken = |value| matches!(renewed(value), Ok(Err(LossReason::TakenOver)));
@@ -339,6 +331,22 @@ impl QuorumHold {
         } else {
             Err(nodes.short(agreed, round.replies).into())
         }
+    }
+
+    /// Reads earlier replies, and then those of a round that asks for renewals. Later calls of `read` read the rest of the round.
+    ///
+    /// An acquire without an answer is never replaced, since its part is not kept: the undo of that acquire may still be on its
+    /// way, so a renewal that finds the number proves nothing. An earlier renewal may be replaced, since its answer could only
+    /// have made the part last longer.
+    fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
+        self.read(state);
+        for (node, call) in round.calls.iter().enumerate() {
+            if state.parts.is_kept(node) {
+                state.asked[node].call.clone_from(call);
+                state.asked[node].ttl = ttl;
+            }
+        }
+        self.read(state);
     }
 
     /// Asks all nodes to renew their parts for a holder that locks again.
@@ -521,6 +529,7 @@ impl Several for QuorumHold {
     }
 
     fn release(&self) -> Arc<Call> {
+        // The holder does not ask again.
         self.let_go(false)
     }
 

@@ -140,7 +140,16 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
             let why = format!("`{}` is a latch, which nobody holds", Shown(name));
             return Err(Failure::new(USAGE, why));
         }
-        _ => client.reentrant_lock(name).force_unlock()?,
+        LockKind::Free | LockKind::Lock | LockKind::FencedLock => {
+            client.reentrant_lock(name).force_unlock()?
+        }
+        kind => {
+            let why = format!(
+                "`{}` is a {kind}, which cannot be unlocked here",
+                Shown(name)
+            );
+            return Err(Failure::new(USAGE, why));
+        }
     })
 }
 

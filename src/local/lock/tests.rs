@@ -536,7 +536,9 @@ impl Model {
             complete,
         };
         let lease = self.threads[t].lease;
-        let wakeups = self.lock.granted(t as u64, mode, grant, lease, self.now);
+        let wakeups = self
+            .lock
+            .granted(t as u64, mode, grant, lease, false, self.now);
         self.threads[t].doing = Doing::Nothing;
         self.threads[t].ticket = None;
         if mode == Mode::Exclusive {
@@ -972,7 +974,7 @@ fn readers_come_in_together_up_to_the_first_writer() {
         panic!("{writer:?}");
     };
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Queued");
-    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![2, 3], None));
     // The writer is overtaken only by threads that hold the lock already.
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Busy");
@@ -1000,18 +1002,18 @@ fn readers_that_cannot_join_have_holds_of_their_own() {
     assert_eq!(come(&mut lock, 2, Mode::Shared, FIXED, now), "Queued");
     assert_eq!(come(&mut lock, 3, Mode::Shared, RENEWED, now), "Queued");
     // Reader 2 asks, and reader 3 joins without waiting for that answer.
-    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Shared, grant(1, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![3], Some(2)));
     assert_eq!(come(&mut lock, 4, Mode::Shared, FIXED, now), "Queued");
-    let wakeups = lock.granted(2, Mode::Shared, grant(2, now), FIXED, now);
+    let wakeups = lock.granted(2, Mode::Shared, grant(2, now), FIXED, false, now);
     assert_eq!(woken(&wakeups), (vec![], Some(4)));
-    let wakeups = lock.granted(4, Mode::Shared, grant(4, now), FIXED, now);
+    let wakeups = lock.granted(4, Mode::Shared, grant(4, now), FIXED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     // When a tenure is over, a hold takes no new thread; a thread that has the hold may take it once more.
     let now = now + TENURE + Duration::from_nanos(1);
     assert_eq!(come(&mut lock, 5, Mode::Shared, RENEWED, now), "Ask");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Mine 1 x 1");
-    let wakeups = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, now);
+    let wakeups = lock.granted(5, Mode::Shared, grant(3, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 6, Mode::Shared, now), "Joined 3");
     // A hold with little validity left takes no new reader either.
@@ -1031,7 +1033,7 @@ fn readers_that_pass_writers_ask_beside_one_that_does_not() {
     assert_eq!(come(&mut lock, 2, Mode::Shared, RENEWED, now), "Queued");
     assert_eq!(pass(&mut lock, 3), "Ask");
     // Queued readers join its hold, whatever the first reader waits for.
-    let wakeups = lock.granted(3, Mode::Shared, grant(1, now), RENEWED, now);
+    let wakeups = lock.granted(3, Mode::Shared, grant(1, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![2], None));
     // Writers of this process go first as they do for every reader.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
@@ -1043,11 +1045,11 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
-    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
     // The hold is not passed on, since the next writer would not be alone.
@@ -1056,10 +1058,10 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     let left = lock.leave(1, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], Some(2))));
 
-    let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, now);
+    let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 2, Mode::Shared, now), "Ask under 3");
-    let wakeups = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, now);
+    let wakeups = lock.granted(2, Mode::Shared, grant(4, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     // Readers behind a queued reader join with it.
     for t in [3, 4] {
@@ -1077,7 +1079,7 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
         assert_eq!(come(&mut lock, t, Mode::Exclusive, RENEWED, now), "Ask");
     }
     for t in [1, 2] {
-        let wakeups = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, now);
+        let wakeups = lock.granted(t, Mode::Exclusive, grant(t, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
     }
     // Thread 1 has lost its hold, whether it knows that or not.
@@ -1104,7 +1106,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
             complete,
             ..grant(1, now)
         };
-        let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, now);
+        let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &hold, now, &|| 1);
@@ -1121,7 +1123,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     // A single thread takes the lock again and again: its own gaps do not end the tenure.
     for number in 1..=6 {
         assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
-        let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, now);
+        let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         now += Duration::from_micros(900);
         let left = lock.leave(1, &grant(number, now), now, &|| number);
@@ -1130,7 +1132,7 @@ fn a_tenure_that_is_over_ends_with_yielding() {
     }
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
     // The thread yields once; then a new tenure begins.
-    let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     let left = lock.leave(1, &grant(7, now), now, &|| 7);
     assert_eq!(released(&left), Some((vec![], None)));
@@ -1142,10 +1144,10 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     let mut now = Instant::now();
     let mut lock = LocalLock::new(Order::Local, TENURE);
     assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 1, Mode::Shared, now), "Ask under 1");
-    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, now);
+    let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
@@ -1166,14 +1168,14 @@ fn without_a_tenure_nothing_is_passed_on() {
     ] {
         let mut lock = LocalLock::new(Order::Local, Duration::ZERO);
         assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
-        let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, now);
+        let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &grant(1, now), now, &|| 1);
         assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
         assert_eq!(lock.cohort.yield_after(now + gap), start);
         // The lock is kept for as long as its last release may matter.
-        let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, now);
+        let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         let left = lock.leave(2, &grant(2, now), now, &|| 2);
         assert_eq!(released(&left), Some((vec![], None)));

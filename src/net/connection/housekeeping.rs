@@ -33,7 +33,7 @@ impl Connection {
                 self.write_out(false);
                 self.housekeeper.housekeep_soon();
             } else {
-                drop(self.has_ended(state, generation));
+                drop(self.drop_if_ended(state, generation));
                 // Other threads may have left bytes to this one.
                 self.write_out(true);
             }
@@ -95,7 +95,7 @@ impl Connection {
         // `step_down` appoints again.
         let reader = match fresh && !is_urgent {
             true => None,
-            false => up.leadership.take(),
+            false => up.leadership.take_from_anyone(),
         };
         drop(state);
         let Some(reader) = reader else {

@@ -44,8 +44,8 @@ impl<R> Leadership<R> {
         self.reader.is_none() || self.appointed.is_some()
     }
 
-    /// Takes the reader, unless a thread leads.
-    pub(super) fn take(&mut self) -> Option<R> {
+    /// Takes the reader, unless a thread has it. A thread that was appointed is not waited for.
+    pub(super) fn take_from_anyone(&mut self) -> Option<R> {
         self.appointed = None;
         self.reader.take()
     }
@@ -53,7 +53,7 @@ impl<R> Leadership<R> {
     /// Takes the reader for the thread that waits for `call`, unless a thread leads, or another is about to.
     pub(super) fn lead(&mut self, call: &Arc<Call>) -> Option<R> {
         match self.may_lead(call) {
-            true => self.take(),
+            true => self.take_from_anyone(),
             false => None,
         }
     }

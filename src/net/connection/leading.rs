@@ -1,4 +1,18 @@
 //! Waiting for replies: one thread reads for all.
+//!
+//! The moments that a wait compares:
+//!
+//! | moment | meaning |
+//! | --- | --- |
+//! | `sent_at` | the caller's command was queued |
+//! | `last_heard` | the server has sent its last reply, or the first command was queued that a reply is due to |
+//! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
+//! | `quiet_at` | the end of the last read that found nothing: all that had arrived by then has been read |
+//! | `until` | the end of the caller's time |
+//! | `slice_ends` | the end of this turn's read, or park |
+//!
+//! A moment in the past proves nothing about the server: this thread may have been suspended, with the reply unread. So
+//! silence and timeouts are proved by `quiet_at` and not by `now`: see `InFlight::has_read_all_by`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +71,7 @@ impl Connection {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(Value, Instant), WaitFault> {
-        let mut has_read_once_more = false;
+        let mut has_looked_again = false;
         loop {
             let mut state = self.state.lock();
             let mut mine = call.state.lock();
@@ -76,9 +90,11 @@ impl Connection {
             };
             // The time is up, but the reply may lie unread in the socket: the thread appointed to read it may not have been
             // scheduled yet. Unless a read since `until` has found nothing, look once more before reporting a timeout.
-            let reads_once_more =
-                now >= until && in_flight.quiet_at < until && !has_read_once_more && !stop();
-            if !reads_once_more && (now >= until || stop()) {
+            let (is_late, has_to_stop) = (now >= until, stop());
+            let looks_again =
+                is_late && !has_to_stop && !has_looked_again && !in_flight.has_read_all_by(until);
+            if (is_late || has_to_stop) && !looks_again {
+                // `leave` locks all calls, this one too.
                 drop(mine);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
                 // would strand all followers, so it is passed on: rule 4 at `Leadership`.
@@ -87,7 +103,7 @@ impl Connection {
                 // writes these.
                 self.write_queued(state, false);
                 wake(next);
-                return Err(match now >= until {
+                return Err(match is_late {
                     true => WaitFault::TimedOut,
                     false => WaitFault::Stopped,
                 });
@@ -95,9 +111,9 @@ impl Connection {
             let own_sent_at = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
             // A reply to this call may lie unread if the last read ended before the call was sent. Then read first.
-            if !reads_once_more
+            if !looks_again
                 && in_flight.is_silent(patience)
-                && in_flight.quiet_at >= mine.sent_at
+                && in_flight.has_read_all_by(mine.sent_at)
             {
                 drop(mine);
                 drop(state);
@@ -106,17 +122,19 @@ impl Connection {
                 continue;
             }
             let silent_at = in_flight.last_heard + patience;
-            // Once the connection counts as silent, one short read checks that nothing has arrived before it is given up.
-            let slice_ends = match now < silent_at {
-                _ if reads_once_more => now + GLANCE,
-                true => until.min(silent_at.min(now + SLICE)),
-                false => until.min(now + GLANCE),
+            let slice_ends = if looks_again {
+                now + GLANCE
+            } else if now < silent_at {
+                until.min(silent_at).min(now + SLICE)
+            } else {
+                // A last short read checks that nothing has arrived before the connection is given up.
+                until.min(now + GLANCE)
             };
-            has_read_once_more |= reads_once_more;
-            let reader = match reads_once_more {
+            has_looked_again |= looks_again;
+            let reader = match looks_again {
                 // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
                 // and `step_down` appoints again, so the other thread, which was woken, follows until then.
-                true => up.leadership.take(),
+                true => up.leadership.take_from_anyone(),
                 false => up.leadership.lead(call),
             };
             if let Some(reader) = reader {
@@ -130,11 +148,12 @@ impl Connection {
             drop(state);
             // A leader wakes all followers about every `SLICE`, so most need no timer of their own. If the deadline is less
             // than two slices away, that may be too late, so wait with a time limit.
-            let is_soon = reads_once_more || until.min(silent_at) < now + 2 * SLICE;
+            let is_soon = looks_again || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
             // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
-            // together. A call that is done is never appointed, so no appointment is lost here.
+            // together. Only the thread with the reader ends a call, and taking the reader has ended an appointment: rule 3. So
+            // a call that is done is not appointed, and its thread need not `leave`.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }
@@ -208,7 +227,7 @@ impl Connection {
                     // The socket is full, and no reply announces that it has space again. So the read is short, and the
                     // write is tried again before the next one.
                     Wrote::Part | Wrote::Full => GLANCE,
-                    Wrote::Yes | Wrote::Down => Duration::MAX,
+                    Wrote::Done | Wrote::Down => Duration::MAX,
                 }
             });
             let first = match read {
@@ -500,7 +519,7 @@ pub(super) mod appointments {
             Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
         );
         let (up, _) = state.up(1).expect("it is up");
-        let reader = up.leadership.take().expect("nobody leads");
+        let reader = up.leadership.take_from_anyone().expect("nobody leads");
         drop(state);
         (connection, reader, server)
     }

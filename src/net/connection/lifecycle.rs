@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 use redis::{RedisError, RedisResult};
 
 use super::leadership::Leadership;
-use super::{Connection, ConnectionState, Down, Phase, SLICE, Up, Wrote};
+use super::{Connection, ConnectionState, Down, Phase, SLICE, Up};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::Fault;
@@ -278,15 +278,16 @@ impl Connection {
         }
     }
 
-    /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and writes what is queued.
+    /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and returns whether it did.
+    /// Then the caller writes what is queued.
     ///
     /// While a successor waits, no thread begins to write over the old connection, which therefore has no more to do after the
     /// replies that are due. Every thread that would write comes here instead, and so does a leader that steps down. The
     /// generation stays the same: no command is lost, so threads that wait for replies need not know.
-    pub(super) fn hand_over(&self, mut state: MutexGuard<'_, ConnectionState>, all: bool) -> Wrote {
+    pub(super) fn hand_over(&self, state: &mut MutexGuard<'_, ConnectionState>) -> bool {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {
-            return Wrote::Down;
+            return false;
         };
         // A thread that has the reader still reads the old socket.
         let takes_over = up.can_hand_over(in_flight) && up.leadership.reader().is_some();
@@ -296,18 +297,18 @@ impl Connection {
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.housekeeper.housekeep_now();
             }
-            return Wrote::Yes;
+            return false;
         };
         // No thread reads or writes over the old socket: none is `writing`, and the reader is in its place.
         let mut old = std::mem::replace(up, self.up_over(successor));
         up.leadership.inherit(&mut old.leadership);
         in_flight.go_on(Instant::now());
-        MutexGuard::unlocked(&mut state, || {
+        // The mutex is released: afterwards the successor may be led, written to or lost, so the caller looks again.
+        MutexGuard::unlocked(state, || {
             old.writer.shut_down();
             drop(old);
         });
-        // The mutex was released: the successor may be led, written to or lost by now. `write_queued` looks again.
-        self.write_queued(state, all)
+        true
     }
 
     /// Drops a connection as soon as no reply is due, perhaps now. Until then other threads may still send over it.

@@ -110,10 +110,11 @@ struct ConnectionState {
 /// The result of a flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrote {
-    Yes,
-    /// The socket has taken a part; the leader and housekeeping write the rest.
+    /// Nothing is left for this thread: all is written, or left to another thread.
+    Done,
+    /// The socket has taken a part and is full. The leader and housekeeping try again, and no other thread does.
     Part,
-    /// The socket is full; the leader and housekeeping try again.
+    /// The socket is full and has taken nothing: as for `Part`.
     Full,
     /// There is no connection.
     Down,

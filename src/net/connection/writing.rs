@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::{Connection, ConnectionState, Phase, Wrote, wake};
+use super::{Connection, ConnectionState, Phase, Up, Wrote, wake};
 use crate::net::call::Call;
+use crate::net::pipeline::InFlight;
 use crate::net::write_queue::write_turn;
 
 impl Connection {
@@ -58,90 +59,11 @@ impl Connection {
         self.write_queued(self.state.lock(), all)
     }
 
-    pub(super) fn write_queued<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, ConnectionState>,
-        all: bool,
-    ) -> Wrote {
-        let generation = state.generation;
-        let Some((up, in_flight)) = state.up(generation) else {
-            return Wrote::Down;
-        };
-        // The server waits for the rest of a command that was written in part.
-        if up.successor.is_some() && !in_flight.unwritten.is_full() {
-            return self.hand_over(state, all);
-        }
-        // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the next
-        // reply, which is due soon: more than two thirds of the commands are written, or this thread would write.
-        let is_led = up.leadership.is_led() && !in_flight.is_worth_a_write();
-        if up.writing || !in_flight.has_bytes() || !all && (is_led || in_flight.unwritten.is_full())
-        {
-            return Wrote::Yes;
-        }
-        // After an idle time the server may have closed the connection, and a command that is written then has an unknown
-        // outcome. The check releases the mutex.
-        if in_flight.check_before_write {
-            let Some(still) = self.has_ended(state, generation) else {
-                return Wrote::Down;
-            };
-            state = still;
-        }
-        // `has_ended` has released the mutex: the connection may be another by now, or another thread may write.
-        let Some((up, in_flight)) = state.up(generation) else {
-            return Wrote::Down;
-        };
-        // Another thread may have begun to write during the check. It also writes what this thread has queued.
-        if std::mem::replace(&mut up.writing, true) {
-            return Wrote::Yes;
-        }
-        let (writer, was_full) = (Arc::clone(&up.writer), in_flight.unwritten.is_full());
-        let wrote = write_turn(&mut state, &writer, |state| {
-            Some(&mut state.up(generation)?.1.unwritten)
-        });
-        let written = match wrote {
-            Ok(written) => written,
-            Err(err) => {
-                drop(state);
-                self.fail(generation, &err.into(), false);
-                return Wrote::Down;
-            }
-        };
-        // Another thread may have taken the connection down during the write.
-        let (Some(written), Some((up, in_flight))) = (written, state.up(generation)) else {
-            return Wrote::Down;
-        };
-        up.writing = false;
-        if was_full && written > 0 {
-            // A full socket has taken bytes, so the server reads. Without this, a server that needs long for a large command
-            // would count as silent.
-            in_flight.last_heard = Instant::now();
-        }
-        let is_full = in_flight.unwritten.is_full();
-        // This thread stops after its turns. The threads that queued the rest found it writing, and have gone on.
-        let is_left = in_flight.has_bytes() && !is_full && !up.leadership.is_led();
-        // Releases that were submitted while the socket was full went to the ledger. No thread waits for these, so
-        // housekeeping takes them now that the socket has space.
-        let was_kept = was_full && !is_full && state.pipeline.owes();
-        if is_left || was_kept || is_full && !was_full {
-            self.housekeeper.housekeep_now();
-        }
-        let has_successor = (state.up(generation)).is_some_and(|(up, _)| up.successor.is_some());
-        if has_successor && !is_full {
-            // The last reply may have come while this thread wrote, when no other thread could hand over.
-            return self.hand_over(state, all);
-        }
-        match is_full {
-            true if written > 0 => Wrote::Part,
-            true => Wrote::Full,
-            false => Wrote::Yes,
-        }
-    }
-
     /// Checks whether the server has closed the connection, and drops it if so. Returns `None` if it is dropped.
     ///
     /// The check makes the socket non-blocking for a moment, so this thread takes the reader and sets `writing`: until both are
     /// put back, other threads follow, and leave their bytes to this one. So the caller has to write afterwards.
-    pub(super) fn has_ended<'a>(
+    pub(super) fn drop_if_ended<'a>(
         &'a self,
         mut state: MutexGuard<'a, ConnectionState>,
         generation: u64,
@@ -154,7 +76,7 @@ impl Connection {
             return Some(state);
         }
         // The thread that leads finds out by reading.
-        let Some(reader) = up.leadership.take() else {
+        let Some(reader) = up.leadership.take_from_anyone() else {
             return Some(state);
         };
         up.writing = true;
@@ -174,6 +96,111 @@ impl Connection {
         wake(up.leadership.put_back(reader, in_flight));
         Some(state)
     }
+
+    /// Writes what is queued over the connection, or over its successor once that has taken over.
+    ///
+    /// While a successor waits, no thread begins to write over the old connection. So a thread that would write, and one that has
+    /// written, lets the successor take over if that is possible, and then begins again. A successor has none of its own
+    /// at first, so the second turn is the last.
+    pub(super) fn write_queued<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ConnectionState>,
+        all: bool,
+    ) -> Wrote {
+        loop {
+            let generation = state.generation;
+            let Some((up, in_flight)) = state.up(generation) else {
+                return Wrote::Down;
+            };
+            // The server waits for the rest of a command that was written in part.
+            if up.successor.is_some() && !in_flight.unwritten.is_full() {
+                match self.hand_over(&mut state) {
+                    true => continue,
+                    false => return Wrote::Done,
+                }
+            }
+            if is_left_to_another(up, in_flight, all) {
+                return Wrote::Done;
+            }
+            // After an idle time the server may have closed the connection, and a command that is written then has an
+            // unknown outcome.
+            if in_flight.check_before_write {
+                let Some(still) = self.drop_if_ended(state, generation) else {
+                    return Wrote::Down;
+                };
+                state = still;
+            }
+            // The check has released the mutex: the connection may be another by now, or another thread may write.
+            let Some((up, in_flight)) = state.up(generation) else {
+                return Wrote::Down;
+            };
+            // A thread that began to write during the check also writes what this thread has queued.
+            if std::mem::replace(&mut up.writing, true) {
+                return Wrote::Done;
+            }
+            let (writer, was_full) = (Arc::clone(&up.writer), in_flight.unwritten.is_full());
+            let wrote = write_turn(&mut state, &writer, |state| {
+                Some(&mut state.up(generation)?.1.unwritten)
+            });
+            let wrote = match wrote {
+                Ok(Some(written)) => self.end_write(&mut state, was_full, written),
+                // The connection was taken down during the write.
+                Ok(None) => Wrote::Down,
+                Err(err) => {
+                    drop(state);
+                    self.fail(generation, &err.into(), false);
+                    return Wrote::Down;
+                }
+            };
+            // The last reply may have come while this thread wrote, when no other thread could hand over.
+            let has_successor =
+                (state.up(generation)).is_some_and(|(up, _)| up.successor.is_some());
+            if wrote != Wrote::Done || !has_successor {
+                return wrote;
+            }
+        }
+    }
+
+    /// This thread has `written` so many bytes over the current connection, and stops. Wakes housekeeping for what no other
+    /// thread may write or send.
+    fn end_write(&self, state: &mut ConnectionState, was_full: bool, written: usize) -> Wrote {
+        let Some((up, in_flight)) = state.up(state.generation) else {
+            return Wrote::Down;
+        };
+        up.writing = false;
+        if was_full && written > 0 {
+            // A full socket has taken bytes, so the server reads. Without this, a server that needs long for a large command
+            // would count as silent.
+            in_flight.last_heard = Instant::now();
+        }
+        let is_full = in_flight.unwritten.is_full();
+        // This thread stops after its turns. The threads that queued the rest found it writing, and have gone on.
+        let is_left = in_flight.has_bytes() && !is_full && !up.leadership.is_led();
+        // Releases that were submitted while the socket was full went to the ledger. No thread waits for these, so
+        // housekeeping takes them now that the socket has space.
+        let was_kept = was_full && !is_full && state.pipeline.owes();
+        if is_left || was_kept || is_full && !was_full {
+            self.housekeeper.housekeep_now();
+        }
+        match is_full {
+            true if written > 0 => Wrote::Part,
+            true => Wrote::Full,
+            false => Wrote::Done,
+        }
+    }
+}
+
+/// Whether there is nothing to write, or another thread will write it.
+fn is_left_to_another(up: &Up, in_flight: &InFlight, all: bool) -> bool {
+    // A thread that writes does not stop while bytes are queued, or it passes them on: see `end_write`.
+    if up.writing || !in_flight.has_bytes() {
+        return true;
+    }
+    // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the next
+    // reply, which is due soon: more than two thirds of the commands are written, or this thread would write.
+    let leader_will_write = up.leadership.is_led() && !in_flight.is_worth_a_write();
+    // A full socket is left to the leader and housekeeping.
+    !all && (leader_will_write || in_flight.unwritten.is_full())
 }
 
 #[cfg(all(test, unix))]
@@ -302,7 +329,7 @@ pub(super) mod tests {
             .state
             .lock()
             .up(1)
-            .and_then(|(up, _)| up.leadership.take());
+            .and_then(|(up, _)| up.leadership.take_from_anyone());
         let (reader, connection) = (reader.expect("nobody leads"), &connection);
         thread::scope(|scope| {
             let now = Instant::now();

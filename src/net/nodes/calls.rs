@@ -253,6 +253,7 @@ impl Nodes {
             match self.at(call).wait(call, until, &|| false) {
                 Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
                 Err(WaitFault::Broken(err)) => {
+                    // A call that is broken was given up. A call that is idle will be sent again.
                     if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
                         return Err(Fault::Refused(err));
                     }

@@ -51,6 +51,34 @@ fn yielding_to_others_is_part_of_the_command_timeout() {
     );
 }
 
+// The other half of the time is left for the requests, as it is for a single lock.
+timed!(a_set_waits_for_the_reply_to_a_release_for_half_of_its_time);
+fn a_set_waits_for_the_reply_to_a_release_for_half_of_its_time() {
+    const TENURE: Duration = ms(60);
+    const LIMIT: Duration = ms(600);
+    let server = Server::start();
+    let config = Config::new(server.url()).command_timeout(4 * LIMIT);
+    let client = Client::open(config.tenure(TENURE)).unwrap();
+    let member = client.mutex(unique("half"));
+    let other = client.mutex(unique("other"));
+    let held = member.lock().unwrap();
+    thread::sleep(TENURE + ms(1));
+    server.freeze();
+    drop(held);
+    let set = MultiLock::new(vec![Box::new(member), Box::new(other)]);
+    let (began, before) = (Instant::now(), client.stats().commands);
+    scoped(|scope| {
+        let takes = scope.spawn(|| set.try_lock_for(LIMIT).map(|held| held.is_some()));
+        eventually("both members are requested", || {
+            client.stats().commands >= before + 2
+        });
+        let requested_after = began.elapsed();
+        server.thaw();
+        assert!(requested_after < LIMIT, "{requested_after:?}");
+        assert!(takes.join().unwrap().unwrap(), "the server answers in time");
+    });
+}
+
 timed!(a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it);
 fn a_server_that_freezes_under_the_work_is_no_reason_to_repeat_it() {
     let server = Server::start();

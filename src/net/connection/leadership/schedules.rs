@@ -285,7 +285,7 @@ impl World {
 
     fn take_reader(&mut self, t: usize, at: usize) {
         let leadership = self.nodes[at].leadership.as_mut().expect("a connection");
-        assert_eq!(leadership.take(), Some(()));
+        assert_eq!(leadership.take_from_anyone(), Some(()));
         self.threads[t].doing = Doing::Leads(at);
     }
 
