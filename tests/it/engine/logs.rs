@@ -196,7 +196,9 @@ fn a_loss_and_a_release_in_vain_are_logged_with_the_owner() {
     let (lost, released) = (unique("lost"), unique("released"));
     let guard = client.mutex(&lost).lock().unwrap();
     server.cli(&["DEL", &lost]);
-    eventually("the loss is logged", || said(guard.owner(), "is no longer held"));
+    eventually("the loss is logged", || {
+        said(guard.owner(), "is no longer held")
+    });
     // The client cannot tell why the key is gone, since anybody may have removed the key.
     assert!(said(guard.owner(), "its key is gone"));
     let guard = client.mutex(&released).lock().unwrap();

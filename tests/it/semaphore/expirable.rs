@@ -481,7 +481,7 @@ fn a_permit_that_ends_before_its_guard_exists_is_lost() {
     let server = Server::start();
     let observer = Deletes::default();
     let client = Client::open(config(&server.url()).observer(observer.clone())).unwrap();
-    observer.0.set(client.clone()).ok().expect("it was unset");
+    observer.0.set(client.clone()).expect("it was unset");
     let permit = with_permits(&client, 1).acquire().unwrap();
     assert!(!permit.is_valid());
     assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
