@@ -359,9 +359,9 @@ impl ExpirableSemaphore {
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
     ///
     /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
-    /// renewal, and if its lease is fixed when it releases. All threads that want a permit wait until a number is set again. Blocks for one round trip, at most for the command
-    /// timeout. A request that is sent again after a lost reply counts once, so it never deletes a semaphore that was
-    /// created since.
+    /// renewal, or at its release if its lease is fixed. All threads that want a permit wait until a number is set
+    /// again. Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost
+    /// reply counts once, so it never deletes a semaphore that was created since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -100,8 +100,8 @@ impl Connection {
     /// Writes what is queued over the connection, or over its successor once that has taken over.
     ///
     /// While a successor waits, no thread begins to write over the old connection. So a thread that would write, and one that has
-    /// written, lets the successor take over if that is possible, and then begins again. A successor has none of its own
-    /// at first, so the second turn is the last.
+    /// written, lets the successor take over if that is possible, and then begins again. Each hand-over uses up the
+    /// successor, so the loop ends.
     pub(super) fn write_queued<'a>(
         &'a self,
         mut state: MutexGuard<'a, ConnectionState>,
