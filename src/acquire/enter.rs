@@ -101,7 +101,11 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        self.check_going(wait)?;
+        // Not `check_going`: `acquire` has just checked that this process is no copy, which costs a system call (bench:
+        // one8).
+        if self.must_stop(wait) {
+            return Err(self.stopped());
+        }
         match &self.quorum {
             Some(quorum) => {
                 let timeout = self.until();
