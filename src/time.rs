@@ -118,6 +118,11 @@ impl Budget {
         }
     }
 
+    /// When half of the time from `began` on is over.
+    pub(crate) fn half_from(&self, began: Instant) -> Instant {
+        began + self.until.saturating_duration_since(began) / 2
+    }
+
     /// Whether nothing is known but that the caller's time was up.
     pub(crate) fn was_too_short(&self, fault: &impl Unanswered) -> bool {
         self.ends_with_caller && fault.is_late()

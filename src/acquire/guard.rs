@@ -202,10 +202,8 @@ impl GuardInner {
 
     /// The error for a hold that was lost.
     pub(crate) fn lost_error(&self) -> Error {
-        self.hold.lost_or(match self.is_valid() {
-            true => LossReason::TakenOver,
-            false => LossReason::Expired,
-        })
+        let in_time = self.is_valid();
+        self.hold.lost_or(LossReason::TakenOver.or_expired(in_time))
     }
 
     /// Leaves the hold in Redis for `lease`, without renewing it, and returns its owner, by which another client may adopt it.

@@ -313,7 +313,7 @@ impl<S: Strategy> Waiting<'_, S> {
             let (spec, wait, heard) = (self.spec, self.wait, &mut self.messages_heard);
             let began = *began.get_or_insert(now);
             let budget = wait.budget(began, spec.command_timeout);
-            let asks_by = began + budget.until.saturating_duration_since(began) / 2;
+            let asks_by = budget.half_from(began);
             if !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)? {
                 return Ok(ControlFlow::Continue(budget));
             }

@@ -227,8 +227,7 @@ impl Members {
     /// When half of the time of `round` is over. The requests of the round have the other half.
     fn half_of(&self, round: WaitMode) -> Instant {
         let now = Instant::now();
-        let ends = round.deadline().or(now + self.command_timeout());
-        now + ends.saturating_duration_since(now) / 2
+        round.budget(now, self.command_timeout()).half_from(now)
     }
 
     /// Checks that members with the same key are on different servers, as far as these answer within half the time of

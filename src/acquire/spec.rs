@@ -484,8 +484,7 @@ impl LockSpec {
             }
             None => {
                 let (session, protocol) = (self.session(), &entry.protocol);
-                let keep_ms = session.remember_ms(self.command_timeout);
-                let keys = RequestKeys::new(&session.owners, protocol.key(), keep_ms, &[]);
+                let keys = session.request_keys(protocol.key(), 0, self.command_timeout);
                 // A second request could take the lock from the next holder.
                 let force = (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).counting();
                 self.ask_in(WaitMode::Once, force, until, script::integer)? == 1

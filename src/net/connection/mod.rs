@@ -49,7 +49,7 @@ use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
 use self::leadership::Leadership;
-use crate::error::{is_transient, named};
+use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
 use crate::net::dialling::Succession;
@@ -243,11 +243,6 @@ impl Connection {
             let why = socket::timed_out("the node is no longer a master");
             self.leave_when_answered(generation, &why);
         }
-    }
-
-    /// An error of the connection with the address of this node, which is one of several.
-    pub(crate) fn named(&self, why: RedisError) -> RedisError {
-        named(&self.endpoint, why)
     }
 
     /// Whether there is a connection, unless a reply is known to be overdue by `max_silence` or longer.

@@ -339,10 +339,11 @@ impl Nodes {
                         Ok(()) => return Ok(to),
                         // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
-                        Err(Fault::Unreachable(why)) if self.are_one() => why,
-                        Err(Fault::Unreachable(why)) => to.named(why),
+                        Err(Fault::Unreachable(why)) => self.named(node, why),
                         // The certificate may be made out to a name that other nodes know.
-                        Err(Fault::Refused(why)) if !self.map.is_named(node) => to.named(why),
+                        Err(Fault::Refused(why)) if !self.map.is_named(node) => {
+                            self.named(node, why)
+                        }
                         Err(fault) => return Err(fault),
                     }
                 }
@@ -405,11 +406,17 @@ impl Nodes {
 
     /// A connection to a master, for questions.
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
-        let (endpoint, timeout) = (self.map.endpoint(node), self.settings.connect_timeout);
-        Apart::connect(&self.map, node, timeout, until).map_err(|err| match self.are_one() {
-            true => err,
-            false => named(&endpoint, err),
-        })
+        let timeout = self.settings.connect_timeout;
+        let connected = Apart::connect(&self.map, node, timeout, until);
+        connected.map_err(|err| self.named(node, err))
+    }
+
+    /// An error of a connection to this node, with its address if it is one of several.
+    fn named(&self, node: usize, why: RedisError) -> RedisError {
+        match self.are_one() {
+            true => why,
+            false => named(&self.map.endpoint(node), why),
+        }
     }
 }
 
