@@ -12,13 +12,13 @@ use nix::unistd::Pid;
 use redlatch::Client;
 use serde_json::{Value, json};
 
-use crate::deployment::Deployed;
-use crate::journal::Journal;
-use crate::kinds::{COUNT, Kind, PERMITS, epoch, epochs, latches};
-use crate::player::Players;
-use crate::remote::{Line, Program, peak_memory};
-use crate::support::{eventually, ms, within};
-use crate::worker::Job;
+use super::deployment::Deployed;
+use super::journal::Journal;
+use super::kinds::{COUNT, Kind, PERMITS, epoch, epochs, latches};
+use super::player::Players;
+use super::remote::{Line, Program, peak_memory};
+use super::support::{eventually, ms, within};
+use super::worker::Job;
 
 /// The arguments with which this binary becomes a worker, together with its environment.
 pub(crate) type Arguments = &'static [&'static str];

@@ -7,11 +7,11 @@ use redis::{FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config, Result};
 use serde_json::json;
 
-use crate::crew::Opens;
-use crate::kinds::{LOG, name_of_log};
-use crate::support::cluster::Cluster;
-use crate::support::sentinel;
-use crate::support::{Proxy, Server, eventually, ms, within};
+use super::crew::Opens;
+use super::kinds::{LOG, name_of_log};
+use super::support::cluster::Cluster;
+use super::support::sentinel;
+use super::support::{Proxy, Server, eventually, ms, within};
 
 /// The kind of deployment that keeps the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

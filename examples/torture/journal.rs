@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use crate::deployment::Deployed;
+use super::deployment::Deployed;
 
 /// The current `CLOCK_MONOTONIC` time in nanoseconds.
 pub(crate) fn now() -> u64 {

@@ -1,6 +1,6 @@
 //! The kinds of locks that workers use, and the names of those locks.
 
-use crate::journal::now;
+use super::journal::now;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::crew::Crew;
-use crate::deployment::{Deployed, Place};
-use crate::dice::Dice;
-use crate::journal::Journal;
-use crate::support::{Mode, Proxy, Target, Trap, lua, ms, within};
+use super::crew::Crew;
+use super::deployment::{Deployed, Place};
+use super::dice::Dice;
+use super::journal::Journal;
+use super::support::{Mode, Proxy, Target, Trap, lua, ms, within};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {

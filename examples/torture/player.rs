@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::dice::Dice;
-use crate::journal::{Journal, now};
-use crate::kinds::{Kind, MEMBERS, log_of};
-use crate::remote::{Library, Line};
-use crate::support::{locked, ms};
-use crate::worker::{Job, Limit, Wish};
+use super::dice::Dice;
+use super::journal::{Journal, now};
+use super::kinds::{Kind, MEMBERS, log_of};
+use super::remote::{Library, Line};
+use super::support::{locked, ms};
+use super::worker::{Job, Limit, Wish};
 
 /// How long a program keeps a hold until it is asked again: the driver has writes in between.
 const PIECE: Duration = ms(20);

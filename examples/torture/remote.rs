@@ -12,9 +12,9 @@ use std::{fs, thread};
 use crossbeam_channel::{Sender, bounded};
 use serde_json::{Value, json};
 
-use crate::deployment::Place;
-use crate::kinds::Kind;
-use crate::support::locked;
+use super::deployment::Place;
+use super::kinds::Kind;
+use super::support::locked;
 
 /// How long a program may take to start and to describe its library: a Java process takes seconds on a busy machine.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);

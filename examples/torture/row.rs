@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::remote::Program;
-use crate::run::{Outcome, Plan};
-use crate::support::history::{Operations, Rule};
+use super::remote::Program;
+use super::run::{Outcome, Plan};
+use super::support::history::{Operations, Rule};
 
 /// Appends the line to a file.
 pub(crate) fn append(file: &Path, plan: &Plan, outcome: &Outcome) -> io::Result<()> {

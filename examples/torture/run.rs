@@ -10,16 +10,16 @@ use std::{fmt, fs};
 
 use serde_json::json;
 
-use crate::crew::{Arguments, Crew};
-use crate::deployment::{Deployed, Place};
-use crate::dice::Dice;
-use crate::journal::{Journal, merged, now};
-use crate::kinds::{Kind, PERMITS, epochs, name_of_log};
-use crate::nemesis::{Fault, Nemesis};
-use crate::remote::Program;
-use crate::support::history::{self, Report};
-use crate::support::ms;
-use crate::worker::Job;
+use super::crew::{Arguments, Crew};
+use super::deployment::{Deployed, Place};
+use super::dice::Dice;
+use super::journal::{Journal, merged, now};
+use super::kinds::{Kind, PERMITS, epochs, name_of_log};
+use super::nemesis::{Fault, Nemesis};
+use super::remote::Program;
+use super::support::history::{self, Report};
+use super::support::ms;
+use super::worker::Job;
 
 /// Short, so that faults outlast leases.
 const LEASE: Duration = ms(2_000);

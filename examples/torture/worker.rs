@@ -14,11 +14,11 @@ use std::{env, io, panic, process, thread};
 use redlatch::{CancelToken, Client, Config, Error, RedLock, Result};
 use serde_json::{Value, json};
 
-use crate::dice::Dice;
-use crate::holds::{Held, held};
-use crate::journal::{Journal, now};
-use crate::kinds::{Kind, MEMBERS, epoch, latch_of, log_of};
-use crate::support::ms;
+use super::dice::Dice;
+use super::holds::{Held, held};
+use super::journal::{Journal, now};
+use super::kinds::{Kind, MEMBERS, epoch, latch_of, log_of};
+use super::support::ms;
 
 /// The environment variable that makes a process a worker; it contains the [`Job`].
 const JOB: &str = "REDLATCH_TORTURE_JOB";
@@ -38,7 +38,7 @@ pub(crate) struct Job {
     /// The worker opens one client per URL.
     pub(crate) urls: Vec<String>,
     pub(crate) kinds: Vec<Kind>,
-    /// If set, no lease is renewed, and this is the shortest: see [`Plan`](crate::run::Plan).
+    /// If set, no lease is renewed, and this is the shortest: see [`Plan`](super::run::Plan).
     pub(crate) fixed_lease: Option<Duration>,
     pub(crate) lease: Duration,
     pub(crate) command_timeout: Duration,

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[cfg(all(feature = "cli", unix))]
+mod cli;
 mod cluster;
 mod connecting;
 mod contract;

@@ -9,4 +9,5 @@ mod network;
 mod outage;
 mod replicas;
 mod server;
+mod torture;
 mod waits;

@@ -4,7 +4,7 @@
 
 mod bare;
 mod clients;
-mod dice;
+pub(crate) mod dice;
 pub(crate) mod fair;
 pub(crate) mod java;
 mod kinds;

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, channel};
 
 use nix::pty::openpty;
 
+use super::{Running, done, redlatch};
 use crate::support::{GENEROUS, Server, eventually, loosely, ms, unique, within};
-use crate::{Running, done, redlatch};
 
 /// A program in a session of its own, with a terminal of its own.
 struct Terminal {

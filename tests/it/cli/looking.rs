@@ -4,8 +4,8 @@ use std::process::Command;
 
 use redlatch::{Client, Config};
 
+use super::{Running, done, redlatch, runs};
 use crate::support::{Deployment, Server, free_port, unique};
-use crate::{Running, done, redlatch, runs};
 
 /// A name that would clear a terminal and look like another line.
 const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
@@ -167,8 +167,8 @@ fn with_a_limit_a_server_that_starts_later_is_waited_for() {
     let begun = std::time::Instant::now();
     let (status, ..) = done(command.args(["run", "-w", "300ms", "a", "--", "true"]));
     let lasted = begun.elapsed();
-    assert!(status == 69 && lasted >= crate::ms(300), "{lasted:?}");
-    assert!(lasted < crate::loosely(crate::ms(2_500)), "{lasted:?}");
+    assert!(status == 69 && lasted >= super::ms(300), "{lasted:?}");
+    assert!(lasted < super::loosely(super::ms(2_500)), "{lasted:?}");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn an_empty_no_color_counts_as_unset() {
     let name = unique("colour");
     let guard = client.mutex(&name).lock().unwrap();
     for (no_color, coloured) in [("", true), ("1", false)] {
-        let (_, said) = crate::on_terminal_with(&server, &["who", &name], "", no_color);
+        let (_, said) = super::on_terminal_with(&server, &["who", &name], "", no_color);
         assert_eq!(said.contains("\x1b[1m"), coloured, "{no_color:?}: {said}");
     }
     drop(guard);

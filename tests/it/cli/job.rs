@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use redlatch::Client;
 
+use super::{done, redlatch, runs, started};
 use crate::support::{Deployment, Server, eventually, ms, unique, unless_late};
-use crate::{done, redlatch, runs, started};
 
 /// The state of a process in the kernel, for example `T` if it is stopped; `None` for a process that has ended.
 fn state(pid: Pid) -> Option<char> {
@@ -143,7 +143,7 @@ fn an_upgrade_while_a_job_waits_does_not_break_it() {
         .args(["run", &name, "--", "sh", "-c", SCRIPT])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut running = crate::Running(command.spawn().unwrap());
+    let mut running = super::Running(command.spawn().unwrap());
     let mut errors = std::io::BufReader::new(running.0.stderr.take().unwrap());
     errors.read_line(&mut String::new()).unwrap();
     // Replace the file as package managers and `cargo install` do.
@@ -184,7 +184,7 @@ fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
     let (mut running, mut says) = started(command.stdin(Stdio::piped()));
     // A waiting job survives both signals as well.
     let mut waits = ignoring(&format!("run {name} -- echo ready"));
-    let mut waits = crate::Running(
+    let mut waits = super::Running(
         waits
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -218,7 +218,7 @@ fn a_signal_from_elsewhere_is_passed_on_once_and_ends_a_wait() {
         waits
             .args(["run", &name, "--", "true"])
             .stderr(Stdio::piped());
-        let mut waits = crate::Running(waits.spawn().unwrap());
+        let mut waits = super::Running(waits.spawn().unwrap());
         let mut told = std::io::BufReader::new(waits.0.stderr.take().unwrap());
         told.read_line(&mut String::new()).unwrap();
         waits.signal(signal);

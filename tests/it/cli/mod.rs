@@ -1,13 +1,8 @@
 //! The command as people use it: in two shells, on a terminal, in a pipe, and with processes that are killed.
 
-#![cfg(unix)]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod job;
 mod looking;
 mod streams;
-#[path = "../it/support/bare/mod.rs"]
-mod support;
 mod terminal;
 
 use std::fs::File;
@@ -22,7 +17,7 @@ use nix::unistd::Pid;
 use redlatch::Client;
 use serde_json::Value;
 
-use support::{Server, eventually, free_port, loosely, ms, unique};
+use crate::support::{Server, eventually, free_port, loosely, ms, unique};
 
 /// The command, with the URL of the server.
 fn redlatch(server: &Server) -> Command {
@@ -530,11 +525,11 @@ fn on_a_terminal_it_asks_first_and_shows_colours() {
 #[cfg(feature = "tls")]
 #[test]
 fn over_tls_it_needs_the_ca() {
-    let identity = support::authority().issue(&["127.0.0.1", "localhost"]);
+    let identity = crate::support::authority().issue(&["127.0.0.1", "localhost"]);
     let server = Server::start_tls(&identity, &[]);
     let files = tempfile::tempdir().unwrap();
     let ca = files.path().join("ca.pem");
-    std::fs::write(&ca, support::authority().pem()).unwrap();
+    std::fs::write(&ca, crate::support::authority().pem()).unwrap();
     let name = unique("tls");
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command

@@ -2,38 +2,40 @@
 
 use std::time::Duration;
 
+use crate::support::{self, dice};
 use deployment::Place;
 use run::Plan;
 use worker::Job;
 
-#[path = "../examples/torture/crew.rs"]
+#[path = "../../../examples/torture/crew.rs"]
 mod crew;
-#[path = "../examples/torture/deployment.rs"]
+#[path = "../../../examples/torture/deployment.rs"]
 mod deployment;
-#[path = "it/support/dice.rs"]
-mod dice;
-#[path = "../examples/torture/holds.rs"]
+#[path = "../../../examples/torture/holds.rs"]
 mod holds;
-#[path = "../examples/torture/journal.rs"]
+#[path = "../../../examples/torture/journal.rs"]
 mod journal;
-#[path = "../examples/torture/kinds.rs"]
+#[path = "../../../examples/torture/kinds.rs"]
 mod kinds;
-#[path = "../examples/torture/nemesis.rs"]
+#[path = "../../../examples/torture/nemesis.rs"]
 mod nemesis;
-#[path = "../examples/torture/player.rs"]
+#[path = "../../../examples/torture/player.rs"]
 mod player;
 #[expect(dead_code, reason = "only the example runs other programs")]
-#[path = "../examples/torture/remote.rs"]
+#[path = "../../../examples/torture/remote.rs"]
 mod remote;
-#[path = "../examples/torture/run.rs"]
+#[path = "../../../examples/torture/run.rs"]
 mod run;
-#[path = "it/support/bare/mod.rs"]
-mod support;
-#[path = "../examples/torture/worker.rs"]
+#[path = "../../../examples/torture/worker.rs"]
 mod worker;
 
 /// Arguments that make this binary a worker.
-const WORKER: &[&str] = &["part_that_works", "--exact", "--ignored", "--nocapture"];
+const WORKER: &[&str] = &[
+    "faults::torture::part_that_works",
+    "--exact",
+    "--ignored",
+    "--nocapture",
+];
 
 #[test]
 #[ignore = "part of other tests"]

@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use redlatch::Client;
 
+use super::{Running, done, redlatch};
 use crate::support::{Server, eventually, free_port, unique};
-use crate::{Running, done, redlatch};
 
 /// A pipe without a reader.
 fn unread() -> Stdio {
