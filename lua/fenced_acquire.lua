@@ -11,7 +11,7 @@
 --          n >= -1       somebody else has it; n ms until their lease runs out, -1 if it never does
 --
 -- Keeps    what lock_acquire keeps; a counter that is not an integer: the reply is a WRONGTYPE error; tokens
---          only increase, and are ahead of the clock by less than `count` microseconds, unless the clock is set back; no
+--          only increase, and are ahead of the clock by less than the largest `count` in microseconds, unless it is set back; no
 --          hold without a token; run twice by one owner it draws new tokens, and is otherwise as if only the second had run
 local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 

@@ -406,7 +406,7 @@ impl Error {
                 "{acked} of {needed} required replicas acknowledged the acquire, so it is undone; check the replicas, or lower Config::replica_ack"
             ),
             Self::Members { failures } => {
-                f.write_str("not every member of the multi-lock could be asked")?;
+                f.write_str("members of the multi-lock failed")?;
                 failures.iter().try_for_each(|(name, err)| {
                     write!(f, "; `{name}`: ")?;
                     err.write(f, false)

@@ -135,8 +135,8 @@ impl Budget {
     }
 }
 
-/// Threads that poll rarely wake at multiples of this; threads that poll more rarely still, at multiples of twice or
-/// four times as much.
+/// The grid of [`together`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple of two, one
+/// of 32 or more at a multiple of four.
 const TICK: Duration = Duration::from_millis(64);
 
 /// How many times a tick is doubled at most. With longer ticks, more and more threads would wake at the same moment.

@@ -1,5 +1,5 @@
 //! The verdict on a reply: what to do with the request that it answers. No other file knows these error codes of
-//! Redis.
+//! Redis. `RESTARTED` is a code of our own, from `lua/red_acquire.lua`, whose `run_id` `KnownMaster::learn` reads.
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |

@@ -3,7 +3,7 @@
 -- KEYS[2]  counter  string: the last token drawn
 
 -- Returns the error for a counter that is not an integer, or nil and the first and the last of up to `count` tokens. Tokens
--- only increase, and are ahead of the clock by less than `count` microseconds, unless the clock is set back. The counter lives
+-- only increase, and are ahead of the clock by less than the largest `count` in use, in microseconds, unless the clock is set back. The counter lives
 -- for `token_ttl_ms` after its last use, without an end if that is 0.
 local function draw(count, token_ttl_ms)
   local token = redis.call('get', KEYS[2]) or '0'
@@ -14,8 +14,8 @@ local function draw(count, token_ttl_ms)
   local last = tonumber(token)
   if last + count < 2 ^ 53 then
     -- Tokens are not below the server's clock in microseconds, so a counter that expired, was evicted or came back from an old
-    -- copy still goes forward. However fast tokens are drawn, their lead over the clock is short, since a counter that is lost
-    -- starts again without that lead.
+    -- copy still goes forward. Their lead over the clock is kept short, because a counter that is lost
+    -- starts again at the clock, without that lead.
     local time = redis.call('time')
     local now = time[1] * 1000000 + time[2]
     first = math.max(last + 1, now)

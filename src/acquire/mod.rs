@@ -237,7 +237,7 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages have been followed by a pause, or came when no time was left for one.
+    /// How many messages need no pause of `yield_to_others` any more: one has followed them, or no time was left for one.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
@@ -367,7 +367,7 @@ impl<S: Strategy> Waiting<'_, S> {
         Ok(())
     }
 
-    /// Counts a grant that no message announced: the message must have been lost.
+    /// Counts a grant that no message announced: the message was lost, or none was sent, as when a lease expires.
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
         let is_silent = |seen| !signals.are_news_since(seen);

@@ -81,8 +81,8 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether nothing but time stands against another thread: there is a token for it if the lock has tokens, the name
-    /// is not kept after its release, and no guarded command may still run.
+    /// Whether another thread may have the hold if enough of the lease is left: there is a token for it if the lock has
+    /// tokens, the name is not kept after its release, and no guarded command may still run.
     pub(crate) complete: bool,
 }
 

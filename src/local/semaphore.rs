@@ -105,8 +105,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     }
 
     /// Redis had too few for the thread with this ticket. The first in the queue is another thread by now if the one that asked
-    /// was handed permits while its request was on its way. If permits are handed over, a refusal ends the tenure, since other
-    /// processes have permits.
+    /// was handed permits while its request was on its way. `are_handed_over`: threads of a process hand over permits of this
+    /// kind; then a refusal ends the tenure, since other processes have permits.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

@@ -19,8 +19,8 @@
 //!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
-//!    release for now, its connection takes no batch for a moment, and nothing for a thread that waits for a release; in front
-//!    of a command, the entries about its keys go all the same. If another node has to execute the release, the map of slots is
+//!    release for now, its connection rests for a moment: it takes neither batches (step 4) nor entries for a thread that only
+//!    waits for a release (step 5). A new command still takes the entries about its keys, which must precede it. If another node has to execute the release, the map of slots is
 //!    corrected, and housekeeping is woken.
 //! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release goes back to the
 //!    position that it had among the entries, and is sent again as it was.

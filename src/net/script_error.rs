@@ -39,7 +39,7 @@ fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     };
     let (code, text) = match inner {
         Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
-        // By a `redis.pcall` whose refusal is returned there is no place in the script.
+        // A refusal that a script got by `redis.pcall` and returned names no place in the script.
         None => match before_script(detail) {
             None if is_denied(code, detail) => (code, detail),
             text => (code, text?),

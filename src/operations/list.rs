@@ -185,7 +185,7 @@ impl Locks {
             let exist = pass.rival(key).and_then(|_| exist.next());
             let is_its_own = match (pass, exist) {
                 (Pass::Bare, Some(Value::Int(n))) => *n >= 2,
-                // Permits may be taken although the number was deleted: then the usual name counts.
+                // Permits may be taken although the number was deleted. If neither `a` nor `{a}` exists, `a` is listed.
                 (_, Some(Value::Int(n))) => *n != 1,
                 _ => true,
             };

@@ -126,7 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// Asks, from time to time, the nodes that did not answer before and respond now.
+    /// While any node has never been identified, asks from time to time those that respond now; but not nodes known for
+    /// their present connection.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///
@@ -147,7 +148,7 @@ impl MastersCheck {
         if time::nanos(now) >= self.look_at.load(Ordering::Relaxed) {
             self.look_at
                 .store(time::nanos(now + span), Ordering::Relaxed);
-            // Known nodes are asked as well, since they may have been restarted.
+            // Nodes that reconnected are asked as well, since they may have been restarted.
             let responds = |its: &&Arc<Session>| its.connection.first().responds(span);
             of(
                 nodes.sessions().filter(responds),

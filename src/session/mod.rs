@@ -501,7 +501,7 @@ impl Session {
         self.masters.stop();
         if !released || releases > 0 {
             let why = format!(
-                "redis has not acknowledged {releases} releases and {undos} undone attempts; they expire with their leases"
+                "redis has not acknowledged {releases} releases and {undos} undos; locks expire with their leases, permits of a `Semaphore` stay taken"
             );
             if releases > 0 {
                 report!(Warn, "closing a client failed: {why}");

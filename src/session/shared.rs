@@ -26,10 +26,7 @@ impl Drop for SharedSession {
         if !self.session.is_closed()
             && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
         {
-            report!(
-                Warn,
-                "closing a dropped client failed: {err}; its holds expire with their leases"
-            );
+            report!(Warn, "closing a dropped client failed: {err}");
         }
     }
 }

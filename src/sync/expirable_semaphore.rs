@@ -507,7 +507,7 @@ impl ExpirableSemaphore {
     ///
     /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 1,000 ids, before anything is sent.
     ///
-    /// Source: Redisson's `release` and `tryRelease` with several ids.
+    /// Redisson's counterpart: `release` and `tryRelease` with several ids.
     pub fn release_all_ids(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
         let possible: Option<Vec<PermitId>> = self.parse(ids, MOST)?.into_iter().collect();
         Ok(match possible {

@@ -94,7 +94,7 @@ impl Handle<Fenced> {
     /// [`Error::Redis`], [`Error::Closed`], [`Error::InvalidName`], and [`Error::WrongType`] if the key of the counter
     /// holds something else.
     ///
-    /// Source: Redisson's `getToken`, which returns 0 without a counter.
+    /// Redisson's counterpart: `getToken`, which returns 0 without a counter.
     pub fn last_token(&self) -> Result<Option<u64>> {
         let spec = &self.target;
         let read = |reply| match script::last_token(reply) {

@@ -313,16 +313,14 @@ impl Semaphore {
     ///
     /// As [`try_set_permits`](Self::try_set_permits). [`Error::Config`] also if `ttl` is out of range.
     ///
-    /// Source: Redisson's `trySetPermits` with a `ttl`.
+    /// Redisson's counterpart: `trySetPermits` with a `ttl`.
     pub fn try_set_permits_with_ttl(&self, permits: u32, ttl: Duration) -> Result<bool> {
         config::check_lease("ttl", ttl)?;
         self.set(permits, ttl)
     }
 
     fn set(&self, permits: u32, ttl: Duration) -> Result<bool> {
-        if permits > 0 {
-            check(permits)?;
-        }
+        check_range(permits.into(), 0)?;
         let set = |of: &_, keys: &_| semaphore::set(of, keys, permits, ttl);
         Ok(self.handle.count_once(FORGET, set)? == 1)
     }
@@ -343,9 +341,7 @@ impl Semaphore {
     ///
     /// As [`try_set_permits`](Self::try_set_permits); [`Error::Config`] for more than `i32::MAX` in either direction.
     pub fn add_permits(&self, permits: i64) -> Result<()> {
-        if permits.unsigned_abs() > u64::from(i32::MAX.unsigned_abs()) {
-            return Err(out_of_range(permits));
-        }
+        check_range(permits, -i64::from(i32::MAX))?;
         if permits == 0 {
             self.handle.entry()?;
             return self.handle.check_going(WaitMode::Once);
@@ -687,15 +683,15 @@ impl fmt::Debug for SemaphorePermit {
 
 /// Checks that this many permits can be requested.
 fn check(permits: u32) -> Result<()> {
-    if permits == 0 || i32::try_from(permits).is_err() {
-        return Err(out_of_range(permits.into()));
-    }
-    Ok(())
+    check_range(permits.into(), 1)
 }
 
-fn out_of_range(permits: i64) -> Error {
-    Error::config(format!(
-        "{permits} permits; at least 1 and at most {} are possible at once",
-        i32::MAX
-    ))
+fn check_range(permits: i64, least: i64) -> Result<()> {
+    let most = i32::MAX.into();
+    if (least..=most).contains(&permits) {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "{permits} permits; from {least} to {most} are possible at once"
+    )))
 }

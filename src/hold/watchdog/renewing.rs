@@ -10,7 +10,7 @@
 //! ```text
 //!    queued ──sent──► under way ──answered──► armed, or lost
 //!      ▲                 │ ▲
-//!      │                 ▼ │ asked for time and again
+//!      │                 ▼ │ unanswered, looked at again
 //!      │                behind ──its connection is lost, or was silent for a quarter of the lease──┐
 //!      └── after a pause, while others of its master are behind, or there is no connection ◄───────┘
 //! ```

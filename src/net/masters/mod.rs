@@ -155,7 +155,8 @@ impl Masters {
         self.is_one() || self.table.read().is_master(node)
     }
 
-    /// Whether the last answer named this node, so its address is a name that it can prove; a redirection may name an IP.
+    /// Whether the last answer about the slots named this node. Then its TLS certificate should be valid for the address; for
+    /// the IP in a redirection it may not be.
     pub(crate) fn is_named(&self, node: usize) -> bool {
         self.is_one() || self.table.read().is_named(node)
     }

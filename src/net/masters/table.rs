@@ -172,7 +172,7 @@ impl Table {
 
     /// The number of the node with this name.
     pub(super) fn called(&mut self, name: &Address) -> usize {
-        // If the name is an IP, the node may be able to prove only its host name.
+        // If the name is an IP, the certificate of the node may be valid only for its host name.
         let address = self.names.get(name).unwrap_or(name).clone();
         self.number(&address)
     }

@@ -14,7 +14,6 @@ use crate::config::server::Address;
 /// Connects to one address, authenticates, selects the database, says who this is and waits for PONG.
 pub(in crate::net) fn connect_to(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Duplex> {
     let socket = open_socket(dial, endpoint)?;
-    // The reason names the server, so it is set once the TCP connection stands.
     dial.waits_for(timed_out(
         "the function given to Config::credentials did not return in time",
     ));

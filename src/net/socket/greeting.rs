@@ -29,7 +29,8 @@ impl GreetingStep {
         }
     }
 
-    /// Whether Redis may answer so. Any other answer comes from another protocol, or from this very client.
+    /// Whether Redis may answer so. Any other answer comes from a server of another protocol, or is this
+    /// client's own request, from a socket that is connected to itself.
     fn is_answered_by(&self, reply: &Value) -> bool {
         match self.what {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
@@ -164,7 +165,7 @@ impl GreetingStep {
     /// Whether the connection is usable all the same, and if not, why.
     fn refused(&self, endpoint: &Endpoint, login: &Login, err: RedisError) -> RedisResult<()> {
         match self.what {
-            // Said to nobody in particular, before the end.
+            // The server sends this to a client that it does not accept, whatever the request, and closes the connection.
             _ if is_crowded(&err) || err.code() == Some("DENIED") => Err(err),
             // Only operators need the name, so a user that may not set it can still lock.
             "CLIENT" => {
@@ -212,7 +213,7 @@ fn adding(err: &RedisError, what: &str) -> RedisError {
     reworded(err, &format!("{detail}; {what}"))
 }
 
-/// The refusal of `WAIT`. A server may lack `WAIT` while its successor has it.
+/// The error for a rejected `WAIT`: transient if the text mentions replicas, since the server may be a replica now.
 fn without_wait(err: &RedisError) -> RedisError {
     let said = err.to_string();
     if said.contains("replica") {
@@ -222,7 +223,7 @@ fn without_wait(err: &RedisError) -> RedisError {
     (ErrorKind::InvalidClientConfig, what, said).into()
 }
 
-/// An end where the first answer was due may mean that the server wants to be spoken to otherwise.
+/// Adds what to check if the connection ended, or the reply was no RESP: the server may speak TLS or another protocol.
 fn explained(err: RedisError) -> RedisError {
     let what = match err.kind() {
         ErrorKind::Parse => "the server does not speak the protocol of redis; is the port right?",

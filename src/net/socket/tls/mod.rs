@@ -100,11 +100,11 @@ impl TlsSession {
         }
     }
 
-    /// Decrypts what has come; nothing is the end.
+    /// Decrypts what has come; an empty slice is the end of the stream.
     fn feed(&mut self, mut encrypted: &[u8]) {
         let at_end = encrypted.is_empty();
         while !self.has_ended {
-            // From memory: it fails only if it has too much, and it has nothing left over.
+            // This reads from memory, so it fails only if too much is unprocessed, and each round processes everything.
             let fed = self.tls.read_tls(&mut encrypted).unwrap_or_default();
             if let Err(err) = self.tls.process_new_packets() {
                 self.failure = Some(self.context.explain(&err));
