@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Cmd;
-use redlatch::{Client, Config, Error, Lock, RedLock};
+use redlatch::kinds::{AnyKind, OneServer};
+use redlatch::{Client, Config, Error, Guard, Handle, RedLock};
 use serde_json::{Value, json};
 
 use crate::library::{Failure, Hold, Library, Request, Servers, failed};
@@ -99,7 +100,7 @@ fn held<G: redlatch::Hold + 'static>(
     }))
 }
 
-fn take<L: Lock>(lock: &L, wait: Option<Duration>) -> Result<L::Guard, Failure> {
+fn take<K: AnyKind>(lock: &Handle<K>, wait: Option<Duration>) -> Result<Guard<K>, Failure> {
     let granted = match wait {
         None => lock.lock().map(Some),
         Some(Duration::ZERO) => lock.try_lock(),
@@ -108,22 +109,16 @@ fn take<L: Lock>(lock: &L, wait: Option<Duration>) -> Result<L::Guard, Failure> 
     granted.map_err(failed)?.ok_or(Failure::Busy)
 }
 
-/// A macro, since each kind of guard has its own `query`.
-macro_rules! guarding {
-    ($lock:expr, $request:expr) => {{
-        let lock = match $request.lease {
-            Some(lease) => $lock.lease(lease),
-            None => $lock,
-        };
-        let guard = take(&lock, $request.wait)?;
-        held(guard, None, |guard, command| guard.query(command))
-    }};
+fn guarding<K: OneServer>(lock: Handle<K>, request: &Request) -> Granted {
+    let lock = match request.lease {
+        Some(lease) => lock.lease(lease),
+        None => lock,
+    };
+    let guard = take(&lock, request.wait)?;
+    held(guard, None, |guard, command| guard.query(command))
 }
 
-fn unguarded<L: Lock>(lock: &L, request: &Request) -> Granted
-where
-    L::Guard: 'static,
-{
+fn unguarded<K: AnyKind>(lock: &Handle<K>, request: &Request) -> Granted {
     let guard = take(lock, request.wait)?;
     held(guard, None, |_, _| {
         unreachable!("the driver knows that it guards no commands")
@@ -135,9 +130,9 @@ impl Library for Redlatch {
         let (client, names) = (&self.clients[0], &request.names);
         let name = &names[0];
         match request.kind.as_str() {
-            "reentrant" => guarding!(client.reentrant_lock(name), request),
-            "fair" => guarding!(client.fair_lock(name), request),
-            "spin" => guarding!(client.spin_lock(name), request),
+            "reentrant" => guarding(client.reentrant_lock(name), request),
+            "fair" => guarding(client.fair_lock(name), request),
+            "spin" => guarding(client.spin_lock(name), request),
             "fenced" => {
                 let guard = take(&client.fenced_lock(name), request.wait)?;
                 let token = Some(guard.token());
@@ -145,7 +140,7 @@ impl Library for Redlatch {
             }
             "multi" => unguarded(&client.multi_lock(names), request),
             "red" => unguarded(self.red.as_ref().expect("several masters"), request),
-            _ => guarding!(client.mutex(name), request),
+            _ => guarding(client.mutex(name), request),
         }
     }
 }
