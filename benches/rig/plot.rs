@@ -72,12 +72,36 @@ pub(crate) fn draw(folder: &Path) {
     for file in files {
         let text = fs::read_to_string(&file).expect("a text");
         let curves = Curves::parse(&text).unwrap_or_else(|| panic!("{}", file.display()));
-        let svg = curves.svg();
+        let svg = shortened(&curves.svg());
         let name = file.file_stem().expect("a name").display();
         writeln!(inlined, "[{name}]: <data:image/svg+xml,{}>", escaped(&svg)).expect("a string");
         fs::write(file.with_extension("svg"), svg).expect("the folder can be written to");
     }
     fs::write(folder.join(INLINED), inlined).expect("the folder can be written to");
+}
+
+/// Leaves out what does not change the picture: attributes that are defaults or stand at the root, and digits behind the
+/// second decimal.
+fn shortened(svg: &str) -> String {
+    const FONT: &str = " font-family=\"sans-serif\"";
+    let plain = [FONT, " stroke-width=\"1\"", " fill=\"#000000\""];
+    let svg = plain
+        .iter()
+        .fold(svg.to_owned(), |svg, attribute| svg.replace(attribute, ""));
+    let svg = svg.replacen("<svg", &format!("<svg{FONT}"), 1);
+    let mut short = String::new();
+    let mut decimals = None;
+    for c in svg.chars() {
+        decimals = match (decimals, c) {
+            (None, '.') if short.ends_with(|last: char| last.is_ascii_digit()) => Some(0),
+            (Some(so_far), '0'..='9') => Some(so_far + 1),
+            _ => None,
+        };
+        if decimals.is_none_or(|so_far| so_far <= 2) {
+            short.push(c);
+        }
+    }
+    short
 }
 
 /// Escapes an SVG as the end of a `data:` URL between the angle brackets of Markdown.

@@ -20,6 +20,10 @@ macro_rules! recipe {
 #[doc = recipe!("from_set_nx")]
 pub mod should_i_use_this {}
 
+// Written by `tests/peers/table`.
+#[doc = include_str!("plots/faults.md")]
+pub mod faults {}
+
 #[doc = include_str!("common_mistakes.md")]
 pub mod common_mistakes {}
 
