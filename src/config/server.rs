@@ -191,7 +191,9 @@ impl Server {
     /// Reads a URL. Errors do not repeat it, since it may contain a password.
     pub(crate) fn of(url: &str) -> Result<Self> {
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(bad(format!("it has no scheme; supported are {SCHEMES}")));
+            return Err(bad(format!(
+                "it has no scheme, as in redis://host:6379/; supported are {SCHEMES}"
+            )));
         };
         let lower = scheme.to_ascii_lowercase();
         let (tls, kind) = match lower.replace("valkey", "redis").as_str() {
@@ -233,7 +235,7 @@ impl Server {
                 true => bad(format!(
                     "a `/` or `?` comes before the `@` of the address; {PERCENT_ENCODE}"
                 )),
-                false => err,
+                false => with_example(err, kind),
             }
         })?;
         Ok(Self::new(deployment, tls, login, db))
@@ -267,6 +269,22 @@ enum UrlKind {
     Unix,
     Sentinel,
     Cluster,
+}
+
+/// Adds a correct URL, unless the text shows one already.
+fn with_example(err: Error, kind: UrlKind) -> Error {
+    let example = match kind {
+        UrlKind::Single => "redis://user:password@host:6379/3",
+        UrlKind::Unix => "redis+unix:///run/redis.sock?db=3",
+        UrlKind::Sentinel => "redis+sentinel://host:26379,host:26379/service",
+        UrlKind::Cluster => "redis+cluster://host:6379,host:6379",
+    };
+    match err {
+        Error::Config { what, .. } if !what.contains("://") => {
+            Error::config(format!("{what}; a URL looks like {example}"))
+        }
+        shown => shown,
+    }
 }
 
 fn bad(what: impl fmt::Display) -> Error {
@@ -388,6 +406,12 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
 fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
     let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     let host = authority.rsplit('@').next().unwrap_or_default();
+    if host.is_empty() || host.starts_with(':') && host.matches(':').count() == 1 {
+        return Err("the host is missing");
+    }
+    if host.contains(|c: char| c.is_whitespace() || "<>\\^|".contains(c)) {
+        return Err("the host contains a character that no name of a host has");
+    }
     let port = match host.strip_prefix('[') {
         Some(ipv6) => {
             let (ipv6, port) = ipv6.split_once(']').ok_or(BRACKETS)?;

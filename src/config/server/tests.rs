@@ -276,6 +276,24 @@ fn what_is_wrong_with_a_url_is_said_without_its_password() {
         ("Secret7://127.0.0.1/", "its scheme is unknown"),
         ("redis://:secret@127.0.0.1/?protocol=resp3", "RESP2"),
         ("redis://:secret@127.0.0.1/-1", "negative"),
+        (
+            "redis://",
+            "the host is missing; a URL looks like redis://user:password@host:6379/3",
+        ),
+        ("redis://:secret@:6379/", "the host is missing"),
+        ("redis://:secret@h o/", "the host contains a character"),
+        (
+            "redis://h:0",
+            "; a URL looks like redis://user:password@host:6379/3",
+        ),
+        (
+            "unix://",
+            "Missing path; a URL looks like redis+unix:///run/redis.sock?db=3",
+        ),
+        (
+            "redis+cluster://h:0",
+            "; a URL looks like redis+cluster://host:6379,host:6379",
+        ),
         ("redis://alice@127.0.0.1/", "given without a password"),
         ("redis://h?db=3", "`db` is unknown (known: `protocol`)"),
         ("redis://h?db=3", "redis://host:6379/3"),
