@@ -400,15 +400,19 @@ impl<'a> Contender<'a> {
         }
         let has_listened = self.listening.leave();
         let mut state = self.entry.lock();
-        let earlier = self.earlier_hold(&state);
-        if earlier.as_ref().is_some_and(|its| its.is_later_than(&hold)) {
-            // A later grant to another thread was recorded first, which proves that this hold was over before.
+        let recorded = self.recorded_hold(&state);
+        if recorded
+            .as_ref()
+            .is_some_and(|its| its.is_later_than(&hold))
+        {
+            // A later grant, to another thread, is recorded already, which proves that this hold is over.
             drop(state);
             return self.decline(&hold, self.lock.granted_too_late());
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        let is_alone = self.note_listeners(&hold, has_listened, &state);
+        let is_alone = self.is_notified_with_others() && self.was_alone(&state);
+        self.record_subscription(&hold, has_listened, &state);
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
         // Granted and stored with the mutex held: queued readers that join get the same hold before anybody can release
         // it.
@@ -416,10 +420,10 @@ impl<'a> Contender<'a> {
         state.store_wakeups(&next);
         drop(state);
         wake(next);
-        if let Some(earlier) = earlier {
+        if let Some(recorded) = recorded {
             session.lose(
-                &earlier,
-                LossReason::TakenOver.or_expired(earlier.is_valid(now)),
+                &recorded,
+                LossReason::TakenOver.or_expired(recorded.is_valid(now)),
             );
         }
         if !hold.is_held() {
@@ -431,33 +435,39 @@ impl<'a> Contender<'a> {
         Ok(GuardInner::new(self.lock, hold, thread, Came::Granted))
     }
 
-    /// The hold that the process has, as far as it knows, although another thread was granted the lock.
+    /// The hold that the local lock has on record, although another thread was granted the lock.
     ///
     /// Several threads of a process are contenders where Redis keeps the queue, or while one of them adopts a hold. So a grant
-    /// may be the first sign that an earlier hold of the process is over.
-    fn earlier_hold(&self, state: &EntryState) -> Option<Arc<Hold>> {
+    /// may be the first sign that the recorded hold is over.
+    fn recorded_hold(&self, state: &EntryState) -> Option<Arc<Hold>> {
         match self.lock.mode {
             Mode::Exclusive => state.lock.holds().next().cloned(),
             Mode::Shared => None,
         }
     }
 
-    /// Notes at a new hold whether this process may listen when the hold is released. Returns whether the process's last
-    /// release, which precedes the grant, is known to have notified no other process.
-    fn note_listeners(&self, hold: &Hold, has_listened: bool, state: &EntryState) -> bool {
-        // On the channel of a place, which belongs to one waiter, nothing is counted.
-        if !self.is_notified_with_others() {
-            return false;
-        }
+    /// Records at a new hold whether this process may listen when the hold is released: then `is_heard_by_us` takes it out of
+    /// the count of listeners.
+    fn record_subscription(&self, hold: &Hold, has_listened: bool, state: &EntryState) {
+        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
         let last_release = state.lock.cohort.last_release();
-        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait. If it is open
-        // at the release, `is_heard_by_us` takes it out of the count of listeners.
-        if has_listened || last_release.is_some_and(|last| last.is_heard_by_us) {
+        let may_listen = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
+        // On the channel of a place, which belongs to one waiter, nothing is counted.
+        if may_listen && self.is_notified_with_others() {
             hold.record_subscription();
         }
-        // The reply to the last release precedes this grant, so the number of listeners is known.
+    }
+
+    /// Whether the process's last release is known to have notified no other process. The reply to that release precedes this
+    /// grant, so the number of listeners is known.
+    fn was_alone(&self, state: &EntryState) -> bool {
+        // For a read-write lock the number proves nothing: a read hold that ends while others read returns 0 and sends no message.
         self.turn.is_none()
-            && last_release.is_some_and(|last| yielding::has_notified_nobody(self.session(), last))
+            && state
+                .lock
+                .cohort
+                .last_release()
+                .is_some_and(|last| yielding::has_notified_nobody(self.session(), last))
     }
 
     /// Gives back a granted hold that is useless; returns `why` as the error.

@@ -296,15 +296,15 @@ impl GuardInner {
             self.ended = hold.unobserve(self.thread);
         }
         // Read before the hold changes threads, for the same reason.
-        let lost = hold.check_not_lost().map(|()| None);
+        let not_lost = hold.check_not_lost();
         match left {
             Left::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
                     hold.count.store(count, Ordering::Relaxed);
                 }
-                lost
+                not_lost.map(|()| None)
             }
-            Left::Shared => lost,
+            Left::Shared => not_lost.map(|()| None),
             Left::Passed { waiter } => {
                 // The next thread cannot run before the wakeup is stored, so it never sees this thread's count and listeners.
                 // If the watchdog loses the hold at this moment, the next thread finds that when it takes the wakeup.
@@ -312,7 +312,7 @@ impl GuardInner {
                 waiter.store(Wakeup::Granted(Arc::clone(hold)));
                 drop(state);
                 waiter.notify();
-                lost
+                not_lost.map(|()| None)
             }
             // `submit_release` was called: the release has to be delivered.
             Left::Release { next } => {
@@ -320,11 +320,11 @@ impl GuardInner {
                 drop(state);
                 // `queue_unlock` leaves the writing to its caller; by rule 4 at `Entry` the release precedes the next
                 // contender's request all the same. The release of a lost hold is not returned, so it is written here.
-                if at_once || lost.is_err() {
+                if at_once || not_lost.is_err() {
                     self.send(call.get());
                 }
                 wake(next);
-                lost.map(|_| call.into_inner())
+                not_lost.map(|()| call.into_inner())
             }
             Left::Gone => {
                 drop(state);

@@ -289,8 +289,8 @@ impl<S: Strategy> Waiting<'_, S> {
 
     /// Returns when the thread has to ask, with the time for the question, or with the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
-        // A call ends as late only if it has asked, or has waited for a thread of its process. Otherwise it asks once, however
-        // little time it has.
+        // A call ends as late only if it has asked or waited: for a thread of its process, or to let other processes go first.
+        // Otherwise it asks once, however little time it has.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
         // The time for the question includes yielding, but not waiting for other threads of this process.
         let mut began = None;
@@ -337,6 +337,7 @@ impl<S: Strategy> Waiting<'_, S> {
             // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }
+        // The first two parks last for a second at most; from the third on the limit doubles.
         let cap = BackOff::POLL.after(self.parks.max(1));
         // A pause after a contested round is no park, since no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;

@@ -267,7 +267,7 @@ impl Members {
         // Each turn asks for a range of members, as far as they are not held: for all, or for one. Once that one is granted,
         // the next turn asks for all that are missing. If members were held by others lately, the first is requested alone,
         // since granted ones might have to be released again.
-        let mut next = match is_contended {
+        let mut asked = match is_contended {
             true => 0..1,
             false => all.clone(),
         };
@@ -280,10 +280,10 @@ impl Members {
         let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
             let began = Instant::now();
-            let answers = self.ask_for(next.clone(), &mut held.0, round);
+            let answers = self.ask_for(asked.clone(), &mut held.0, round);
             let (refused, by) = match answers {
-                Ok(Answers::Granted) if next != all => {
-                    next = all.clone();
+                Ok(Answers::Granted) if asked != all => {
+                    asked = all.clone();
                     continue;
                 }
                 Ok(Answers::Granted) => {
@@ -320,7 +320,7 @@ impl Members {
                 return Ok(Gathering::Busy(refused));
             }
             self.pause_until(ends.min(now + pauses.next_pause()), wait)?;
-            next = refused..refused + 1;
+            asked = refused..refused + 1;
         }
     }
 
@@ -385,6 +385,7 @@ impl Members {
         let mut asking: Vec<_> = contenders.collect();
         let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
+            // A second pause is not needed, and `ask_ahead` checks whether to stop, so the result does not matter.
             (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.

@@ -4,19 +4,20 @@
 //! ```text
 //!    the tenure is over ─► its last release is answered: it has notified n others
 //!                            ├─ n = 0: ask
-//!                            └─ n > 0: pause for 1 ms ─► ask
-//!                                                         │ refused, and n > 1
-//!                                                         ▼
-//!                            a debt of n tenures: after each message, pause for up to a tenure ─► ask
+//!                            ├─ n = 1: pause for 1 ms ─► ask
+//!                            └─ n > 1: a debt of n tenures begins; pause for 1 ms ─► ask ─► granted: the debt ends
+//!                                                                                     │ refused
+//!                                                                                     ▼
+//!                                      until the debt is over: after each message, pause for up to a tenure ─► ask
 //! ```
 //!
 //! Example with a tenure of 5 ms: the last release of the tenure has notified 3 others (n = 3). The thread pauses for
 //! 1 ms and asks.
 //!
-//! - If it is granted the lock, nobody else wanted it, and nothing is owed.
-//! - If it is refused, the debt is 3 tenures: it is over 15 ms after the reply to that release. Until then each message
-//!   says that another process has released the lock, and that the next process may ask. So the thread pauses for 5 ms,
-//!   or for what is left of the 15 ms, before it asks again. Later messages are followed by a question at once.
+//! - The reply begins a debt of 3 tenures, which is over 15 ms later. Until then each message, also one during the first
+//!   pause, says that another process has released the lock, and that the next process may ask. So the thread pauses for
+//!   5 ms, or for what is left of the 15 ms, before it asks. Later messages are followed by a question at once.
+//! - If the thread is granted the lock, nobody else wanted it, and the debt ends.
 //!
 //! The debt (`local/cohort.rs`) belongs to the process: each call checks it before its first question and after
 //! each message.

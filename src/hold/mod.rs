@@ -474,7 +474,8 @@ impl Hold {
             return self.entry().deferred(request, &owner, now + left, undo);
         }
         let longest = self.with_lease(|lease| lease.longest());
-        // A frozen server executes the acquire when it resumes, and the lease begins only then.
+        // A renewal without a reply may be executed only now, and its lease begins only then. So does the lease of an acquire
+        // that a frozen server executes when it resumes.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         self.entry()

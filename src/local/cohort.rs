@@ -30,7 +30,7 @@ pub(crate) struct Cohort<R> {
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,
-    /// By `known_at` the reply to a release of this cohort had arrived: the release has notified nobody.
+    /// A release of this cohort has notified nobody. `known_at`: the grant that followed its reply.
     Absent {
         known_at: Instant,
     },
@@ -66,7 +66,7 @@ impl<R> Cohort<R> {
         self.others = Others::Unknown;
     }
 
-    /// By `now` the reply to the last release has arrived, and the release has notified nobody.
+    /// By `now`, the moment of a grant, the reply to the last release has arrived, and the release has notified nobody.
     pub(super) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }
@@ -145,8 +145,8 @@ impl<R> Cohort<R> {
         self.end();
         // Within the last tenure a release was found to have notified nobody, so the thread does not yield: waiting for
         // the reply to the last release would cost a round trip, and a process that has begun to wait since is notified
-        // by a release of the next tenure. The tenure counts from when the reply arrived, since a reply may take longer
-        // than a tenure (bench: distance, one name again and again).
+        // by a release of the next tenure. The tenure counts from the grant at which this became known, and not from the
+        // release, since a reply may take longer than a tenure (bench: distance, one name again and again).
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

@@ -89,7 +89,8 @@ pub(crate) struct DeferredInfo {
     pub(crate) name: Arc<str>,
     /// The owner of the released hold, for the log; empty if there is no hold.
     pub(crate) owner: Text<LONGEST_OWNER>,
-    /// From then on the release is pointless, since the lease of the hold is over.
+    /// From then on the release is given up: the lease is over, or Redis may have forgotten the keys of a release that
+    /// counts once.
     pub(crate) useful_until: Instant,
     /// Whether the release undoes an acquire of unknown outcome, and so may find nothing to release.
     pub(crate) undo: bool,

@@ -252,12 +252,11 @@ impl QuorumHold {
         is_lost
     }
 
-    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left: the hold is
-    /// lost.
+    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left, and the loss
+    /// has to be reported; a hold that is not granted yet, or has ended, has nothing to lose.
     fn update_validity(&self, state: &mut QuorumState) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
-            // Not granted yet, or over already: nothing can be lost.
             return true;
         };
         let now = Instant::now();
@@ -271,14 +270,14 @@ impl QuorumHold {
 
     /// Updates the validity, and reports the loss for this reason if the hold is lost.
     fn update_or_lose(&self, mut state: MutexGuard<'_, QuorumState>, why: LossReason) -> bool {
-        let is_held = self.update_validity(&mut state);
+        let keeps_majority = self.update_validity(&mut state);
         // Rule 5: a loss takes the mutex of the entry and tells the observer. If a guard releases the hold in between,
         // `lose` does nothing.
         drop(state);
-        if !is_held {
+        if !keeps_majority {
             self.lose(why);
         }
-        is_held
+        keeps_majority
     }
 
     fn lose(&self, why: LossReason) {
@@ -309,13 +308,14 @@ impl QuorumHold {
         };
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
-        // During the round the hold may have been lost, or its client closed, which releases all parts.
-        let is_held = self.update_validity(&mut state) && !state.let_go;
-        if is_held && is_renewed {
+        // During the round a majority may have been lost, or the client closed, which releases all parts. If the hold has ended
+        // otherwise, the caller finds that and gives it back.
+        let has_ended = !self.update_validity(&mut state) || state.let_go;
+        if is_renewed && !has_ended {
             self.set_policy(&state, again);
         }
         drop(state);
-        if !is_held {
+        if has_ended {
             let is_taken = |value| matches!(renewed(value), Ok(Err(LossReason::TakenOver)));
             let lost = match round.values().any(|(_, value)| is_taken(value)) {
                 true => LossReason::TakenOver,
@@ -335,8 +335,8 @@ impl QuorumHold {
 
     /// Reads earlier replies, and then those of a round that asks for renewals. Later calls of `read` read the rest of the round.
     ///
-    /// An acquire without an answer is never replaced, since its part is not kept: the undo of that acquire may still be on its
-    /// way, so a renewal that finds the number proves nothing. An earlier renewal may be replaced, since its answer could only
+    /// Only renewals of kept parts are stored. While the acquire of a part has no answer, its undo may still be on its way and
+    /// remove the part after the renewal, so here a renewal that finds the number proves nothing. An earlier renewal may be replaced, since its answer could only
     /// have made the part last longer.
     fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);

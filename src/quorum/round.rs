@@ -227,21 +227,21 @@ impl QuorumNodes {
                 Verdict::Later(err) => NodeReply::Failed(Fault::Unreachable(err)),
                 Verdict::Never(err) => NodeReply::Failed(Fault::Refused(err)),
             },
-            Err(WaitFault::Broken(_)) if call.deferred.is_some() && call.outcome().is_none() => {
+            Err(WaitFault::NoReply(_)) if call.deferred.is_some() && call.outcome().is_none() => {
                 // The connection sends a release again by itself once it is up, so the node stays pending.
                 if waits() {
                     std::thread::sleep(PAUSE.0 / 5);
                 }
                 return;
             }
-            Err(WaitFault::Broken(err)) if call.deferred.is_some() => {
+            Err(WaitFault::NoReply(err)) if call.deferred.is_some() => {
                 NodeReply::Failed(Fault::Refused(err))
             }
             // A renewal, or a question, may be executed twice. An acquire may not: rule 1 at `QuorumHold`.
-            Err(WaitFault::Broken(err)) if request.may_repeat => {
+            Err(WaitFault::NoReply(err)) if request.may_repeat => {
                 NodeReply::Unsent(Some(connection.first().unreachable(err)))
             }
-            Err(WaitFault::Broken(err)) => NodeReply::Failed(connection.first().unreachable(err)),
+            Err(WaitFault::NoReply(err)) => NodeReply::Failed(connection.first().unreachable(err)),
             Err(WaitFault::Closed) => NodeReply::Failed(Fault::Closed),
             // The slice is over, not the round: the node stays pending.
             Err(WaitFault::TimedOut | WaitFault::Stopped) => return,

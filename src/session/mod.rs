@@ -595,11 +595,11 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.released(in_time, until);
         }
-        self.settle(hold.entry().name(), release, in_time, until)
+        self.await_release(hold.entry().name(), release, in_time, until)
     }
 
     /// Waits for the reply to a release that one server executes; see [`lost_before`].
-    pub(crate) fn settle(
+    pub(crate) fn await_release(
         &self,
         name: &str,
         release: &Arc<Call>,

@@ -145,7 +145,9 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. After a
+    /// whole tenure of grants to this process, the call first waits for the reply to the last release, and for 1 ms if other
+    /// processes wait.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -819,7 +821,7 @@ impl ExpirablePermit {
         let until = self.semaphore.until();
         let in_time = self.hold.valid_until() > Instant::now();
         let call = self.let_go()?;
-        let settled = (self.session()).settle(self.name(), &call, in_time, until);
+        let settled = (self.session()).await_release(self.name(), &call, in_time, until);
         let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());
         };

@@ -133,7 +133,8 @@ impl Semaphore {
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
     /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. After a
-    /// whole tenure of grants to this process, the call first lets other waiting processes ask, for 1 ms.
+    /// whole tenure of grants to this process, the call first waits for the reply to the last release, and for 1 ms if other
+    /// processes wait.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -586,7 +587,7 @@ impl SemaphorePermit {
         };
         let until = Instant::now() + self.command_timeout;
         // Permits without an owner have no lease, so they are released in time.
-        let settled = session.settle(self.name(), &release, true, until);
+        let settled = session.await_release(self.name(), &release, true, until);
         let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());
         };

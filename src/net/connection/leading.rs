@@ -81,7 +81,7 @@ impl Connection {
             // The call has moved to another node. The thread that reads there wakes no thread that waits here.
             if call.node() != self.node {
                 let why = socket::timed_out("another node of the cluster has to answer");
-                return Err(WaitFault::Broken(why));
+                return Err(WaitFault::NoReply(why));
             }
             let (now, generation) = (Instant::now(), state.generation);
             let Some((up, in_flight)) = state.up(generation) else {
@@ -172,7 +172,7 @@ impl Connection {
             return Ok(());
         };
         match self.wait_for(&end, false, until, stop) {
-            Ok(_) | Err(WaitFault::Broken(_)) => Ok(()),
+            Ok(_) | Err(WaitFault::NoReply(_)) => Ok(()),
             Err(WaitFault::TimedOut) => Err(self.no_answer()),
             Err(WaitFault::Stopped) => Err(Fault::Stopped),
             Err(WaitFault::Closed) => Err(Fault::Closed),
@@ -381,8 +381,8 @@ impl Connection {
     }
 }
 
-/// The outcome of a call; `None` while its reply is due. A deferred call without a connection counts as broken for the
-/// thread that waits: the ledger sends it again, over a connection that may lead to another node.
+/// The outcome of a call; `None` while its reply is due. For a thread that waits for a deferred call without a connection
+/// that is `NoReply`: the ledger sends the call again, over a connection that may lead to another node.
 fn outcome(
     state: &ConnectionState,
     call: &CallState,
@@ -391,9 +391,11 @@ fn outcome(
     Some(match &call.phase {
         CallPhase::Awaiting => return None,
         CallPhase::Done(value) => Ok((value.clone(), call.sent_at)),
-        CallPhase::Broken(err) => Err(WaitFault::Broken(err.clone())),
+        CallPhase::Broken(err) => Err(WaitFault::NoReply(err.clone())),
         CallPhase::Idle(_) if matches!(state.phase, Phase::Closed) => Err(WaitFault::Closed),
-        CallPhase::Idle(why) => Err(WaitFault::Broken(why.clone().unwrap_or_else(no_connection))),
+        CallPhase::Idle(why) => Err(WaitFault::NoReply(
+            why.clone().unwrap_or_else(no_connection),
+        )),
     })
 }
 
@@ -589,7 +591,7 @@ pub(super) mod appointments {
             connection.close();
             assert!(answer.is_ok() && leads.join().is_err());
             assert!(
-                matches!(broken, Ok(Err(WaitFault::Broken(_)))),
+                matches!(broken, Ok(Err(WaitFault::NoReply(_)))),
                 "{broken:?}"
             );
         });
@@ -655,7 +657,7 @@ pub(super) mod appointments {
             connection.step_down(reader, 1, Instant::now(), Served::default());
             moved.wake();
             let left = left.join().expect("it does not panic");
-            assert!(matches!(left, Err(WaitFault::Broken(_))), "{left:?}");
+            assert!(matches!(left, Err(WaitFault::NoReply(_))), "{left:?}");
             let call = send(connection);
             scope.spawn(move || done.send(connection.wait(&call, until, &|| false)));
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");

@@ -346,7 +346,10 @@ impl Connection {
 /// Why a wait ended without a reply.
 #[derive(Debug)]
 pub(crate) enum WaitFault {
-    Broken(RedisError),
+    /// No reply comes over this connection: the connection was lost, the server rejected the call for now, or the call has
+    /// moved to another node or was given up. A deferred call that is `CallPhase::Idle` is sent again, one that is
+    /// `CallPhase::Broken` was given up.
+    NoReply(RedisError),
     TimedOut,
     /// The caller has to stop.
     Stopped,

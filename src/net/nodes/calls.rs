@@ -212,7 +212,7 @@ impl Nodes {
         refused_for_now: Option<RedisError>,
     ) -> Result<RedisError, Fault> {
         match fault {
-            WaitFault::Broken(err) => {
+            WaitFault::NoReply(err) => {
                 self.map.doubt();
                 Ok(err)
             }
@@ -252,8 +252,7 @@ impl Nodes {
         loop {
             match self.at(call).wait(call, until, &|| false) {
                 Ok((value, _)) => return Ok((value, call.state.lock().sendings > 1)),
-                Err(WaitFault::Broken(err)) => {
-                    // A call that is broken was given up. A call that is idle will be sent again.
+                Err(WaitFault::NoReply(err)) => {
                     if matches!(call.state.lock().phase, CallPhase::Broken(_)) {
                         return Err(Fault::Refused(err));
                     }

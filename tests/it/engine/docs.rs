@@ -248,7 +248,8 @@ fn the_compiler_says_that_a_guard_stays_on_its_thread() {
         };
         let headline = said.lines().next().unwrap_or_default();
         assert!(
-            headline.contains("GuardStaysOnItsThread") && headline.contains("cannot be sent"),
+            headline.contains("GuardStaysOnItsThreadUnlessTakenByLockOwned")
+                && headline.contains("cannot be sent"),
             "{said}"
         );
         assert!(!said.contains("MutexGuard<'static, ()>"), "{said}");
