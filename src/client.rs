@@ -108,9 +108,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for a setting that cannot work, before anything is sent;
-    /// [`Error::Redis`](crate::Error::Redis) if Redis cannot be reached, rejects the credentials, or is still loading
-    /// its data when the connect timeout is over.
+    /// [`Error::Config`](crate::Error::Config) for a setting that cannot work, before anything is sent; also if a Sentinel or a
+    /// node of a cluster answers behind a URL that does not say so. [`Error::Redis`](crate::Error::Redis) if Redis cannot
+    /// be reached, rejects the credentials, is a replica, or still loads its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
         let session = Session::open(config.into(), &[give_back_permits])?;
         Ok(Self {

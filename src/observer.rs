@@ -109,7 +109,7 @@ pub struct Acquired<'a> {
     /// The name, as given to the client.
     pub name: &'a str,
     /// `reentrant`, `mutex`, `fair` (a [`FairMutex`](crate::FairMutex), too), `fenced`, `spin`, `read-write`, `red`,
-    /// `semaphore`, `permits` (of an expirable semaphore), `election`.
+    /// `permits` (of an expirable semaphore), `semaphore`, `election`.
     pub kind: &'static str,
     /// How long the call took.
     pub waited: Duration,

@@ -541,8 +541,8 @@ fn time_ms(answer: Value) -> Option<i128> {
     Some(seconds * 1000 + micros / 1000)
 }
 
-/// The label of commands that only `inspect` and `list` need.
-const INSPECTING: &str = "inspect, list";
+/// The label of commands that only `inspect` and `locks` need.
+const INSPECTING: &str = "inspect, locks";
 
 /// The label of commands for notifications, without which waiting threads poll.
 const WAITING: &str = "notifications";

@@ -38,10 +38,10 @@ pub enum LockKind {
     FencedLock,
     /// A read-write lock, held.
     RwLock,
-    /// A semaphore, or a latch that only Redisson has used: both are a number.
-    Semaphore,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
+    /// A semaphore, or a latch that only Redisson has used: both are a number.
+    Semaphore,
     /// A latch, closed.
     Latch,
 }

@@ -74,57 +74,6 @@ impl Election {
         &self.lock.target
     }
 
-    /// Returns a handle whose campaigns end with [`Error::Cancelled`] when `token` is cancelled.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let stop = redlatch::CancelToken::new();
-    /// let election = client.election("scheduler").cancel_on(&stop);
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn cancel_on(self, token: &CancelToken) -> Self {
-        Self {
-            lock: self.lock.cancel_on(token),
-        }
-    }
-
-    /// Returns a handle whose leaderships last for at most `max`, so that a leader that hangs is replaced.
-    ///
-    /// A leader that hangs still renews its lease. The leadership is lost after `max`
-    /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead one lease later.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let an_hour = std::time::Duration::from_secs(3600);
-    /// let leadership = client.election("scheduler").max_term(an_hour).campaign()?;
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn max_term(self, max: Duration) -> Self {
-        Self {
-            lock: self.lock.max_hold(max),
-        }
-    }
-
-    /// Returns a handle whose calls, like those of its leaderships, wait this long for Redis to answer, instead of the
-    /// client's [`command_timeout`](crate::Config::command_timeout).
-    ///
-    /// From 10 ms to an hour; any other value counts as the nearest of these.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let a_second = std::time::Duration::from_secs(1);
-    /// let election = client.election("scheduler").command_timeout(a_second);
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn command_timeout(self, timeout: Duration) -> Self {
-        Self {
-            lock: self.lock.command_timeout(timeout),
-        }
-    }
-
     /// Waits until this process leads.
     ///
     /// Blocks without limit while anybody leads, this process included, and at most for the command timeout while Redis
@@ -194,6 +143,57 @@ impl Election {
     /// As [`campaign`](Self::campaign).
     pub fn try_campaign_until(&self, instant: Instant) -> Result<Option<Leadership>> {
         self.stand(WaitMode::moment(instant))
+    }
+
+    /// Returns a handle whose campaigns end with [`Error::Cancelled`] when `token` is cancelled.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let stop = redlatch::CancelToken::new();
+    /// let election = client.election("scheduler").cancel_on(&stop);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cancel_on(self, token: &CancelToken) -> Self {
+        Self {
+            lock: self.lock.cancel_on(token),
+        }
+    }
+
+    /// Returns a handle whose leaderships last for at most `max`, so that a leader that hangs is replaced.
+    ///
+    /// A leader that hangs still renews its lease. The leadership is lost after `max`
+    /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead one lease later.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let an_hour = std::time::Duration::from_secs(3600);
+    /// let leadership = client.election("scheduler").max_term(an_hour).campaign()?;
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn max_term(self, max: Duration) -> Self {
+        Self {
+            lock: self.lock.max_hold(max),
+        }
+    }
+
+    /// Returns a handle whose calls, like those of its leaderships, wait this long for Redis to answer, instead of the
+    /// client's [`command_timeout`](crate::Config::command_timeout).
+    ///
+    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    ///
+    /// ```no_run
+    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
+    /// let a_second = std::time::Duration::from_secs(1);
+    /// let election = client.election("scheduler").command_timeout(a_second);
+    /// # Ok::<(), redlatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn command_timeout(self, timeout: Duration) -> Self {
+        Self {
+            lock: self.lock.command_timeout(timeout),
+        }
     }
 
     /// Returns the name, as given to the client.

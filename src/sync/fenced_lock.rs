@@ -120,8 +120,8 @@ impl<S: Scope> Guard<Fenced, S> {
     /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let mut con = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
     ///
-    /// // The account remembers the highest token and rejects lower ones. Tokens are compared as text of equal length, since
-    /// // numbers in Lua are exact to 2^53 only.
+    /// // The account remembers the highest token and rejects lower ones. Tokens are compared as text
+    /// // of equal length, since numbers in Lua are exact to 2^53 only.
     /// let write = redis::Script::new(
     ///     "local seen = redis.call('hget', KEYS[1], 'token') or ''
     ///      local token = string.rep('0', 20 - #ARGV[1]) .. ARGV[1]

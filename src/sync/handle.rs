@@ -375,8 +375,8 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
     /// is free.
     ///
-    /// `Ok(None)` then means only that another thread or process had the lock. By default both cases are `Ok(None)`,
-    /// since most callers treat them alike.
+    /// `Ok(None)` then means only that another thread or process had the lock when the time was over, which stays no error.
+    /// By default both cases are `Ok(None)`, since most callers treat them alike.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -310,7 +310,7 @@ impl RwLock {
     /// waits.
     ///
     /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure of holds in this
-    /// process, the call first lets other waiting processes ask, for 1 ms.
+    /// process, the call first waits for the reply to the last release, and for 1 ms if other processes wait.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
