@@ -67,9 +67,10 @@
 //! *Reentrant* means that the thread that holds the lock may lock it again. All locks are, except `mutex`,
 //! [`fair_mutex`](FairMutex), a multi-lock with such a member, and what [`lock_owned`](Handle::lock_owned) returns.
 //!
-//! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), which
-//! every kind has: its guard may move to other threads. A thread that keeps such a guard and waits for the same lock waits
-//! forever. To pass a hold to another process, make a [`Ticket`] of it.
+//! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), of a
+//! read-write lock [`read_owned`](RwLock::read_owned) or [`write_owned`](RwLock::write_owned): these guards may move to
+//! other threads. A thread that keeps such a guard and waits for the same lock waits forever. To pass a hold to another
+//! process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
 //! [`Guard`], so rustdoc lists them under [type aliases](#types). The page of an alias has all methods too.
