@@ -501,6 +501,10 @@ impl Strategy for Contender<'_> {
         self.turn.is_none()
     }
 
+    fn has_asked_ahead(&self) -> bool {
+        self.ahead.is_some()
+    }
+
     fn asks_last(&self) -> bool {
         self.parks_until_last
     }

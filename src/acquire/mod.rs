@@ -194,6 +194,11 @@ pub(crate) trait Strategy {
         false
     }
 
+    /// Whether the first question was sent already, so that yielding would only delay reading the reply.
+    fn has_asked_ahead(&self) -> bool {
+        false
+    }
+
     /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone, unless
     /// a contender with a place has sent it: rule 3 at [`Contender`](contender::Contender).
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
@@ -314,7 +319,9 @@ impl<S: Strategy> Waiting<'_, S> {
             let began = *began.get_or_insert(now);
             let budget = wait.budget(began, spec.command_timeout);
             let asks_by = budget.half_from(began);
-            if !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)? {
+            if self.strategy.has_asked_ahead()
+                || !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)?
+            {
                 return Ok(ControlFlow::Continue(budget));
             }
             has_waited = true;

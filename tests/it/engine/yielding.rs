@@ -166,6 +166,23 @@ fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
     proxy.pass();
 }
 
+// A multi-lock sends its requests ahead. Another pause behind one would only delay the reply.
+timed!(a_member_that_is_asked_ahead_yields_once);
+fn a_member_that_is_asked_ahead_yields_once() {
+    const TENURE: Duration = ms(500);
+    let server = Server::start();
+    let names = ["a", "b"].map(unique);
+    let client = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
+    let both = client.multi_lock(&names);
+    let mut others = [(); 3].map(|()| server.connection());
+    let listening = others.each_mut().map(|other| listens(other, &names[0]));
+    uses_its_tenure_up(&client.mutex(&names[0]), TENURE);
+    let before = client.stats().yields;
+    assert!(both.try_lock().unwrap().is_some());
+    assert_eq!(client.stats().yields - before, 1);
+    drop(listening);
+}
+
 // The process's own subscription stays open for a while after its wait, and must not count as another waiter.
 timed!(who_has_waited_is_not_taken_for_another_that_waits);
 fn who_has_waited_is_not_taken_for_another_that_waits() {
