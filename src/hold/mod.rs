@@ -467,19 +467,18 @@ impl Hold {
 
     /// The request that releases the hold.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
-        if let Some(left) = self.kept_for(|| now) {
-            let owner = self.owner();
-            let protocol = &self.entry().protocol;
-            let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
-            return self.entry().deferred(request, &owner, now + left, undo);
-        }
         let longest = self.with_lease(|lease| lease.longest());
-        // A renewal without a reply may be executed only now, and its lease begins only then. So does the lease of an acquire
-        // that a frozen server executes when it resumes.
+        // Until the lease ends, Redis may execute a renewal without a reply, and then keep the hold for the longest requested
+        // lease. A frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
-        self.entry()
-            .release(self.mode, &self.owner(), useful_until, undo)
+        let owner = self.owner();
+        if let Some(left) = self.kept_for(|| now) {
+            let protocol = &self.entry().protocol;
+            let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
+            return self.entry().deferred(request, &owner, useful_until, undo);
+        }
+        self.entry().release(self.mode, &owner, useful_until, undo)
     }
 
     /// The holder releases the hold; `false` if it was lost before: rule 2.

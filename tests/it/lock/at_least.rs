@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Error, RedLock};
+use redlatch::{Client, Config, Error, RedLock};
 
 use crate::support::{
-    Deployment, Server, deployment, eventually, loosely, ms, open, scoped, settings, timed, unique,
+    Deployment, Mode, Proxy, Server, Target, deployment, eventually, loosely, ms, open, scoped,
+    settings, timed, unique,
 };
 
 /// The minimum time for which names are kept.
@@ -164,6 +165,25 @@ fn after_that_time_it_is_released_as_any_other() {
     ]);
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
     assert_eq!(server.pttl(&name), -1);
+}
+
+timed!(after_an_outage_longer_than_that_time_it_is_still_released);
+fn after_an_outage_longer_than_that_time_it_is_still_released() {
+    const AT_LEAST: Duration = ms(300);
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    // Within the limits of this test, only a release frees the name.
+    let config = Config::new(proxy.url()).lease(Duration::from_secs(3600));
+    let client = Client::open(config).unwrap();
+    let name = unique("outage");
+    let guard = client.mutex(&name).at_least(AT_LEAST).lock().unwrap();
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    drop(guard);
+    thread::sleep(2 * AT_LEAST);
+    assert!(server.exists(&name));
+    proxy.pass();
+    eventually("it is released", || !server.exists(&name));
 }
 
 timed!(members_that_were_taken_in_vain_are_not_kept);
