@@ -354,7 +354,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its source says how many releases
+    /// [`Error::Redis`](crate::Error::Redis) if not everything was done in time; its text says how many releases
     /// Redis has not acknowledged. These locks are free when their leases are over; permits of a [`Semaphore`] may stay
     /// taken.
     pub fn close(&self, timeout: Duration) -> Result<()> {

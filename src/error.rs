@@ -66,7 +66,8 @@ pub enum Error {
         /// How it was lost.
         reason: LossReason,
     },
-    /// Too few of the servers of a [`RedLock`](crate::RedLock) granted the lock, because others of them failed.
+    /// Too few of the servers of a [`RedLock`](crate::RedLock) did what was asked, such as granting the lock, because others
+    /// of them failed.
     #[non_exhaustive]
     NoQuorum {
         /// The lock's name, as given.
@@ -75,7 +76,7 @@ pub enum Error {
         nodes: usize,
         /// How many of them make a majority.
         needed: usize,
-        /// How many granted the lock.
+        /// How many did what was asked.
         agreed: usize,
         /// The error of each server that failed, by its position among the clients. The servers that are missing here
         /// either granted the lock, or replied that somebody else has it.

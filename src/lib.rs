@@ -221,12 +221,12 @@ pub mod kinds {
 ///
 /// With the feature `serde` all of them are serialized, except the iterator `Locks`, whose items are. So are
 /// [`Health`], [`Leader`] and [`Stats`]. Fields keep their names, except spans of time: these are whole numbers, and
-/// their names end with the unit.
+/// their names contain the unit.
 ///
 /// | field | serialized as | unit |
 /// | --- | --- | --- |
 /// | `remaining_lease`, `ends_in`, `lives_for` | `remaining_lease_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
-/// | `Process::idle` | `idle_s` | seconds, since Redis reports no more |
+/// | `Process::idle` | `idle_s` | whole seconds, as Redis reports |
 /// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
 /// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_s_ago` | seconds |
 ///

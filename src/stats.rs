@@ -95,7 +95,7 @@ macro_rules! counters {
         /// ```no_run
         /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
         /// let stats = client.stats();
-        /// println!("{} of {} releases failed", stats.releases_failed, stats.acquired);
+        /// println!("{} grants, {} failed releases", stats.acquired, stats.releases_failed);
         /// # Ok::<(), redlatch::Error>(())
         /// ```
         ///

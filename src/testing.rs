@@ -112,7 +112,7 @@ impl FakeLock {
 
     /// Queues a refusal: the attempt that takes this order finds the lock taken.
     ///
-    /// A call without a time limit goes on and takes the next order. Every other call returns `Ok(None)` at once.
+    /// `lock` and `lock_owned` go on and take the next order. The `try_` methods return `Ok(None)` at once.
     ///
     /// ```
     /// use redlatch::Lock;
@@ -343,7 +343,7 @@ pub fn loss(name: impl Into<String>, owner: impl Into<String>, reason: LossReaso
     }
 }
 
-/// Errors, one function for each variant of [`Error`] that has fields.
+/// Errors: functions for each variant of [`Error`] that has fields.
 ///
 /// ```
 /// use redlatch::testing::errors;

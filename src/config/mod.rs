@@ -232,8 +232,8 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// In a read-write lock, Redis forgets a waiter that has not asked for this long; [`RwLock`](crate::RwLock) says
-    /// how long other waiters go first. Redisson's fair waiters stay for 300 s times their position.
+    /// In a read-write lock, Redis forgets a waiter whose last request is older than this; [`RwLock`](crate::RwLock)
+    /// says how long a waiter goes first. Redisson's fair waiters stay for 300 s times their position.
     #[must_use]
     pub fn waiter_lease(mut self, lease: Duration) -> Self {
         self.waiter_lease = lease;
@@ -385,7 +385,7 @@ impl Config {
         self
     }
 
-    /// Sets a listener that is called for every hold of this client that is lost.
+    /// Sets a listener that is called once for every hold of this client that is lost; readers that share one count as one.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -30,8 +30,8 @@ use crate::report::report;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected,
-/// so a loop has to ask [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its own, which ends
+/// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected.
+/// So a loop that works under the lock checks [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its own, which ends
 /// with the guard:
 ///
 /// ```no_run

@@ -191,7 +191,7 @@ impl Channels {
         true
     }
 
-    /// The server has rejected the oldest command without an answer, since its channel belongs to another node. `is_moved`
+    /// The server has rejected the oldest unanswered command, since its channel belongs to another node. `is_moved`
     /// holds for such channels.
     pub(super) fn moved(&mut self, is_moved: impl Fn(&str) -> bool) {
         let Some(exchange) = &mut self.exchange else {
@@ -399,7 +399,7 @@ impl Channels {
         waiters.map(|its| Arc::clone(&its.listener)).collect()
     }
 
-    /// The server has carried out the oldest command without an answer, or has `refused` it because this user lacks the rights.
+    /// The server has carried out the oldest unanswered command, or has `refused` it because this user lacks the rights.
     pub(super) fn answered(&mut self, refused: bool, now: Instant) -> Option<News> {
         let exchange = self.exchange.as_mut()?;
         let Command::Subscribe {

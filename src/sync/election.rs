@@ -264,7 +264,7 @@ impl Election {
 }
 
 impl Leadership {
-    /// Returns the term: greater than that of every earlier leader, with the [exceptions](crate::FencedLock) of a fencing
+    /// Returns the term: greater than that of every earlier leader, with the same [exceptions](crate::FencedLock) as a fencing
     /// token. No I/O.
     ///
     /// Send the term along with what the leader writes elsewhere, and let the resource reject lower ones: see

@@ -99,7 +99,9 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
         self.held.unlock().map_err(Error::after_work)
     }
 
-    /// Returns whether the lock is certainly still held, by the clock of this process. No I/O.
+    /// Returns whether the lease is not over by the clock of this process, and no loss is known. No I/O.
+    ///
+    /// A deleted key, a forced release or a failover is noticed at the next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -38,7 +38,8 @@ use crate::sync::kind::{OneServer, Scope};
 ///
 /// A line in front of the script checks that the hold is in force. Check and script are one step: nobody else gets the
 /// lock while the script runs, and once the hold is over nothing is executed. A script that fails midway is not rolled
-/// back. The script has its own `KEYS` and `ARGV`, and may return anything.
+/// back. The script has its own `KEYS` and `ARGV`, and may return any type, within the limits of
+/// [`query`](crate::Guard::query).
 ///
 /// Make a script once and keep it. Redis is sent its hash, and its text only if the server does not know the hash.
 #[derive(Clone)]

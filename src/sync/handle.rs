@@ -36,7 +36,8 @@ pub struct Handle<K: AnyKind> {
     pub(crate) target: K::Target,
 }
 
-// `A`, since rustdoc sorts the methods of an alias by the text of their `impl`: `lock` precedes those of `Handle<Fenced>`.
+// The parameter is `A` and not `K`, since rustdoc sorts the methods of an alias by the text of their `impl`: so `lock` precedes
+// the methods of `Handle<Fenced>`.
 impl<A: AnyKind> Handle<A> {
     pub(crate) fn of(target: A::Target) -> Self {
         Self { target }
@@ -87,10 +88,12 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds
-    ///   the name as another kind of lock.
+    ///   the name as another kind of lock, except a read-write lock.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
+    /// - [`Error::NotReplicated`]: too few replicas acknowledged in time, with
+    ///   [`Config::replica_ack`](crate::Config::replica_ack).
     /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
     pub fn lock(&self) -> Result<Guard<A>> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
@@ -273,7 +276,7 @@ impl<A: AnyKind> Handle<A> {
 
     /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// A hold ends `lease` after it was granted, released or not, and its guard reports that. From 10 ms
+    /// A hold that is not released earlier ends `lease` after it was granted, and its guard reports that. From 10 ms
     /// ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); for any other value the
     /// methods that lock return [`Error::Config`]. Default: the hold is renewed until the guard is dropped.
     ///
@@ -314,7 +317,7 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if released
     /// earlier.
     ///
-    /// For a job that runs once per minute on any one host, use [`try_lock`](Self::try_lock) with 55 s. If the job
+    /// For a job that runs once per minute on one of several hosts, set 55 s and call [`try_lock`](Self::try_lock). If the job
     /// ends sooner, the other hosts still find the lock taken, provided that their clocks differ by less than the
     /// rest of the minute. `ShedLock` calls this `lockAtLeastFor`.
     ///

@@ -45,9 +45,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// call returns [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough;
 /// its client reconnects in the background.
 ///
-/// **Nothing granted.** If a majority of the masters replies, each by a grant or by saying that others have the lock,
-/// the lock counts as taken: `try_lock` returns `Ok(None)`, even if further masters failed. If fewer reply so, the call
-/// returns [`Error::NoQuorum`].
+/// **Not acquired.** If no majority grants the lock, the masters count that replied, whether they granted it or said that
+/// others have it. If these are a majority, the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters
+/// failed. Otherwise the call returns [`Error::NoQuorum`].
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
@@ -71,7 +71,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// grant took, at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
-/// the two exclude each other. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
+/// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
+/// majority free. The owner in each key is the guard's [`owner`](RedLockGuard::owner).
 pub type RedLock = Handle<Red>;
 
 /// The [`Guard`] of a [`RedLock`]: one hold, released when it is dropped, that stays on its thread.
@@ -125,7 +126,8 @@ impl Handle<Red> {
     /// acquire that saw the new `run_id`. A client that was opened after the change knows only the uptime. The setting
     /// relies on the wall clocks of the masters, which must not be set forward.
     ///
-    /// A hold that another thread of this process passes on was requested with the setting of that thread's handle.
+    /// A hold that another thread of this process passes on was requested with that thread's setting, so use one setting for
+    /// a name.
     #[must_use]
     pub fn min_uptime(mut self, longest_lease: Duration) -> Self {
         self.target.up_for = longest_lease;

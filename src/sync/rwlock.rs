@@ -129,6 +129,8 @@ impl RwLock {
     /// - [`Error::Cancelled`](crate::Error::Cancelled): the handle's token was cancelled.
     /// - [`Error::Closed`](crate::Error::Closed): the client is closed.
     /// - [`Error::Spawn`](crate::Error::Spawn): the operating system could not start a thread of the client.
+    /// - [`Error::NotReplicated`](crate::Error::NotReplicated): too few replicas acknowledged in time, with
+    ///   [`Config::replica_ack`](crate::Config::replica_ack).
     /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
     ///   anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
@@ -460,7 +462,7 @@ impl RwLock {
 
     /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// A hold ends `lease` after it was granted, released or not, and its guard reports that. Read holds with a fixed
+    /// A hold that is not released earlier ends `lease` after it was granted, and its guard reports that. Read holds with a fixed
     /// lease are not shared among threads. [`Handle::lease`] describes this setting in full.
     ///
     /// ```no_run

@@ -35,8 +35,8 @@ use crate::hold::loss::LossReceiver;
 /// The methods are those of [`Handle`](crate::Handle), whose page says more, but their guards are boxed. With the feature
 /// `testing` a unit test passes a lock that needs no Redis.
 ///
-/// **Settings**, such as a lease, are made beforehand, on the handle. Code that changes settings of any kind, or
-/// returns a guard of that kind, takes a [`Handle<K>`](crate::Handle), which all kinds share:
+/// **Settings**, such as a lease, are made beforehand, on the handle. Code for every kind of lock that changes
+/// settings, or returns a guard that is not boxed, takes a [`Handle<K>`](crate::Handle), which all kinds share:
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;
@@ -189,8 +189,8 @@ pub trait Hold: sealed::Guard + fmt::Debug {
     fn name(&self) -> &str;
 }
 
-/// Makes the pointers to a lock of any kind locks too. For pointers to one kind, such as `Arc<Mutex>`, the methods of the
-/// [`Handle`](crate::Handle) would be hidden by those of the trait, and their guards lose their type.
+/// Implements the traits for `Box<dyn Lock>` and `Arc<dyn Lock>`. Pointers to one kind, such as `Arc<Mutex>`, do not get them:
+/// the trait's methods would hide those of the [`Handle`](crate::Handle), and the guards would lose their type.
 macro_rules! pointers {
     ($($pointer:ident),+) => {$(
         impl sealed::Member for $pointer<dyn Lock> {

@@ -5,7 +5,7 @@
 //! | moment | meaning |
 //! | --- | --- |
 //! | `sent_at` | the caller's command was queued |
-//! | `last_heard` | the server has sent its last reply, a full socket took bytes, or the first command was queued that a reply is due to |
+//! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due |
 //! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
 //! | `quiet_at` | the end of the last read that found nothing: all that had arrived by then has been read |
 //! | `until` | the end of the caller's time |
