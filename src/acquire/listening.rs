@@ -130,17 +130,16 @@ impl Listening {
         }
         let waiting = &spec.session().counters.waiting;
         waiting.fetch_add(1, Ordering::Relaxed);
-        let mut is_first = true;
+        self.subscriptions.iter().for_each(Subscription::check);
         loop {
             let now = Instant::now();
             let log_due = self.log_long_wait(spec, now, || left(now));
-            let answer_due = self.answer_due(std::mem::take(&mut is_first));
             // A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight
             // threads. So a wait without a deadline gets none for the log: the watchdog reminds such threads.
-            let wakes_at = until.instant().map_or(until, |until| {
-                let due = [log_due, answer_due].into_iter().flatten();
-                Deadline::at(due.fold(until, Instant::min))
-            });
+            let wakes_at = match (until.instant(), log_due) {
+                (Some(until), Some(due)) => Deadline::at(until.min(due)),
+                _ => until,
+            };
             let is_over = self.waiter().park(seen, wakes_at, stop);
             if is_over || until.has_passed(Instant::now()) {
                 break;
@@ -172,13 +171,6 @@ impl Listening {
             );
         }
         *due
-    }
-
-    /// When the first of its connections for messages is given up, unless the server answers. If `pings`, a silent server is
-    /// asked for a sign of life.
-    fn answer_due(&self, pings: bool) -> Option<Instant> {
-        let subscriptions = self.subscriptions.iter();
-        subscriptions.filter_map(|its| its.answer_due(pings)).min()
     }
 
     /// Whether the thread has begun to listen, and its channel has not moved to another node of the cluster.

@@ -453,18 +453,14 @@ impl Channels {
         }
     }
 
-    /// Repeats postponed and refused commands that are still wanted; `true` if it is too early for that.
-    pub(super) fn ask_again(&mut self, now: Instant) -> bool {
+    /// Repeats postponed and refused commands that are still wanted; returns when, if it is too early for that.
+    pub(super) fn ask_again(&mut self, now: Instant) -> Option<Instant> {
         let Self {
-            wanted,
-            exchange: Some(exchange),
-            ..
-        } = self
-        else {
-            return false;
-        };
+            wanted, exchange, ..
+        } = self;
+        let exchange = exchange.as_mut()?;
         if exchange.again_at.take_if(|at| *at <= now).is_none() {
-            return exchange.again_at.is_some();
+            return exchange.again_at;
         }
         for command in std::mem::take(&mut exchange.postponed) {
             let is_due = match &command {
@@ -491,7 +487,7 @@ impl Channels {
                 again: false,
             });
         }
-        false
+        None
     }
 }
 

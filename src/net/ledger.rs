@@ -277,7 +277,11 @@ impl Ledger {
     pub(crate) fn at(url: &str) -> Self {
         let server = crate::config::server::Server::of(url).expect("a good URL");
         let endpoint = crate::net::socket::Endpoint::new(server);
-        Self::new(Arc::new(Masters::new(endpoint, Duration::from_secs(1))))
+        Self::new(Arc::new(Masters::new(
+            endpoint,
+            Duration::from_secs(1),
+            || {},
+        )))
     }
 
     /// A copy, with each call replaced.

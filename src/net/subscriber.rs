@@ -20,7 +20,6 @@ use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
 use crate::net::dialling::{Dialling, Succession};
 use crate::net::masters::Masters;
-use crate::net::pipeline::PING_AFTER;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, SLICE, Socket};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
@@ -214,24 +213,27 @@ impl Subscriber {
         }
     }
 
-    /// The instant at which an unanswered command is overdue; `None` if all are answered. Once that has passed, the connection is
-    /// closed, and the subscriber's thread makes another.
+    /// Closes the connection if a command on it is overdue; the subscriber's thread then makes another. If nothing has come for
+    /// a while, asks the server for a sign of life, which the next check finds missing.
     ///
-    /// Waiting threads ask: that thread blocks in a read, and without a waiter it does not matter whether the connection works.
-    /// If `pings`, and nothing has come for a while, the server is asked for a sign of life.
-    fn answer_due(&self, pings: bool) -> Option<Instant> {
+    /// Called by the threads that wait for messages, each time before they park: the subscriber's thread blocks in a read, and
+    /// without a waiter it does not matter whether the connection works.
+    fn check(&self) {
         let (mut state, now) = (self.state.lock(), Instant::now());
-        let (writer, heard_at) = (Arc::clone(&state.live.as_ref()?.writer), state.heard_at?);
+        let (Some(live), Some(heard_at)) = (&state.live, state.heard_at) else {
+            return;
+        };
+        let writer = Arc::clone(&live.writer);
         if !state.channels.is_owed() {
-            if !pings || now.saturating_duration_since(heard_at) < BackOff::POLL.first {
-                return None;
+            if now.saturating_duration_since(heard_at) >= BackOff::POLL.first {
+                state.channels.ping();
+                self.write(&mut state);
             }
-            state.channels.ping();
-            self.write(&mut state);
+            return;
         }
-        let due = state.asked_at?.max(heard_at) + self.command_timeout;
-        if now < due {
-            return Some(due);
+        let asked_at = state.asked_at.unwrap_or(now);
+        if now < asked_at.max(heard_at) + self.command_timeout {
+            return;
         }
         // The other waiters do not close it again.
         state.heard_at = None;
@@ -241,14 +243,18 @@ impl Subscriber {
             "redis did not answer in time on the connection for messages; connecting again"
         );
         writer.shut_down();
-        None
     }
 
     /// Ends the thread.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
-        // In one section: a connection made just now finds `stopped` in `listen`, and an earlier one is shut down here.
+        self.end_thread(state);
+    }
+
+    /// Wakes the thread, which finds that it has to end: `stopped` or `retired` is set.
+    fn end_thread(&self, mut state: MutexGuard<'_, State>) {
+        // In one section: a connection made just now finds the flag in `listen`, and an earlier one is shut down here.
         let live = state.live.take();
         drop(state);
         self.changed.notify_all();
@@ -297,9 +303,9 @@ impl Subscription {
         self.lingers = true;
     }
 
-    /// Lets a thread that waits for messages check the connection; see [`Subscriber::answer_due`].
-    pub(crate) fn answer_due(&self, pings: bool) -> Option<Instant> {
-        self.subscriber.answer_due(pings)
+    /// Lets a thread that is about to wait for messages check the connection; see [`Subscriber::check`].
+    pub(crate) fn check(&self) {
+        self.subscriber.check();
     }
 
     /// Whether this user may not subscribe. Then a waiting thread has to poll.
@@ -346,12 +352,9 @@ impl Subscriber {
                     if self.retires(&mut state) {
                         return;
                     }
-                    // A thread that subscribes notifies with the mutex held, so no wake-up is lost. Nothing notifies when
-                    // the table of a cluster changes, so there the wait is limited.
-                    match self.map.is_one() {
-                        true => self.changed.wait(&mut state),
-                        false => drop(self.changed.wait_for(&mut state, PING_AFTER / 4)),
-                    }
+                    // A thread that subscribes, or ends this one, notifies with the mutex held or after it has set a flag
+                    // under it, so no wake-up is lost.
+                    self.changed.wait(&mut state);
                 }
                 if state.stopped {
                     return;
@@ -430,41 +433,33 @@ impl Subscriber {
                 writing: false,
             });
             state.heard_at = Some(Instant::now());
-            // `stop` came before `live` was set, and could not shut this socket down.
-            if state.stopped {
-                return Err(socket::timed_out("the client is closed"));
+            // The flag was set before `live`, so the thread that set it could not shut this socket down.
+            if state.stopped || state.retired {
+                return Err(socket::timed_out("the connection is not needed any more"));
             }
         }
-        let mut version = 0;
         loop {
-            // Read before the table: a change during `leave_moved` has a later version, which the next round finds.
-            let now = self.map.version();
-            if std::mem::replace(&mut version, now) != now {
-                self.leave_moved();
-            }
-            if self.retires(&mut self.state.lock()) {
-                return Err(socket::timed_out("the node is no master any more"));
-            }
-            let (is_left, asks_again) = {
+            let (is_left, asks_again_at) = {
                 let (mut state, now) = (self.state.lock(), Instant::now());
                 let lingers = state.channels.end_lingering_until(now);
-                let asks_again = state.channels.ask_again(now);
+                let asks_again_at = state.channels.ask_again(now);
                 let soon = lingers || state.has_news(now);
-                (self.write_rest(&mut state) || soon, asks_again)
+                (self.write_rest(&mut state) || soon, asks_again_at)
             };
-            // Nothing ends the read when another node has the channels or the login is old.
-            let looks = asks_again || !self.map.is_one() || succession.at.is_some();
             let timeout = self.connect_timeout;
             match succession.look(&self.map, self.node, ROLE, timeout) {
                 Some(Ok(successor)) => return Ok(successor),
                 Some(Err(why)) => self.endpoint.keeps_login(ROLE, &why),
                 None => {}
             }
-            let slice = match looks {
-                _ if is_left || succession.under_way.is_some() => LINGER,
-                true => PING_AFTER / 4,
-                // With nothing else to do the thread wakes as rarely as those that wait.
-                false => BackOff::POLL.longest,
+            let slice = match is_left || succession.under_way.is_some() {
+                true => LINGER,
+                // The server's answers to the waiting threads come more often than this read ends by itself.
+                false => [asks_again_at, succession.at]
+                    .into_iter()
+                    .flatten()
+                    .map(|at| at.saturating_duration_since(Instant::now()))
+                    .fold(BackOff::BACKGROUND.longest, Duration::min),
             };
             self.read(&mut reader, slice)?;
         }

@@ -41,6 +41,8 @@ pub(crate) struct Subscribers {
 struct SubscribersState {
     /// By the number of the node.
     known: HashMap<usize, Arc<Subscriber>>,
+    /// The version of the table of masters that the subscribers follow.
+    version: u64,
     /// Each thread holds a clone until it ends; `None` once no more threads are started.
     running: Option<Sender<()>>,
 }
@@ -60,6 +62,7 @@ impl Subscribers {
             counters,
             state: Mutex::new(SubscribersState {
                 known: HashMap::new(),
+                version: 0,
                 running: Some(running),
             }),
             ended,
@@ -98,7 +101,13 @@ impl Subscribers {
                 self.subscriber_of(node)
             });
             match subscriber.try_subscribe(channel, waiter) {
-                Some(subscription) => return subscription,
+                Some(subscription) => {
+                    // If the table changed after `node_of`, `masters_changed` may have run before this channel was there.
+                    if self.node_of(channel) != node {
+                        subscriber.masters_changed();
+                    }
+                    return subscription;
+                }
                 // The thread retires. `forget` compares, so a successor that another waiter has started by now stays.
                 None => self.forget(node, &subscriber),
             }
@@ -169,6 +178,18 @@ impl Subscribers {
         known.iter().map(|its| its.len()).sum()
     }
 
+    /// Tells the subscribers that the table of the masters has changed, unless the one of this version is known.
+    pub(crate) fn follow_masters(&self) {
+        let version = self.map.version();
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.version, version) == version {
+            return;
+        }
+        let known: Vec<_> = state.known.values().cloned().collect();
+        drop(state);
+        known.iter().for_each(|its| its.masters_changed());
+    }
+
     /// Makes the threads end.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
@@ -208,7 +229,7 @@ mod tests {
     fn map() -> Arc<Masters> {
         let server = Server::of("redis+cluster://127.0.0.1:1/");
         let endpoint = Endpoint::new(server.expect("a good URL"));
-        Arc::new(Masters::new(endpoint, Duration::from_secs(1)))
+        Arc::new(Masters::new(endpoint, Duration::from_secs(1), || {}))
     }
 
     /// The slot of the channel moves to the node with this port.
@@ -247,6 +268,7 @@ mod tests {
         assert!(!first.has_moved() && !second.has_moved());
         // The waiter is told to leave, and then nothing is left to be done.
         moves(&map, c, 3);
+        subscribers.follow_masters();
         let until = Instant::now() + Duration::from_secs(60);
         while known() != [1] {
             assert!(Instant::now() < until, "{:?}", known());

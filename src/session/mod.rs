@@ -123,7 +123,9 @@ impl Session {
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
         let (connect, response) = (config.connect_timeout, config.command_timeout);
-        let masters = Arc::new(Masters::new(endpoint.clone(), connect));
+        let housekeeper = Arc::clone(&watchdog);
+        let on_change = move || housekeeper.housekeep_soon();
+        let masters = Arc::new(Masters::new(endpoint.clone(), connect, on_change));
         let settings = nodes::Settings {
             connect_timeout: connect,
             command_timeout: response,
@@ -270,8 +272,10 @@ impl Session {
         true
     }
 
-    /// Starts the thread that listens to `channel`, unless it runs.
-    pub(crate) fn start_subscriber(&self, channel: &str) -> Result<()> {
+    /// Starts the thread that listens to `channel`, unless it runs, and the watchdog, whose housekeeping tells that thread
+    /// when the masters change.
+    pub(crate) fn start_subscriber(self: &Arc<Self>, channel: &str) -> Result<()> {
+        self.start_watchdog()?;
         let started = self.subscriber.start(channel);
         started.map_err(|source| Error::Spawn {
             name: subscribers::THREAD,
@@ -542,6 +546,7 @@ impl Housekeeping for Session {
 
     fn housekeep(&self) -> WorkLeft {
         let now = Instant::now();
+        self.subscriber.follow_masters();
         let idle = WorkLeft::later(self.registry.sweep(now));
         if let Some(at) = self.reminders.remind(&self.closing, now) {
             self.watchdog.housekeep_by(at);

@@ -175,7 +175,7 @@ pub(super) mod tests {
         let server = Server::of("redis://127.0.0.1:1");
         let endpoint = Endpoint::new(server.expect("a good URL"));
         let timeout = Duration::from_secs(1);
-        let masters = Arc::new(Masters::new(endpoint, timeout));
+        let masters = Arc::new(Masters::new(endpoint, timeout, || {}));
         let settings = Settings {
             connect_timeout: timeout,
             command_timeout: timeout,

@@ -2,8 +2,6 @@
 //!
 //! Masters and replicas are asked, and always the addresses of the URL, since everything else may have been replaced.
 
-use std::sync::atomic::Ordering;
-
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::Masters;
@@ -53,9 +51,9 @@ impl Masters {
             self.sharded.get_or_init(|| sharded);
         }
         connection.writer.shut_down();
-        if self.table.write().learn(&shards) {
-            // Raised after the table has changed: a thread that finds the new version reads the new table.
-            self.version.fetch_add(1, Ordering::AcqRel);
+        let is_new = self.table.write().learn(&shards);
+        if is_new {
+            self.record_change();
             report!(Debug, "{address} has named the nodes of the {SLOTS} slots");
         }
         Ok(())

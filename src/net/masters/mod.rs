@@ -59,6 +59,7 @@ pub(crate) struct Masters {
     table: RwLock<Table>,
     /// Counts the changes of the table.
     version: AtomicU64,
+    on_change: Box<dyn Fn() + Send + Sync>,
     doubted: AtomicBool,
     asking: Mutex<Asking>,
     changed: Condvar,
@@ -101,8 +102,13 @@ pub(crate) fn may_answer_later(why: &RedisError) -> bool {
 }
 
 impl Masters {
-    /// The masters that a URL leads to.
-    pub(crate) fn new(endpoint: Endpoint, connect_timeout: Duration) -> Self {
+    /// The masters that a URL leads to. `on_change` is called after each change, perhaps under a mutex, so it only wakes a
+    /// thread.
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        connect_timeout: Duration,
+        on_change: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         let deployment = &endpoint.server.deployment;
         Self {
             is_cluster: matches!(deployment, Deployment::Cluster { .. }),
@@ -111,6 +117,7 @@ impl Masters {
             connect_timeout,
             table: RwLock::new(Table::new()),
             version: AtomicU64::new(0),
+            on_change: Box::new(on_change),
             asking: Mutex::new(Asking {
                 under_way: false,
                 thread: 0,
@@ -188,6 +195,12 @@ impl Masters {
         self.version.load(Ordering::Acquire)
     }
 
+    /// The table has changed. Called afterwards: a thread that finds the new version reads the new table.
+    fn record_change(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        (self.on_change)();
+    }
+
     pub(crate) fn is_sharded(&self) -> bool {
         self.sharded.get().copied().unwrap_or(false)
     }
@@ -212,7 +225,8 @@ impl Masters {
         let node = table.called(&named_by(to, &asked));
         if !to.is_asking && table.owner(to.slot) != Some(node) {
             table.moved(to.slot, node);
-            self.version.fetch_add(1, Ordering::AcqRel);
+            drop(table);
+            self.record_change();
             self.doubt();
         }
         node
@@ -410,7 +424,7 @@ mod tests {
     #[test]
     fn a_slot_that_has_moved_is_a_reason_to_ask() {
         let server = Server::of("redis+cluster://127.0.0.1:1/");
-        let masters = Masters::new(Endpoint::new(server.expect("a good URL")), SLICE);
+        let masters = Masters::new(Endpoint::new(server.expect("a good URL")), SLICE, || {});
         let redirected = |host: &str, is_asking| {
             let to = Redirection {
                 slot: 7,

@@ -230,8 +230,7 @@ impl Masters {
 fn listen(mut sentinel: Duplex) -> RedisResult<()> {
     let (mut is_asked, mut hears) = (false, true);
     loop {
-        let slice = if is_asked { SHARE } else { 2 * SHARE };
-        match sentinel.reader.read(slice)? {
+        match sentinel.reader.read(2 * SHARE)? {
             None if !hears => return Ok(()),
             None if is_asked => return Err(timed_out("it does not answer")),
             None => {

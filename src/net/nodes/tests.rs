@@ -43,7 +43,7 @@ fn at(url: &str, releases: &Arc<Releases>) -> Arc<Nodes> {
     let server = Server::of(url);
     let endpoint = Endpoint::new(server.expect("a good URL"));
     let timeout = Duration::from_secs(1);
-    let map = Masters::new(endpoint, timeout);
+    let map = Masters::new(endpoint, timeout, || {});
     let settings = Settings {
         connect_timeout: timeout,
         command_timeout: timeout,

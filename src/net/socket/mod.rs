@@ -481,8 +481,9 @@ impl Read for Sliced<'_> {
             if std::mem::replace(&mut self.has_read, true) && Instant::now() >= self.until {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // The socket's timeout is changed only if it is far off, since that costs a system call.
-            if *self.timeout > slice || *self.timeout * 8 < slice {
+            // The socket's timeout is changed only if it is too long or far too short, since that costs a system call. The read
+            // may therefore end up to `SLICE` early.
+            if *self.timeout > slice || (*self.timeout * 8).min(*self.timeout + SLICE) < slice {
                 self.stream.plain().set_read_timeout(Some(slice))?;
                 *self.timeout = slice;
             }

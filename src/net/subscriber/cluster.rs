@@ -16,6 +16,16 @@ impl Subscriber {
         self.leave_moved();
     }
 
+    /// The table of the masters has changed, or was older than the caller's view of it: sends away those who wait on channels
+    /// that another node has, and ends the thread if nothing is left for it.
+    pub(in crate::net) fn masters_changed(&self) {
+        self.leave_moved();
+        let mut state = self.state.lock();
+        if self.retires(&mut state) {
+            self.end_thread(state);
+        }
+    }
+
     /// Whether the thread has nothing to do any more.
     pub(super) fn retires(&self, state: &mut State) -> bool {
         if state.channels.is_empty() && !self.map.is_master(self.node) {

@@ -66,15 +66,20 @@ pub(crate) fn as_it_is(test: &dyn Fn()) {
 /// Runs a test whose clients speak TLS to the servers that it starts.
 #[cfg(feature = "tls")]
 pub(crate) fn over_tls(test: &dyn Fn()) {
+    deployed_as(Deployment::Tls, test);
+}
+
+/// Does `work` with servers that are deployed in this way, whatever `REDIS_DEPLOYMENT` is.
+pub(crate) fn deployed_as<T>(deployment: Deployment, work: impl FnOnce() -> T) -> T {
     struct Back;
     impl Drop for Back {
         fn drop(&mut self) {
             OF_TEST.set(None);
         }
     }
-    OF_TEST.set(Some(Deployment::Tls));
+    OF_TEST.set(Some(deployment));
     let _back = Back;
-    test();
+    work()
 }
 
 /// The addresses under which the Sentinel monitors one server: its own and those of its proxies.
