@@ -24,7 +24,7 @@ if wrong then
 end
 available = return_expired(available, back)
 
--- If an earlier run of this request took the permits, each of its ids is in the set, and finding one is enough.
+-- If an earlier run of this request took the permits, its ids are in the set, except those released since: one is enough.
 for at = 1, #ids, 16 do
   local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then

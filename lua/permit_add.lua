@@ -6,7 +6,7 @@
 -- KEYS[4]    request   string: says that this request was carried out
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    more      integer; fewer, if negative
--- ARGV[2]    keep_ms   integer > 0; how long that is remembered
+-- ARGV[2]    keep_ms   integer > 0; how long `request` is kept
 --
 -- Returns    1         done
 --

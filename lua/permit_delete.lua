@@ -5,7 +5,7 @@
 -- KEYS[3]    channel   where those who wait listen
 -- KEYS[4]    request   string: the result of this request
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
--- ARGV[1]    keep_ms   integer > 0; how long that is remembered
+-- ARGV[1]    keep_ms   integer > 0; how long `request` is kept
 --
 -- Returns    1         deleted, now or when this request ran first
 --            0          neither existed

@@ -16,7 +16,7 @@
 -- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are
 --          no reader's; below a write hold, everything but this owner's; run twice it removes nothing more
 --
--- Cost     one PTTL for each of FEW readers, however many there are, and one for each dead reader that is removed.
+-- Cost     one PTTL for each hold of FEW readers, however many there are, and of each dead reader that is removed.
 --          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
 --          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
 --          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
@@ -86,7 +86,7 @@ while count > 1 and longest == -2 do
 end
 if count > 1 then
   local left_ms = all and 0 or redis.call('pttl', KEYS[1])
-  -- The remaining time serves as a random number: without the longest lease, one release in 16 checks all.
+  -- The remaining time serves as a random number: of the other releases, one in 16 checks all.
   local looks = not released or own_ms > left_ms * 0.9 or left_ms % 16 == 0
   if not all and count <= SOME and (left_ms == -1 or looks and left_ms > longest * 2) then
     all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))

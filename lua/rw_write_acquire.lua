@@ -10,7 +10,7 @@
 -- ARGV[5]  lease_ms  integer > 0; how long the hold lives unless renewed
 -- ARGV[6]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
--- Returns  {1, -2, ''}  taken, with a count of one unless this owner had it before
+-- Returns  {1, -2, ''}  taken, with a count of one unless an earlier run took it
 --          {0, n, b}  not taken, behind b; ask again in n ms (-1: not known): a note or the first lease of the owners found
 --                    ends, or this waiter's note has to be extended. A reader that dies notifies nobody, and neither does a
 --                    reader that leaves while the dead one's lease still runs. Of many readers only some are checked; n is 0

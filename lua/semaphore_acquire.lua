@@ -7,7 +7,7 @@
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
 --
 -- Returns    1          taken
---            0          fewer are available, or the request is void
+--            0          fewer are available, or the request has run before or is void
 --            -1         there is no semaphore
 --
 -- Keeps      the TTL of the semaphore; for a key that holds no integer the reply is a WRONGTYPE error

@@ -290,7 +290,7 @@ impl Error {
         }
     }
 
-    /// Makes the error that of a downgrade. Even a failed downgrade ends the hold, so there is nothing to retry.
+    /// Turns this into a downgrade's error. Even a failed downgrade ends the hold, so there is nothing to retry.
     pub(crate) fn downgrading(mut self, lock: &str) -> Self {
         const DOWNGRADING: &str = "downgrading the lock";
         if let Self::Redis { doing, .. } = &mut self {
@@ -372,7 +372,7 @@ impl Error {
         }
     }
 
-    /// Writes the text; without the lock's name below an error that shows it.
+    /// Writes the text; without the lock's name if `is_named` is false.
     fn write(&self, f: &mut String, is_named: bool) -> fmt::Result {
         match self {
             Self::Redis {

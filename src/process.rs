@@ -68,7 +68,7 @@ pub(crate) fn names(client: &str, label: &str) -> String {
 /// | 9 to 11 | its number |
 /// | the others | 50 random bits, and the version, 8 |
 ///
-/// Where the view is unknown it is a random UUID, version 4.
+/// Where the view is unknown, or the process's number needs more than 24 bits, it is a random UUID, version 4.
 pub(crate) fn client_id() -> Uuid {
     let random = Uuid::new_v4();
     let [0, pid @ ..] = std::process::id().to_be_bytes() else {
@@ -86,8 +86,8 @@ pub(crate) fn client_id() -> Uuid {
 /// Which processes this one can see by number: those of its boot, its namespace and its user, hashed. `None` where `/proc`
 /// is missing, or shows another namespace.
 ///
-/// The number of a namespace can be given again only when all of its processes are gone, so a process of another namespace
-/// with the same number is gone as well. The user is part of it because `/proc` may hide the processes of others.
+/// The number of a namespace is used again only when all of its processes are gone, so a process of an earlier namespace
+/// with the number of this one is gone too. The user is part of it because `/proc` may hide the processes of others.
 fn view() -> Option<[u8; 6]> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;

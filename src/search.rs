@@ -158,7 +158,7 @@ impl Found {
     }
 }
 
-/// Visits every state, in the order of their distance from the start. A search in depth first found no fault sooner.
+/// Visits every state, in the order of their distance from the start. A depth-first search found no fault sooner.
 pub(crate) fn search<M: Model>(model: &M) -> Result<Size, Box<Counterexample>> {
     let goals = model.goals();
     let mut found = Found::default();

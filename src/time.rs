@@ -219,7 +219,7 @@ mod tests {
         assert!(whole.concerns_all(&late) && whole.concerns_all(&away));
         assert!(!short.concerns_all(&late) && !short.concerns_all(&away));
         assert!(!short.was_too_short(&refused) && !whole.concerns_all(&refused));
-        // A client among several with a shorter command timeout than the others ends it for itself.
+        // One of several clients, with a shorter command timeout than the others, ends the request for itself.
         assert!(!short.within(now, timeout / 4).was_too_short(&late));
         assert!(short.within(now, timeout).was_too_short(&late));
         assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);

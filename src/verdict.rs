@@ -3,8 +3,8 @@
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | send the text; never if the text was sent | the same, if the server says it | as the first |
-//! | `MOVED`, `ASK`, in a cluster | elsewhere; but later, after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | as the first, and later if it names no node |
+//! | `NOSCRIPT` | send the text; never if the text was sent | the same, if the server says it | like the first column |
+//! | `MOVED`, `ASK`, in a cluster | elsewhere; but later, after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | like the first column, and later if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | later | never | later |
 //! | `MISCONF`, `OOM` | never | never | later |
 //! | any other | never | never | never |
@@ -60,7 +60,7 @@ pub(crate) struct Asked {
 /// Kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A thread waits for the answer, and does not wait for an operator to make room.
+    /// A thread waits for the answer, but not until `MISCONF` or `OOM` has passed.
     Waited,
     /// A thread waits for the answer of a user's script, whose first key, if there is any, is in this slot.
     Users(Option<u16>),
@@ -104,8 +104,9 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
     }
 }
 
-/// Whether the error comes from the server, and so proves that the request has not run. A user's script can return any code,
-/// but is unlikely to return the server's text, or a redirection that names the slot of its own keys.
+/// Whether the error comes from the server. Of those with which a request is sent again, it proves that the request has not
+/// run. A user's script can return any code, but is unlikely to return the server's text, or a redirection that names the
+/// slot of its own keys.
 fn is_servers(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;

@@ -1,5 +1,5 @@
--- notes: whose turn it is among the readers and writers that wait; a key for each side notes one of its waiters. In front of
--- both acquire scripts.
+-- notes: whose turn it is among the readers and writers that wait; a key for each side notes one of its waiters. Precedes
+-- both acquire scripts of read-write locks.
 --
 -- KEYS[2]  note      string: the noted waiter of this side; expires when that waiter counts as gone
 -- KEYS[3]  other     the same of the other side

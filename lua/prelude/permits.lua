@@ -5,7 +5,8 @@
 -- KEYS[3]  channel   where those who wait listen
 
 -- Returns the error for a key of another type, or nil and: how many permits are available, the time in epoch ms, how many
--- permits have expired, and how many of those this call returns. A million may have expired, and no call may take that long.
+-- permits have expired, and how many of those this call returns. A call returns few of them, since a million may have
+-- expired.
 local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')
@@ -35,7 +36,7 @@ local function notify(available)
   return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
 end
 
--- Returns `back` expired permits, and how many are available then. A deleted number is not created again.
+-- Puts `back` expired permits back; the result is how many are available then. A deleted number is not created again.
 local function return_expired(available, back)
   remove_expired(back)
   if back > 0 and available then

@@ -33,8 +33,8 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. Tokens follow the server's clock in microseconds. If less
-/// than 1024 µs have passed since the last draw, the process gets fewer tokens, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. Tokens stay near the server's clock, one for each
+/// microsecond: less than 1024 µs after the last draw there are fewer, but at least one.
 const TOKENS: u64 = 1024;
 
 /// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
@@ -42,7 +42,7 @@ const TOKENS: u64 = 1024;
 ///
 /// If very many threads wait for a short time, a thread becomes the next only when all ahead of it have timed out, a moment
 /// before its own time is up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
-/// untaken. So a thread leaves the queue early if its last request finds the lock free, but another waiter next.
+/// untaken. So a thread leaves the queue early if its last request finds the lock free but another waiter first.
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.

@@ -37,8 +37,8 @@ pub(crate) fn give(
     });
     let first = match &release {
         Some(_) => state.call_first(first, now),
-        // All permits stay in this process, so the thread that is first now would most likely be refused. With 64
-        // threads on 8 permits each of them would ask Redis for nothing.
+        // All permits stay in this process, so the thread that is first now would most likely be refused. With 64 threads on
+        // 8 permits, each would send Redis a request that is refused.
         None => first.inspect(|first| {
             let tenure = state.lock.cohort.tenure();
             first.store(Wakeup::ContendAt(now + tenure));

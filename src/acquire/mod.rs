@@ -242,7 +242,7 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages need no pause of `yield_to_others` any more: one has followed them, or no time was left for one.
+    /// How many messages `yield_to_others` is done with: it has paused after them, or had no time left for a pause.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
@@ -292,7 +292,7 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Returns when the thread has to ask, with the time for the question, or with the outcome that ends the wait.
+    /// Waits until the thread has to ask. Returns the time for the question, or the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
         // A call ends as late only if it has asked or waited: for a thread of its process, or to let other processes go first.
         // Otherwise it asks once, however little time it has.

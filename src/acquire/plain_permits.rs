@@ -19,7 +19,7 @@ use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::protocol::semaphore;
 use crate::session::Session;
 
-/// Takes `permits` permits at once, or none; returns when Redis granted them to this process.
+/// Takes `permits` permits at once, or none; returns the moment at which Redis granted them to this process.
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,

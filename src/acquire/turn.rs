@@ -16,7 +16,7 @@
 //!    precedence.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
-//!    newcomer's: others may have come and gone since, so with the old number two waiters could be behind each other.
+//!    newcomer's: with the old number, once others have come and gone, two waiters could be behind each other.
 
 #[cfg(test)]
 mod model;

@@ -126,7 +126,7 @@ const SCHEMES: &str =
 /// How to enable a missing feature.
 const NEEDS_TLS: &str = "needs the feature `tls` of redlatch, which is not compiled in: redlatch = { features = [\"tls\"] } in Cargo.toml";
 
-/// How to write a password that would end early.
+/// Which characters of a password to encode.
 const PERCENT_ENCODE: &str = "in a user or a password, percent-encode `/` as %2F, `?` as %3F, `#` as %23, `&` as %26 and `@` as %40";
 
 const PORT_OUT_OF_RANGE: &str = "the port is out of range: 1 to 65535";
@@ -229,7 +229,7 @@ impl Server {
             UrlKind::Cluster => cluster(rest),
         };
         let (deployment, login, db) = understood.map_err(|err| {
-            // After such a mistake, the rest of the URL is wrong in many ways; name the mistake itself.
+            // After a bare `/` or `?`, the rest of the URL is wrong in many ways; name that mistake.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
             match kind != UrlKind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(

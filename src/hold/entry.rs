@@ -21,8 +21,8 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 ///
 /// Rules on which all users of an entry rely:
 ///
-/// 1. With the entry's mutex held no I/O is done and no code of the user runs. The mutexes of a quorum's hold, a
-///    waiter, the watchdog and a connection may be taken with it held, never before it.
+/// 1. With the entry's mutex held no I/O is done and no code of the user runs. Other mutexes (of a quorum's hold, a waiter,
+///    the watchdog, a subscriber, a connection, a call) may be taken with it held, never before it.
 /// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first.
 ///    So a thread that finds itself off the queue has a wakeup.
 /// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.

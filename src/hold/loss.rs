@@ -13,7 +13,7 @@ use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
 
-/// Receives the loss of one hold, at most once: what [`Guard::lost`](crate::Guard::lost) returns.
+/// Receives the first loss of a guard's holds, at most once: what [`Guard::lost`](crate::Guard::lost) returns.
 ///
 /// The channel is disconnected once the loss was received, or the guard was dropped or unlocked. Errors are those of
 /// [`std::sync::mpsc`].
@@ -146,8 +146,8 @@ type LossSender = Mutex<Option<channel::Sender<Loss>>>;
 
 /// The channel on which a guard reports the first loss of any of its holds. Made when the user asks for it.
 ///
-/// The guard alone owns the sending side, so its clones are disconnected when it is dropped, although its hold may go on
-/// in other threads.
+/// The guard alone owns the sending side, so dropping the guard disconnects every receiver, although the hold may go on in
+/// other threads.
 #[derive(Debug, Default)]
 pub(crate) struct LossChannel(OnceLock<(LossReceiver, Arc<LossSender>)>);
 

@@ -170,7 +170,7 @@ pub(crate) trait Several: Send + Sync {
     /// The server no longer keeps its part, or it is unknown whether it does, or its client is being closed.
     fn part_is_lost(&self, node: usize, why: LossReason);
 
-    /// Ends all parts and queues their releases; returns one of them.
+    /// Ends all parts and queues their releases; returns one of these, or a call that stands for them.
     fn release(&self) -> Arc<Call>;
 
     /// Sends what is queued, without waiting, and lets the watchdogs read the replies.
@@ -469,7 +469,7 @@ impl Hold {
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         let longest = self.with_lease(|lease| lease.longest());
         // Until the lease ends, Redis may execute a renewal without a reply, and then keep the hold for the longest requested
-        // lease. A frozen server executes the acquire when it resumes, and the lease begins only then.
+        // lease. For an undo: a frozen server executes the acquire when it resumes, and the lease begins only then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         let owner = self.owner();

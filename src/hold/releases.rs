@@ -1,4 +1,4 @@
-//! Counts and logs the outcomes of releases for which no thread waits.
+//! Counts and logs the outcomes of releases for which no thread has to wait.
 
 use std::sync::Arc;
 

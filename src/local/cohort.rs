@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A gap after a release that is longer than this, and than the tenure, ends the cohort.
+/// After a release, a gap longer than both this and the tenure ends the cohort.
 pub(crate) const GAP: Duration = Duration::from_millis(5);
 
 /// The age of a cohort. `R` is a release under way.

@@ -573,8 +573,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A writer has started a tenure, which goes on while threads of this process read. The last reader's release
-        // then notifies other processes. While the writer still holds, its own release will do that.
+        // If a writer has started a tenure, it goes on while threads of this process read. The last reader's release then
+        // notifies other processes. While the writer still holds, its own release will do that.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }

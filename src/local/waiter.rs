@@ -1,4 +1,5 @@
-//! A waiting thread and its wake-ups, and the token that cancels waits. Threads park only in [`Waiter::park`].
+//! A waiting thread and its wake-ups, and the token that cancels waits. Threads that wait for others park only in
+//! [`Waiter::park`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -297,7 +298,7 @@ mod tests {
         assert!(waiter.signals().are_news_since(seen));
     }
 
-    /// Notes whether the list of waiters was free each time that it was notified.
+    /// Notes at each notification whether the mutex of the waiters was free.
     struct Notified {
         token: CancelToken,
         was_free: Mutex<Vec<bool>>,

@@ -1,7 +1,7 @@
 //! Compares every text that a user can see with `messages.txt`, where people can read them from top to bottom.
 //!
 //! The first parts of that file show texts as a user sees them: of real values, by the code that shows them. The last two
-//! parts list the texts as they stand in the code: the log records, then all others, of which the former are made. A text
+//! parts list the texts as they stand in the code: the log records, then the others, from which log records are made. A text
 //! that is new in the code is found without a change here. After an intended change, run this test with `MESSAGES=write`,
 //! and read the lines that have changed: each says what happened, to what, and what to do about it.
 

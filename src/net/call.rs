@@ -13,7 +13,7 @@ use crate::net::text::Text;
 use crate::time::{self, Unanswered};
 use crate::verdict::{Asked, RequestKind};
 
-/// Why a command has no reply.
+/// Why a command has no usable reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready.
@@ -66,7 +66,7 @@ impl Unanswered for Fault {
     }
 }
 
-/// A release that is sent and not waited for.
+/// A release or an undo that is sent again until it is answered, whether a thread waits for it or not.
 pub(crate) struct Deferred {
     pub(crate) request: Request,
     pub(crate) info: DeferredInfo,
@@ -142,8 +142,8 @@ pub(crate) struct Call {
     /// Makes the undo of an acquire. The undo is sent when the connection is dropped, since the server may still execute the
     /// acquire.
     undo: Option<Arc<dyn Undo>>,
-    /// The node to which the call was last sent, or will be sent. Changed by the thread that puts the call onto a connection
-    /// or into the ledger; an atomic, so that a thread finds the connection, and with it the mutex, without any mutex.
+    /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
+    /// or keeps it in the ledger; an atomic, since finding the connection must not need the connection's mutex.
     node: AtomicUsize,
     /// Of a release: this process listens to its channel, and counts among those notified.
     pub(crate) is_heard_by_us: bool,
@@ -170,7 +170,7 @@ impl CallProgress {
 #[derive(Clone)]
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
-    /// Taken before the first byte was last written; a moment long ago if none was.
+    /// Taken before the first byte of the latest sending was written; long ago if the call was never sent.
     pub(crate) sent_at: Instant,
     /// A script is sent by its text.
     pub(crate) by_text: bool,
@@ -347,13 +347,13 @@ impl Call {
         Self::new(request, None, None, false, false)
     }
 
-    /// A release that nobody waits for.
+    /// A release or an undo that nobody has to wait for.
     #[inline]
     pub(crate) fn deferred(deferred: Deferred) -> Arc<Self> {
         Self::release(deferred, false)
     }
 
-    /// A release that nobody waits for, and that announces that a lock is free.
+    /// A release that nobody has to wait for, and that announces that a lock is free.
     #[inline]
     pub(crate) fn release(deferred: Deferred, is_heard_by_us: bool) -> Arc<Self> {
         let info = Some(deferred.info);
@@ -403,7 +403,7 @@ impl Call {
         self.state.lock().has_waited = true;
     }
 
-    /// The undo of the call; `None` if a call that the server has executed need not be undone.
+    /// The undo of the call; `None` if it need not be undone even when executed.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         self.undo.as_ref()?.undo()
     }

@@ -201,8 +201,8 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // The answer belongs to a command that is no longer awaited: the server had already ended its subscription by
-            // itself.
+            // The command of this answer is no longer awaited: `ended` removed its subscription, which the server had ended
+            // by itself.
             Some(Command::Ping) | None => false,
         };
         if is_meant
@@ -412,7 +412,7 @@ impl Channels {
         };
         let channel = self.wanted.get_mut(&name);
         let channel = channel.filter(|channel| channel.epoch == epoch);
-        // The confirmation of an earlier subscription does not mean that a later one, which counts as refused, is allowed.
+        // The confirmation of an earlier subscription does not lift the refusal that counts for the channel's present one.
         let is_current = channel.is_some();
         if let Some(channel) = channel {
             channel.asked = false;
@@ -601,7 +601,7 @@ mod moving {
         let (mut channels, waiting) = connected(&["a", "b"]);
         channels.moved(|name| name == "a");
         assert!(was_sent_away(&channels, &waiting[0]) && !was_sent_away(&channels, &waiting[1]));
-        // Of a command whose subscription the node had ended before: nobody expects that any more.
+        // This answers a command whose subscription the node had ended: nobody awaits it now.
         channels.moved(|name| name == "a");
         assert!(channels.answered(false, Instant::now()).is_none());
         assert!(channels.listens_to("b") && !channels.listens_to("a"));

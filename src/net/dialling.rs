@@ -3,7 +3,7 @@
 //! ```text
 //!    one server:                         looking up ──► TCP ──► TLS ──► logging in, greeting ──► made
 //!
-//!    Sentinels: one names the master ──► the same, and a master by ROLE ──► made
+//!    Sentinels: one names the master ──► the same steps, then ROLE ──► made
 //! ```
 //!
 //! Callers that need the connection do no part of this work: they wait for it, each within its own time. The thread goes on
@@ -26,8 +26,8 @@ const THREAD: &str = "redlatch-connect";
 
 /// Makes a connection on a thread of its own, and hands it, or why there is none, to `done` on that thread.
 ///
-/// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting the look-up of a host and the
-/// user's own function for logging in, which nothing bounds.
+/// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting what nothing bounds:
+/// the look-up of a host, once it has begun, and the user's own function for logging in.
 pub(crate) fn start(
     masters: &Arc<Masters>,
     node: usize,

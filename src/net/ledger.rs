@@ -18,12 +18,12 @@
 //!    submitted there before. `submit` does no I/O and is called under the mutex of the local lock, so the next acquire of this
 //!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
-//! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects the
-//!    release for now, its connection rests for a moment: it takes neither batches (step 4) nor entries for a thread that only
-//!    waits for a release (step 5). A new command still takes the entries about its keys, which must precede it. If another node has to execute the release, the map of slots is
-//!    corrected, and housekeeping is woken.
-//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release goes back to the
-//!    position that it had among the entries, and is sent again as it was.
+//! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects
+//!    the release for now, its connection rests for a moment: it takes no batches (step 4), and nothing for a thread that
+//!    merely waits for a release (step 5). A new command still takes the entries about its keys, which must precede it. If
+//!    another node has to execute the release, the map of slots is corrected, and housekeeping is woken.
+//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry,
+//!    at the position that it had if it was one before, and is sent again as it was.
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
 //!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
 //!    serves its slot at that time: entries follow a slot that moves, and the successor of a failed master.

@@ -75,7 +75,7 @@ pub(super) struct InFlight {
     /// The value of `queued` when the last batch from the ledger had been queued. Once that many calls are answered, so is the
     /// batch.
     batch_ends: u64,
-    /// When the last reply came, or a command was sent while none was due.
+    /// When the last reply came, a full socket took bytes, or a command was sent while none was due.
     pub(super) last_heard: Instant,
     /// The latest moment by which everything that had arrived is known to have been read: a thread read then, and found nothing.
     pub(super) quiet_at: Instant,
@@ -326,7 +326,7 @@ impl Pipeline {
                 self.ledger.redirect(call, self.node, &to);
                 return true;
             }
-            // Without the rest, the next batch would be rejected at once, and again and again.
+            // Without this pause, the next batch would be rejected at once, and again and again.
             Verdict::Later(err) => {
                 call.discount_sending(Some(err.clone()));
                 call.reset_redirections();

@@ -126,7 +126,7 @@ const TYPICAL: usize = 192;
 pub(crate) struct Request {
     pub(crate) script: Option<ScriptRef>,
     parts: usize,
-    /// The parts behind the name of the command and the script.
+    /// The parts behind the script; of a command without one, all parts.
     packed: Vec<u8>,
     /// The purpose of the command, as errors say it.
     pub(crate) doing: &'static str,

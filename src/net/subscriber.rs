@@ -235,7 +235,7 @@ impl Subscriber {
         if now < asked_at.max(heard_at) + self.command_timeout {
             return;
         }
-        // The other waiters do not close it again.
+        // So no other waiter closes the connection again.
         state.heard_at = None;
         drop(state);
         report!(
@@ -370,7 +370,7 @@ impl Subscriber {
                             self.counters.resubscriptions.add(1);
                         }
                         next = self.listen(connection, again);
-                        // A server that greets may still not let it subscribe.
+                        // A greeting alone is no success: the server may reject every SUBSCRIBE.
                         if self.hang_up() {
                             failures = 0;
                         }

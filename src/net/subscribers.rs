@@ -278,7 +278,7 @@ mod tests {
         drop(first);
         let again = subscribers.subscribe(c, &waiter);
         assert!(!again.has_moved());
-        // The master may be one again.
+        // A node whose thread has ended may be a master again.
         moves(&map, c, 4);
         let third = subscribers.subscribe(c, &waiter);
         assert_eq!(known(), [1, 2]);

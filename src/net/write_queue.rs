@@ -11,8 +11,8 @@
 //!
 //! - **Waiting**: a thread that has queued something writes for all, unless another writes, or a
 //!   [leader](super::connection) will soon. A writer stops after [`TURNS`] writes, since it has other work. The next
-//!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once, since no other
-//!   thread may come.
+//!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once: perhaps no other
+//!   thread writes.
 //! - **Writing**: bytes queued by others are written by the same thread.
 //! - **Full**: the server does not read. Only the leader, before each short read, and housekeeping, which is woken at once and
 //!   returns every few milliseconds, try again. Releases go to the ledger, from which they are taken in batches; housekeeping is
@@ -130,7 +130,7 @@ mod tests {
 
     fn pair() -> (Socket, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        // Without a limit, so that a write which waits for space never ends.
+        // Without a timeout, a write that waits for space would hang.
         (Socket::Plain(OwnedFd::from(ours).into()), theirs)
     }
 

@@ -326,8 +326,8 @@ impl Checked<'_> {
                 ..Asked::question(is_cluster)
             };
             let err = match verdict(answer, asked) {
-                // Of the questions by one script the first brings the text. If the server has not taken it, that question says
-                // why, and `NOSCRIPT` says nothing more.
+                // A script's first question carries its text. If the server rejected that, the first answer says why, and a
+                // later `NOSCRIPT` adds nothing.
                 Verdict::Answer(_) | Verdict::SendText => continue,
                 // A slot on its way to another node is no fault of this one.
                 Verdict::Elsewhere(_) => {

@@ -81,7 +81,7 @@ impl Pass {
         useful.map(|(pass, _)| pass)
     }
 
-    /// The key of the lock or semaphore to which a key belongs that was found.
+    /// The key of the lock or semaphore that a found key belongs to.
     fn key(self, found: &str) -> Option<&str> {
         match self {
             Self::Hashes => Some(found),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   held ──detach──► kept for a while ──adopt──► held by the adopter, under a number of its own
-//!                      │     │    └── adopt by anybody else, after that: taken
+//!                      │     │    └── a later adopt, by anybody: taken
 //!                      │     └─ force_unlock, a delete, a failover without it: gone
 //!                      └─ its time is over: gone, or taken by the next owner
 //! ```

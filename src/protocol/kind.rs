@@ -27,8 +27,8 @@ pub(crate) struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind uses the keys of plain locks. A thread that holds one of these kinds and waits for another
-    /// waits for itself.
+    /// Whether the kind uses the keys of plain locks. A thread that holds a name as one of these kinds and waits for it as
+    /// another waits for itself.
     pub(crate) has_plain_keys: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,
@@ -44,13 +44,13 @@ pub(crate) struct Kind {
     /// Releases a hold that still keeps the name for a while.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    /// Reads the reply to a renewal. `None`: someone has changed when the permit ends, and the number now says when.
-    /// The permit was not renewed, and the renewal must be sent again.
+    /// Reads the reply to a renewal. `None`: someone has changed the end of the permit, which the number now is. The permit
+    /// was not renewed, and the renewal must be sent again.
     pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     /// Confirms these places in the queue, for kinds whose queue is in Redis.
     pub(crate) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
-    /// Takes the lock from its holder. The request counts once: Redis remembers it under the first string as a key,
-    /// for the milliseconds of the second.
+    /// Takes the lock from its holder. The request counts once: the first string is the key under which Redis remembers it,
+    /// the second says for how many milliseconds.
     pub(crate) force: fn(&Protocol, &str, &str) -> Request,
     /// Asks whether the lock is held. `is_locked` reads the reply.
     pub(crate) state: fn(&Protocol) -> Request,

@@ -15,10 +15,10 @@ pub(crate) static KIND: Kind = Kind {
 
 /// How long the mark of a round is kept while the latch is closed.
 ///
-/// The mark tells a waiter that missed both the end of its round and the start of the next that its round is over.
+/// By the mark, a waiter that missed both the end of its round and the start of the next sees that its round is over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the mark of an open latch is kept, which matters only until a Redisson client sets the next count.
+/// How long the mark of an open latch is kept, which matters only if a Redisson client sets the next count within it.
 const OPEN_ROUND: Duration = Duration::from_secs(60);
 
 /// A change of a latch. Each counts once.

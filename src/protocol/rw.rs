@@ -94,7 +94,7 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     }
 }
 
-/// With the `note` of its side it undoes an acquire.
+/// Given the `note` of its side, undoes an acquire.
 fn release(of: &Protocol, mode: Mode, owner: &[u8], note: Option<&str>) -> Request {
     let channel = of.channel();
     let keys = [of.key(), &channel].into_iter();

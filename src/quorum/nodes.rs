@@ -13,7 +13,7 @@ use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
 
-/// How long to wait for one node: this part of the lease, within these limits.
+/// How long to wait for one node: this part of the lease, within these limits, and at most a quarter of the lease.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of 10
 /// s. The limits here are longer, since a busy machine answers late, and since no thread waits for a node that is not

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// The generation of a connection that may be closed by now.
+/// Matches no connection: the one that answered may be closed by now.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.

@@ -214,13 +214,13 @@ impl Election {
         let budget = wait.budget(Instant::now(), spec.command_timeout);
         let guard = match self.leftover(wait, budget.until) {
             Ok(Some(held)) => Some(Guard::new(held)),
-            // A single attempt ends with the time of the questions that preceded it.
+            // A single attempt has the same deadline as the questions that preceded it.
             Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
                 budget,
                 waits: false,
             })?,
             Err(err) if !budget.ends_with_caller => return Err(err),
-            // Whether the end of the caller's time is an error is decided there.
+            // `take` decides whether the end of the caller's time is an error.
             _ => self.lock.take(wait)?,
         };
         Ok(guard.map(|guard| Leadership { guard }))

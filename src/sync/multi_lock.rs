@@ -56,11 +56,10 @@ use crate::sync::traits::Lock;
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one
 /// exception to the release under **Waiting**: if the member that is in the way was taken only a moment ago, its holder
-/// may be about to release it. The thread then keeps the members that sort before that one, and asks again: a call
-/// that may wait for up to two round trips, `try_lock`, which does not wait afterwards, for up to 250 ms or four round
-/// trips, whichever is longer, and at most for the command timeout. So of the threads that try for free locks at the same time, one gets its
-/// whole set. This requires that all threads use the same lease and the same server addresses, and that none is stopped
-/// for longer than this short time.
+/// may be about to release it. The thread then keeps the members that sort before that one, and asks again for a while: two
+/// round trips if the call may wait; in `try_lock`, 250 ms or four round trips, whichever is longer, and at most the command
+/// timeout. So of the threads that try for free locks at the same time, one gets its whole set. This requires that all
+/// threads use the same lease and the same server addresses, and that none is stopped for longer than this short time.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.

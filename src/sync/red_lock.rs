@@ -45,7 +45,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// call returns [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough;
 /// its client reconnects in the background.
 ///
-/// **Not acquired.** If no majority grants the lock, the masters count that replied, whether they granted it or said that
+/// **Not acquired.** If no majority grants the lock, the masters that replied count, whether they granted it or said that
 /// others have it. If these are a majority, the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters
 /// failed. Otherwise the call returns [`Error::NoQuorum`].
 ///

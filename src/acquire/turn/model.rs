@@ -71,7 +71,7 @@ struct Thread {
     late: Option<(u8, Behind)>,
     /// The call that is being undone. A connection keeps the order, so the request is executed before its undo.
     undoes: Option<u8>,
-    /// For how many ticks the thread was kept out by notes alone, and by none of a thread that is well.
+    /// For how many ticks the thread was kept out by nothing but notes of threads that are unwell.
     kept_out: u8,
     /// How often a thread of the other side went first since this one is known to wait.
     overtaken: Option<u8>,

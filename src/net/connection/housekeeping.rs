@@ -10,7 +10,7 @@ use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
 use crate::net::socket;
 
-/// How old the oldest outstanding command must be before another thread than its own reads the reply.
+/// How old the oldest outstanding command must be before housekeeping reads its reply, unless that is urgent.
 const UNREAD: Duration = Duration::from_millis(20);
 
 impl Connection {

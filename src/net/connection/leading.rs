@@ -381,8 +381,8 @@ impl Connection {
     }
 }
 
-/// The outcome of a call; `None` while its reply is due. For a thread that waits for a deferred call without a connection
-/// that is `NoReply`: the ledger sends the call again, over a connection that may lead to another node.
+/// The outcome of a call; `None` while its reply is due. A thread that waits for a deferred call gets `NoReply` if the call
+/// is on no connection: the ledger sends the call again, perhaps to another node.
 fn outcome(
     state: &ConnectionState,
     call: &CallState,

@@ -292,8 +292,8 @@ impl Connection {
         // A thread that has the reader still reads the old socket.
         let takes_over = up.can_hand_over(in_flight) && up.leadership.reader().is_some();
         let Some(successor) = up.successor.take_if(|_| takes_over) else {
-            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader no thread
-            // may read these replies soon, and the queued commands would wait: housekeeping reads them now.
+            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader perhaps
+            // no thread reads these replies soon, and the queued commands would wait: housekeeping reads them now.
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.housekeeper.housekeep_now();
             }

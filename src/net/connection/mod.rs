@@ -12,8 +12,8 @@
 //! [if that is worth it](InFlight::is_worth_a_write).
 //!
 //! A leader that steps down first wakes the threads that have their replies, and last the next leader, which then finds their
-//! next commands queued and writes them together. Until then no other thread leads, unless its time is up: otherwise the old
-//! leader would lead again at its next command, and block before the others have queued theirs (bench: many8, many64).
+//! next commands queued and writes them together. Until then no other thread leads, unless its time is up: the old leader
+//! would otherwise lead again with its next command, and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -31,7 +31,8 @@
 //! If the login of a connection is old, a successor is made while the connection works, and takes over between two replies:
 //! queued commands go out over the successor. Nothing is lost, sent twice, or undone.
 //!
-//! No thread blocks on a full socket: the leader, between two reads, and housekeeping write the rest.
+//! No thread waits for a full socket (longer than a `GLANCE`, where the system cannot do without): the leader, between two
+//! reads, and housekeeping write the rest.
 //!
 //! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. `submit` alone may be called with the
 //! mutex of a lock's entry held.
@@ -99,8 +100,8 @@ struct ConnectionState {
     /// again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// Until when a connection that was given up in doubt could have answered. A timeout before that does not prove that the
-    /// server is unreachable.
+    /// Until when a connection that was given up early (`is_in_doubt`) could still have answered. A timeout before that does
+    /// not prove that the server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.
@@ -160,7 +161,7 @@ pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon.
     fn housekeep_soon(&self);
 
-    /// Housekeeping is needed at once: there is something to write or to read for which no other thread may come.
+    /// Housekeeping is needed at once: there is something to write or to read, and perhaps no other thread does it.
     fn housekeep_now(&self);
 }
 

@@ -161,8 +161,8 @@ impl Connection {
         }
     }
 
-    /// This thread has `written` so many bytes over the current connection, and stops. Wakes housekeeping for what no other
-    /// thread may write or send.
+    /// This thread has `written` so many bytes over the current connection, and stops. Wakes housekeeping for what perhaps
+    /// no other thread writes or sends.
     fn end_write(&self, state: &mut ConnectionState, was_full: bool, written: usize) -> Wrote {
         let Some((up, in_flight)) = state.up(state.generation) else {
             return Wrote::Down;
@@ -192,12 +192,12 @@ impl Connection {
 
 /// Whether there is nothing to write, or another thread will write it.
 fn is_left_to_another(up: &Up, in_flight: &InFlight, all: bool) -> bool {
-    // A thread that writes does not stop while bytes are queued, or it passes them on: see `end_write`.
+    // A thread that writes stops only once nothing is queued, or passes the rest on: see `end_write`.
     if up.writing || !in_flight.has_bytes() {
         return true;
     }
     // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the next
-    // reply, which is due soon: more than two thirds of the commands are written, or this thread would write.
+    // reply, which is due soon: more than two thirds of the commands are written, else `is_worth_a_write` holds.
     let leader_will_write = up.leadership.is_led() && !in_flight.is_worth_a_write();
     // A full socket is left to the leader and housekeeping.
     !all && (leader_will_write || in_flight.unwritten.is_full())

@@ -339,7 +339,7 @@ impl Masters {
     /// A thread has asked: tells the waiting threads.
     fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
         let version = self.version();
-        // A node of a cluster also answers if it knows nothing new.
+        // In a cluster, an answer without news does not shorten the pauses.
         if asking.version != version || failure.is_none() && !self.is_cluster {
             asking.next = NextTry::at_once();
         }

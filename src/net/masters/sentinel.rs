@@ -10,7 +10,7 @@
 //!    asking who is the master, and subscribing ─────────► listening
 //!    ▲     │ after a later failover                         │ │
 //!    │     ▼                                                │ │
-//!    │   its ROLE says so, too: connections to              │ │
+//!    │   the new master's ROLE agrees: connections to       │ │
 //!    │   earlier masters are cut                            │ │
 //!    │                                                      │ │
 //!    └──────────── it announces something ──────────────────┘ │
@@ -337,7 +337,7 @@ mod tests {
         drop(gone);
         let is = |cut: &[Arc<Socket>], socket| matches!(cut, [its] if Arc::ptr_eq(its, socket));
         assert!(is(&service.made(2, &second), &first));
-        // By a Sentinel that lags behind.
+        // A Sentinel that lags behind has named this one.
         assert!(is(&service.made(1, &late), &late));
         assert_eq!((service.epoch, service.made.len()), (2, 1));
     }

@@ -57,8 +57,7 @@ pub(crate) struct Nodes {
     ledger: Arc<Ledger>,
     on_reply: Arc<dyn OnReply>,
     connections: Numbered,
-    /// The version of the table of masters at the last check for nodes that are no masters any more, whose connections are then
-    /// closed.
+    /// The version of the table of masters when the connections to nodes that are no masters any more were last closed.
     left: AtomicU64,
     /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
     closed: Mutex<bool>,

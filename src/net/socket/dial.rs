@@ -16,7 +16,8 @@ pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 /// How far a dial has got, for those who wait for it.
 pub(crate) struct DialProgress {
     pub(crate) began: Instant,
-    /// The thread is in something that nothing bounds in time, or the server has answered: another attempt would not help.
+    /// The thread is in something that nothing bounds in time, or the server has answered that it is not ready: another
+    /// attempt would not help.
     is_patient: AtomicBool,
     waits_for: Mutex<RedisError>,
     is_given_up: AtomicBool,
@@ -107,7 +108,7 @@ impl Dial {
         self.waits_for(why);
     }
 
-    /// Does what nothing bounds in time, which does not count.
+    /// Runs something that nothing bounds in time; its duration extends the deadline.
     pub(in crate::net) fn unbounded<T>(&mut self, what: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.progress.is_patient.store(true, Ordering::Relaxed);

@@ -175,7 +175,7 @@ impl GreetingStep {
             // Without ROLE, a replica shows later by the commands that it rejects.
             "ROLE" if !needs_role(endpoint) => Ok(()),
             "HELLO" => endpoint.answers_hello(None),
-            // A user without PING, a server that cannot write to its disk.
+            // The user may not PING, or the server cannot write to its disk.
             "PING" if !keeps_out(&err) => Ok(()),
             // A later connection may ask again, unless the user lacks the right.
             "INFO" if is_transient(&err) => Ok(()),

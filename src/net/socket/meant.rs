@@ -78,7 +78,7 @@ impl Endpoint {
     }
 }
 
-/// May pass: replicas are promoted.
+/// Transient, since replicas are promoted.
 fn replica(scheme: &str, master: Option<Address>) -> RedisError {
     let (of, url) = match master {
         Some(master) => (format!(" of {master}"), format!("{scheme}://{master}/")),

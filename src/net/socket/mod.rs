@@ -68,7 +68,7 @@ const PEEK: i32 = 0x2;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
-    /// Whether the server has said if it deletes keys.
+    /// Whether the server has said if it deletes keys, or has refused to say.
     knows_eviction: Arc<AtomicBool>,
     /// Whether the last attempt to connect succeeded, by server.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
@@ -77,7 +77,8 @@ pub(crate) struct Endpoint {
     replicas: Arc<AtomicU32>,
     /// Whether another server named this one, which then has to confirm by `ROLE` that it is a master.
     proves_master: bool,
-    /// Whether the server that the URL names has said that it is a single master; `None` for servers that others have named.
+    /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` for servers
+    /// that others have named.
     is_as_meant: Option<Arc<AtomicBool>>,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStr
 /// a program that opens client after client would collect threads.
 const LOOK_UPS: usize = 4;
 
-/// The hosts that are looked up now, with the process, since a fork copies the map and not the threads.
+/// The hosts that are looked up now, by process too, since a fork copies the map and not the threads.
 static LOOKED_UP: Mutex<BTreeMap<(u32, String, u16), LookUp>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
@@ -115,7 +115,7 @@ fn connect(addr: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
 fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     // Where nobody listens, a socket that is given the very port it connects to finds itself.
     if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
-        // Without a trace, or the port stays taken for a while.
+        // Closed by a reset: otherwise the port stays taken for a while.
         socket.set_linger(Some(Duration::ZERO))?;
         let what = "no server listens there, and the socket was connected to itself";
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, what));

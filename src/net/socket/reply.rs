@@ -77,7 +77,7 @@ enum Token {
 struct Skipping {
     /// Which limit it exceeds.
     why: String,
-    /// How many tokens are still to come: the end of the reply needs no record of its arrays.
+    /// How many tokens are still to come: with this count, the end of the reply is found without a list of open arrays.
     tokens: usize,
     /// How many bytes of a string are still to come.
     bytes: usize,

@@ -559,7 +559,7 @@ impl Explore for World {
         }
     }
 
-    /// With servers that answer everybody comes to an end.
+    /// With servers that answer, every thread comes to an end.
     fn drain(mut self) {
         let threads = self.threads.len() - 1;
         for _ in 0..30 {

@@ -261,7 +261,7 @@ impl TlsStream {
         }
         session.tls.send_close_notify();
         session.fetch();
-        // For good: nothing is read or written after this.
+        // The socket stays non-blocking: nothing is read or written after this.
         let said = SockRef::from(&self.socket)
             .set_nonblocking(true)
             .and_then(|()| self.push(&mut session));

@@ -216,7 +216,7 @@ fn every_byte_is_written_once_wherever_the_socket_stops() {
     for version in VERSIONS {
         let mut pair = Pair::new(version);
         for text in [&b"x"[..], b"xy", b"PING\r\n"] {
-            // A record is longer than what it holds by less than that.
+            // A record adds fewer than 40 bytes.
             for first in 0..text.len() + 40 {
                 for second in 0..text.len() + 40 {
                     let (arrived, calls) =
@@ -327,7 +327,7 @@ fn only_the_server_ends_a_connection() {
     assert!(!pair.stream.has_ended(), "keys");
     pair.stream.write_some(b"more").expect("a socket");
     assert_eq!(pair.arrived(), b"more");
-    // Half a record may become one.
+    // The rest of the record may still come.
     pair.server.refresh_traffic_keys().expect("TLS 1.3");
     let bytes = pair.sent_by_server();
     let (begin, rest) = bytes.split_at(bytes.len() - 3);
