@@ -417,6 +417,11 @@ impl Client {
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// An item is [`Error::Redis`](crate::Error::Redis) if a master does not answer or rejects a step, and
+    /// [`Error::Closed`](crate::Error::Closed) if the client is closed. It is the last item.
     #[must_use]
     pub fn locks(&self, pattern: impl AsRef<str>) -> Locks {
         Locks::new(&self.shared, pattern.as_ref())

@@ -38,8 +38,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// | [`WrongType`](Self::WrongType) | use one kind of lock for each name; a string may be a lock by `SET NX` |
 /// | [`InvalidName`](Self::InvalidName), [`InvalidCommand`](Self::InvalidCommand), [`Config`](Self::Config) | change the name, the command or the setting, as the text says |
 ///
-/// The text of an error says on one line what was tried, for which lock, at which server, and why it failed.
-#[derive(Debug)]
+/// The text of an error says on one line what was tried, for which lock, at which server, and why it failed. `Debug`
+/// writes the same text, since `main` and `unwrap` print that.
+///
+/// More fields may be added to a variant, so a pattern ends with `..`: `Error::Late { name, .. }`.
 #[non_exhaustive]
 pub enum Error {
     /// Redis is unreachable, did not answer for the whole command timeout, or rejected the command. Worth a retry if
@@ -125,8 +127,8 @@ pub enum Error {
     /// acquired.
     #[non_exhaustive]
     Spawn {
-        /// Which thread, as debuggers and `/proc` show it.
-        name: &'static str,
+        /// The name of the thread, as debuggers and `/proc` show it.
+        thread: &'static str,
         /// Why it could not be started.
         source: std::io::Error,
     },
@@ -251,9 +253,9 @@ impl Error {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         let source = source.into();
-        if let Some(NotStarted(name, kind)) = source.downcast_ref().and_then(inner) {
+        if let Some(NotStarted(thread, kind)) = source.downcast_ref().and_then(inner) {
             return Self::Spawn {
-                name,
+                thread,
                 source: (*kind).into(),
             };
         }
@@ -417,7 +419,7 @@ impl Error {
                 f,
                 "waiting for `{name}`, this thread would wait for itself: {reason}"
             ),
-            Self::Cancelled => f.write_str("the wait was cancelled"),
+            Self::Cancelled => f.write_str("the call was cancelled by its token"),
             Self::Closed => {
                 f.write_str("the client is closed, or is the copy of a client in a forked process; open a new client")
             }
@@ -426,9 +428,9 @@ impl Error {
                 "`{name}` is not this kind of lock: {}; choose another name, or try again later if other programs use the key as a lock",
                 found.as_deref().unwrap_or("its key holds something else")
             ),
-            Self::Spawn { name, source } => {
+            Self::Spawn { thread, source } => {
                 let said = said(source);
-                write!(f, "the thread {name} could not be started: {said}; check the limits on threads and memory")
+                write!(f, "the thread {thread} could not be started: {said}; check the limits on threads and memory")
             }
             Self::InvalidCommand { why } => write!(f, "invalid guarded command: {why}"),
             Self::Late { name } => write!(
@@ -438,6 +440,12 @@ impl Error {
             Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
             Self::Config { what } => write!(f, "invalid setting: {what}"),
         }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

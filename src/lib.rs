@@ -209,7 +209,7 @@ pub mod kinds {
     pub use crate::hold::Bound;
     pub use crate::sync::kind::{
         AnyKind, Detachable, Fair, FairNonReentrant, Fenced, Multi, NonReentrant, OneServer, Owned,
-        Read, Red, Reentrant, Spin, Write,
+        Read, Red, Reentrant, Scope, Spin, Write,
     };
     pub use crate::sync::ticket::Adopt;
 }
@@ -228,7 +228,7 @@ pub mod kinds {
 /// | `remaining_lease`, `ends_in`, `lives_for` | `remaining_lease_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
 /// | `Process::idle` | `idle_s` | whole seconds, as Redis reports |
 /// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
-/// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_s_ago` | seconds |
+/// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_ago_s` | seconds |
 ///
 /// A `LockKind`, `HoldMode`, `Severity` or [`LossReason`] is the name of its variant in snake case, as `fenced_lock`,
 /// `exclusive` or `taken_over`. A [`Loss`] has its three fields.

@@ -477,8 +477,8 @@ pub mod errors {
     /// assert!(errors::spawn("redlatch-watchdog", why).is_retryable());
     /// ```
     #[must_use]
-    pub fn spawn(name: &'static str, source: std::io::Error) -> Error {
-        Error::Spawn { name, source }
+    pub fn spawn(thread: &'static str, source: std::io::Error) -> Error {
+        Error::Spawn { thread, source }
     }
 
     /// Makes the [`Error::InvalidCommand`] of a guarded command that is not sent.

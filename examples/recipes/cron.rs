@@ -1,7 +1,7 @@
 //! **Once a minute, on whichever host.** The same job starts on every host at about the
 //! same time; one of them does it.
 //!
-//! `at_least` keeps the name after the job has ended, so a host whose clock is late
+//! `min_hold` keeps the name after the job has ended, so a host whose clock is late
 //! finds it taken. Choose a time shorter than the interval and longer than the clocks
 //! differ. If the host dies in the middle, the name is free after its lease, and the
 //! next round does the job.
@@ -14,7 +14,7 @@ use redlatch::{Client, Result};
 pub fn every_minute(client: &Client, job: impl FnOnce()) -> Result<bool> {
     let lock = client
         .mutex("cron:report")
-        .at_least(Duration::from_secs(55));
+        .min_hold(Duration::from_secs(55));
     let Some(guard) = lock.try_lock()? else {
         return Ok(false); // another host does it, or has done it in this minute
     };

@@ -346,7 +346,7 @@ impl<'a> Thread<'a> {
             ($handle:expr) => {{
                 let handle = $handle.cancel_on(cancel);
                 match wish.lease {
-                    Some(lease) => handle.lease(lease),
+                    Some(lease) => handle.fixed_lease(lease),
                     None => handle,
                 }
             }};

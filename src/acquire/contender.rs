@@ -243,7 +243,7 @@ impl<'a> Contender<'a> {
     pub(crate) fn ask_ahead(&mut self) {
         // This is checked while the contender is counted in `_contending` (rule 1): either closing waits for it, or the
         // check fails and nothing is sent.
-        if self.lock.quorum.is_some() || self.lock.must_stop(self.wait) {
+        if self.lock.quorum.is_some() || self.lock.must_stop() {
             return;
         }
         let mut asked = None;
@@ -314,10 +314,10 @@ impl<'a> Contender<'a> {
 
     /// Asks the server of a lock that one server keeps.
     fn ask_server(&mut self, until: Instant) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
-        let (lock, wait, session) = (self.lock, self.wait, self.session());
+        let (lock, session) = (self.lock, self.session());
         let (ahead, mut asked) = self.ahead.take().unzip();
         let mut attempt = || self.question(&mut asked);
-        let stop = || lock.must_stop(wait);
+        let stop = || lock.must_stop();
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
             // The place has expired, after an outage for example. A new number joins the end of the queue. The last
@@ -523,7 +523,7 @@ impl Strategy for Contender<'_> {
                     asks_again_in: wait.asks_again().then(|| self.contest.longest_pause()),
                     known,
                 };
-                quorum::ask(servers, lock, &self.entry, wait, request, until)?
+                quorum::ask(servers, lock, &self.entry, request, until)?
             }
             None => self.ask_server(until)?,
         };

@@ -60,7 +60,7 @@ impl Target for LockSpec {
         let acquire = || {
             let outcome = self.acquire(wait)?;
             if let Outcome::Granted(held) = &outcome {
-                held.keep_for(self.at_least);
+                held.keep_for(self.min_hold);
             }
             Ok(outcome)
         };
@@ -103,14 +103,14 @@ impl LockSpec {
         let entry = session.registry.get(&self.key)?;
         // Not `check_going`: `acquire` has just checked that this process is no copy, which costs a system call (bench:
         // one8).
-        if self.must_stop(wait) {
+        if self.must_stop() {
             return Err(self.stopped());
         }
         match &self.quorum {
             Some(quorum) => {
                 let timeout = self.until();
                 let until = wait.deadline().or(timeout);
-                quorum.check_masters(until, &|| self.must_stop(wait))?;
+                quorum.check_masters(until, &|| self.must_stop())?;
                 quorum.start_watchdogs()?;
             }
             None => session.start_watchdog()?,
@@ -273,7 +273,7 @@ impl LockSpec {
     ) -> Result<Option<Pending<'_>>> {
         let session = self.session();
         let budget = wait.budget(Instant::now(), self.command_timeout);
-        let stop = || self.must_stop(wait);
+        let stop = || self.must_stop();
         let again = Reentry {
             lease: params.lease,
             ttl: params.ttl,
@@ -325,7 +325,7 @@ impl LockSpec {
         // Checked once, before the thread waits for another thread of its process. `Waiting::run` checks before a wait
         // for other processes.
         let deadlocked = self.has_it_otherwise();
-        let stop = || deadlocked.is_some() || self.must_stop(wait);
+        let stop = || deadlocked.is_some() || self.must_stop();
         let left = |now| lease_left(entry, now);
         listening.park(self, Signals::default(), wait.deadline(), left, &stop);
         if let Some(wakeup) = listening.take_wakeup() {
@@ -344,7 +344,7 @@ impl LockSpec {
             // A waker took this thread off the queue just before it gave up: rule 2 at `Entry`. The thread has to use
             // the wakeup, or the hold would have no guard, or the lock no contender.
             Some(wakeup) => Ok(Some(wakeup)),
-            None if self.must_stop(wait) => Err(self.stopped()),
+            None if self.must_stop() => Err(self.stopped()),
             None => match deadlocked {
                 Some(reason) => Err(self.would_deadlock(reason)),
                 None => Ok(None),

@@ -185,15 +185,15 @@ impl GuardInner {
         reading.take(WaitMode::Once)
     }
 
-    /// Keeps the name for `at_least` from now on, even if the guard is dropped before. Called only once the whole call
+    /// Keeps the name for `min_hold` from now on, even if the guard is dropped before. Called only once the whole call
     /// has succeeded, since a multi-lock releases members that it was granted without the others.
-    pub(crate) fn keep_for(&self, at_least: Option<Duration>) {
-        if let Some(span) = at_least {
+    pub(crate) fn keep_for(&self, min_hold: Option<Duration>) {
+        if let Some(span) = min_hold {
             self.hold.keep_until(Instant::now() + span);
         }
     }
 
-    /// Makes another guard of the thread keep the name for the rest of `at_least`, instead of this one.
+    /// Makes another guard of the thread keep the name for the rest of `min_hold`, instead of this one.
     pub(crate) fn hand_on_keeping(&self, other: &Self) {
         if let Some(until) = self.hold.take_kept_until() {
             other.hold.keep_until(until);

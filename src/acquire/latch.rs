@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::LockSpec;
-use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply, Strategy};
 use crate::error::Result;
 use crate::hold::Entry;
@@ -17,19 +16,17 @@ const ASKING: &str = "asking for a latch";
 /// A thread that waits for a latch. A latch is not held, so a request leaves nothing to undo.
 pub(crate) struct LatchWait<'a> {
     spec: &'a LockSpec,
-    wait: WaitMode,
     entry: Arc<Entry>,
     first_round: Option<Vec<u8>>,
     listening: Listening,
 }
 
 impl<'a> LatchWait<'a> {
-    pub(crate) fn new(spec: &'a LockSpec, wait: WaitMode) -> Result<Self> {
+    pub(crate) fn new(spec: &'a LockSpec) -> Result<Self> {
         let entry = spec.unregistered_entry()?;
-        spec.check_going(wait)?;
+        spec.check_going()?;
         Ok(Self {
             spec,
-            wait,
             entry,
             first_round: None,
             listening: Listening::new(spec.command_timeout),
@@ -48,7 +45,7 @@ impl Strategy for LatchWait<'_> {
 
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<()>, NoReply> {
         let (spec, request) = (self.spec, latch::state(&self.entry.protocol));
-        let stop = || spec.must_stop(self.wait);
+        let stop = || spec.must_stop();
         let answer = spec.session().connection.ask(&request, until, &stop)?;
         let state = script::latch_state(answer.value);
         let state =

@@ -40,7 +40,7 @@ pub(crate) fn adopt(
 ) -> Result<Outcome<Vec<Arc<Hold>>>> {
     let session = spec.session();
     let _contending = session.contending();
-    spec.check_going(WaitMode::Once)?;
+    spec.check_going()?;
     session.start_watchdog()?;
     let leased = Leased::of(spec, entry, 1)?;
     let batch = leased.draw(session);

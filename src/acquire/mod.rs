@@ -309,7 +309,7 @@ impl<S: Strategy> Waiting<'_, S> {
             }
             let now = Instant::now();
             let is_late = has_waited && self.wait.deadline().has_passed(now);
-            if is_late || self.spec.must_stop(self.wait) {
+            if is_late || self.spec.must_stop() {
                 // A thread that never became the contender has not asked Redis itself.
                 let is_taken = self.was_refused || self.strategy.entry().lock().lock.is_taken();
                 let ended = self.end(Outcome::without_grant(is_taken))?;
@@ -366,7 +366,7 @@ impl<S: Strategy> Waiting<'_, S> {
         let (spec, wait) = (self.spec, self.wait);
         let until = Deadline::at(wait.deadline().or(until));
         let left = |now| Some(free_at?.saturating_duration_since(now));
-        let stop = || spec.must_stop(wait);
+        let stop = || spec.must_stop();
         let listening = self.strategy.listening();
         listening.park(spec, seen, until, left, &stop);
         // Cancelling and closing are signalled as messages.
@@ -411,7 +411,7 @@ impl<S: Strategy> Waiting<'_, S> {
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),
-            None => self.spec.check_going(self.wait).map(|()| outcome),
+            None => self.spec.check_going().map(|()| outcome),
         }
     }
 }

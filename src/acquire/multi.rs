@@ -82,7 +82,7 @@ impl Target for Members {
         let mut granted = outcome?.settled(&self.name, late_is_error)?;
         let held = granted.iter_mut().flat_map(|all| &mut all.held.0).flatten();
         for (part, held) in self.parts.iter().zip(held) {
-            held.keep_for(part.at_least);
+            held.keep_for(part.min_hold);
             if part.session().observer.is_some() {
                 part.observe(held, began);
             }
@@ -149,14 +149,14 @@ impl Members {
             return Ok(outcome.map(|held| self.all(Together(vec![Some(held)]))));
         }
         for part in &self.parts {
-            part.check(wait)?;
+            part.check()?;
         }
         let mut waited_for = None;
         let mut refusals = 0_u32;
         let mut pauses = pacer();
         // The time for the first round includes finding out which servers these are.
         let mut round = self.round(wait);
-        self.check_servers(wait, round)?;
+        self.check_servers(round)?;
         loop {
             let busy = Outcome::Busy(Busy::default());
             let index = match self.gather(waited_for, wait, round)? {
@@ -174,8 +174,8 @@ impl Members {
                 }
                 Gathering::Busy(index) => index,
                 // A call that was refused once is busy, and not late.
-                Gathering::TooLate if refusals == 0 => return self.end(wait, Outcome::TooLate),
-                Gathering::TooLate => return self.end(wait, busy),
+                Gathering::TooLate if refusals == 0 => return self.end(Outcome::TooLate),
+                Gathering::TooLate => return self.end(busy),
             };
             let WaitMode::Until(deadline) = wait else {
                 return Ok(busy);
@@ -183,17 +183,17 @@ impl Members {
             refusals += 1;
             if refusals > 1 {
                 // Two threads could otherwise take members from each other again and again.
-                self.pause_until(deadline.or(Instant::now() + pauses.next_pause()), wait)?;
+                self.pause_until(deadline.or(Instant::now() + pauses.next_pause()))?;
             }
             if deadline.has_passed(Instant::now()) {
-                return self.end(wait, busy);
+                return self.end(busy);
             }
             // A server that was unreachable may answer by now.
-            self.check_servers(wait, self.round(wait))?;
+            self.check_servers(self.round(wait))?;
             // Nothing is held here: a thread that waits for one member must not keep others from taking the rest.
             waited_for = match self.parts[index].acquire(wait) {
                 Ok(Outcome::Granted(held)) => Some((index, held)),
-                Ok(Outcome::TooLate | Outcome::Busy(_)) => return self.end(wait, busy),
+                Ok(Outcome::TooLate | Outcome::Busy(_)) => return self.end(busy),
                 Err(err) => return Err(self.failed(vec![(index, err)])),
             };
             round = self.round(wait);
@@ -201,27 +201,27 @@ impl Members {
     }
 
     /// A member whose token, or whose client, ends the wait.
-    fn stopped(&self, wait: WaitMode) -> Option<&LockSpec> {
-        self.parts.iter().find(|part| part.must_stop(wait))
+    fn stopped(&self) -> Option<&LockSpec> {
+        self.parts.iter().find(|part| part.must_stop())
     }
 
     /// Sleeps until then, or until the call has to stop.
-    fn pause_until(&self, until: Instant, wait: WaitMode) -> Result<()> {
+    fn pause_until(&self, until: Instant) -> Result<()> {
         let span = until.saturating_duration_since(Instant::now());
-        time::sleep_unless(span, &|| self.stopped(wait).is_some());
-        self.check_going(wait)
+        time::sleep_unless(span, &|| self.stopped().is_some());
+        self.check_going()
     }
 
-    fn check_going(&self, wait: WaitMode) -> Result<()> {
-        match self.stopped(wait) {
+    fn check_going(&self) -> Result<()> {
+        match self.stopped() {
             Some(part) => Err(part.stopped()),
             None => Ok(()),
         }
     }
 
     /// Ends the wait with `outcome`, unless the call has to stop.
-    fn end<G>(&self, wait: WaitMode, outcome: Outcome<G>) -> Result<Outcome<G>> {
-        self.check_going(wait).map(|()| outcome)
+    fn end<G>(&self, outcome: Outcome<G>) -> Result<Outcome<G>> {
+        self.check_going().map(|()| outcome)
     }
 
     /// When half of the time of `round` is over. The requests of the round have the other half.
@@ -232,9 +232,9 @@ impl Members {
 
     /// Checks that members with the same key are on different servers, as far as these answer within half the time of
     /// `round`.
-    fn check_servers(&self, wait: WaitMode, round: WaitMode) -> Result<()> {
+    fn check_servers(&self, round: WaitMode) -> Result<()> {
         let until = self.half_of(round);
-        let stop = || self.stopped(wait).is_some();
+        let stop = || self.stopped().is_some();
         for indices in &*self.same_key {
             let sessions = indices.iter().map(|index| self.parts[*index].session());
             let servers = identity::of(sessions, until, &stop);
@@ -249,7 +249,7 @@ impl Members {
                 }
             }
         }
-        self.check_going(wait)
+        self.check_going()
     }
 
     /// Asks for all members at once, except the one for which the thread has waited. Asks again for a member that may
@@ -319,7 +319,7 @@ impl Members {
             if now >= ends || !self.parts[refused].may_be_given_back(by, span) {
                 return Ok(Gathering::Busy(refused));
             }
-            self.pause_until(ends.min(now + pauses.next_pause()), wait)?;
+            self.pause_until(ends.min(now + pauses.next_pause()))?;
             asked = refused..refused + 1;
         }
     }
@@ -396,12 +396,11 @@ impl Members {
 
     /// The wait mode of one attempt at every member; all attempts end together.
     fn round(&self, wait: WaitMode) -> WaitMode {
-        let (deadline, waits) = match wait {
-            WaitMode::Until(deadline) => (deadline, true),
-            _ => (Deadline::NEVER, false),
+        let deadline = match wait {
+            WaitMode::Until(deadline) => deadline,
+            _ => Deadline::NEVER,
         };
-        let budget = deadline.budget(Instant::now(), self.command_timeout());
-        WaitMode::Together { budget, waits }
+        WaitMode::Together(deadline.budget(Instant::now(), self.command_timeout()))
     }
 
     /// The longest command timeout of all members.

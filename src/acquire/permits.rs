@@ -72,7 +72,7 @@ pub(super) fn take<G: Grants>(
     let session = spec.session();
     // Before the check: either closing waits for this thread, or the check finds the client closed.
     let _contending = session.contending();
-    spec.check_going(wait)?;
+    spec.check_going()?;
     session.start_watchdog()?;
     let mut one = Permits {
         spec,
@@ -138,7 +138,7 @@ impl<G: Grants> Permits<'_, G> {
     /// Parks until another thread of this process wakes it.
     fn park(&mut self, until: Deadline) {
         let (spec, seen) = (self.spec, self.listening.signals());
-        let stop = || spec.must_stop(self.wait);
+        let stop = || spec.must_stop();
         self.listening.park(spec, seen, until, |_| None, &stop);
     }
 
@@ -303,7 +303,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             Attempt { request, undo }
         };
         // Permits that are handed over end the call. The request is undone then, if it was sent.
-        let stop = || self.is_handed_over() || spec.must_stop(self.wait);
+        let stop = || self.is_handed_over() || spec.must_stop();
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
         let replicated = session.is_replicated(&answer);
         let Some(asked) = asked else {

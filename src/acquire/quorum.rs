@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::acquire::spec::LockSpec;
-use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, NoReply, Reply};
 use crate::hold::{Entry, Hold};
 use crate::protocol::kind::ACQUIRING;
@@ -20,11 +19,10 @@ pub(crate) fn ask(
     quorum: &Quorum,
     lock: &LockSpec,
     entry: &Arc<Entry>,
-    wait: WaitMode,
     mut request: QuorumRequest,
     until: Instant,
 ) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
-    let stop = || lock.must_stop(wait);
+    let stop = || lock.must_stop();
     let mut again = false;
     // The previous round, if in it too many servers were unreachable or rejected the request.
     let mut before: Option<Short> = None;

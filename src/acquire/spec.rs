@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use crate::acquire::spinning::BackOff;
-use crate::acquire::wait_mode::WaitMode;
 use crate::config::{self, TIMEOUTS};
 use crate::error::{DeadlockReason, Error, LossReason, Result};
 use crate::hold::entry::EntryKey;
@@ -49,7 +48,7 @@ pub struct LockSpec {
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     /// For how long the name is kept after the grant, even if it is released before.
-    pub(crate) at_least: Option<Duration>,
+    pub(crate) min_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     /// A reader does not wait behind writers of other processes.
     pub(crate) readers_first: bool,
@@ -78,7 +77,7 @@ impl LockSpec {
             late_is_error: false,
             lease: None,
             max_hold: None,
-            at_least: None,
+            min_hold: None,
             cancel: None,
             readers_first: false,
             token_ttl: Duration::ZERO,
@@ -139,16 +138,16 @@ impl LockSpec {
         };
         check("token_ttl", self.token_ttl)?;
         check("min_uptime", self.up_for)?;
-        if let Some(span) = self.at_least {
-            config::check_lease("at_least", span)?;
+        if let Some(span) = self.min_hold {
+            config::check_lease("min_hold", span)?;
         }
         let ends = self.lease.or(self.max_hold);
         if ends
-            .zip(self.at_least)
+            .zip(self.min_hold)
             .is_some_and(|(ends, least)| least > ends)
         {
             return Err(Error::config(
-                "at_least is longer than the fixed lease or max_hold, which ends the hold earlier"
+                "min_hold is longer than the fixed lease or max_hold, which ends the hold earlier"
                     .into(),
             ));
         }
@@ -173,12 +172,12 @@ impl LockSpec {
         self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
     }
 
-    /// Whether a call has to stop before there is a reply. A single attempt cannot be cancelled.
-    pub(crate) fn must_stop(&self, wait: WaitMode) -> bool {
-        self.session().is_closed() || (wait.waits() && self.is_cancelled())
+    /// Whether a call has to stop before there is a reply.
+    pub(crate) fn must_stop(&self) -> bool {
+        self.session().is_closed() || self.is_cancelled()
     }
 
-    /// Why a wait has to stop.
+    /// Why a call has to stop.
     pub(crate) fn stopped(&self) -> Error {
         if self.session().is_closed() {
             Error::Closed
@@ -241,15 +240,15 @@ impl LockSpec {
     }
 
     /// Checks, before anything is sent, that the lock can be requested at all.
-    pub(crate) fn check(&self, wait: WaitMode) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.lease_policy()?;
         self.look()?;
-        self.check_going(wait)
+        self.check_going()
     }
 
-    pub(crate) fn check_going(&self, wait: WaitMode) -> Result<()> {
+    pub(crate) fn check_going(&self) -> Result<()> {
         self.session().check_open()?;
-        if wait.waits() && self.is_cancelled() {
+        if self.is_cancelled() {
             return Err(Error::Cancelled);
         }
         Ok(())
@@ -295,7 +294,7 @@ impl LockSpec {
                 handle.is_reentrant,
                 handle.lease,
                 handle.max_hold,
-                handle.at_least,
+                handle.min_hold,
                 handle.mode,
             )
         };
@@ -361,7 +360,7 @@ impl LockSpec {
         let entry = self.look()?;
         let kind = self.key.kind;
         let request = (kind.state)(&entry.protocol);
-        let state = self.ask_in(WaitMode::Once, request, until, script::integer)?;
+        let state = self.ask_until(request, until, script::integer)?;
         Ok((kind.is_locked)(self.mode, state))
     }
 
@@ -371,7 +370,7 @@ impl LockSpec {
             None => {
                 let entry = self.look()?;
                 let request = (self.key.kind.remaining)(&entry.protocol);
-                self.ask_in(WaitMode::Once, request, until, script::integer)?
+                self.ask_until(request, until, script::integer)?
             }
         };
         Ok(match ms {
@@ -396,7 +395,7 @@ impl LockSpec {
         request: Request,
         read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
     ) -> Result<T> {
-        self.ask_in(WaitMode::Once, request, self.until(), read)
+        self.ask_until(request, self.until(), read)
     }
 
     /// When a request that is sent now must be answered.
@@ -404,23 +403,23 @@ impl LockSpec {
         Instant::now() + self.command_timeout
     }
 
-    /// Asks as [`ask`](Self::ask), as a part of `wait`, and until `until` at most.
-    pub(crate) fn ask_in<T>(
+    /// Asks as [`ask`](Self::ask), until `until` at most.
+    pub(crate) fn ask_until<T>(
         &self,
-        wait: WaitMode,
         request: Request,
         until: Instant,
         read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
     ) -> Result<T> {
         let session = self.session();
         session.check_open()?;
-        let stop = || self.must_stop(wait);
+        // A cancelled token ends waits and acquires, and no question.
+        let stop = || session.is_closed();
         let answer = session.connection.ask(&request, until, &stop);
         self.read_answer(request.doing, answer, read)
     }
 
     /// Reads the answer to a request about the lock; no answer, or an odd one, is an error.
-    fn read_answer<T>(
+    pub(crate) fn read_answer<T>(
         &self,
         doing: &'static str,
         answer: std::result::Result<Answer, Fault>,
@@ -487,7 +486,7 @@ impl LockSpec {
                 let keys = session.request_keys(protocol.key(), 0, self.command_timeout);
                 // A second request could take the lock from the next holder.
                 let force = (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).counting();
-                self.ask_in(WaitMode::Once, force, until, script::integer)? == 1
+                self.ask_until(force, until, script::integer)? == 1
             }
         };
         if forced {

@@ -119,10 +119,7 @@ mod tests {
         assert_eq!(lives(until(60), second(10)), (second(0), false));
         assert_eq!(lives(WaitMode::Once, second(0)), (second(0), true));
         let budget = Deadline::at(now + second(9)).budget(now, second(60));
-        let together = WaitMode::Together {
-            budget,
-            waits: true,
-        };
+        let together = WaitMode::Together(budget);
         assert_eq!(lives(together, second(0)), (second(0), true));
     }
 

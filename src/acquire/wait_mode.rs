@@ -9,11 +9,8 @@ use crate::time::{Budget, Deadline};
 pub enum WaitMode {
     /// A single attempt, and no wait in the queue.
     Once,
-    /// An attempt for each of several locks; all attempts end together. `waits` if they are part of a wait.
-    Together {
-        budget: Budget,
-        waits: bool,
-    },
+    /// An attempt for each of several locks; all attempts end together.
+    Together(Budget),
     Until(Deadline),
 }
 
@@ -39,11 +36,6 @@ impl WaitMode {
         }
     }
 
-    /// Whether the call waits, so that a token can cancel it.
-    pub(crate) fn waits(self) -> bool {
-        matches!(self, Self::Until(_) | Self::Together { waits: true, .. })
-    }
-
     /// Whether the call asks again after a refusal.
     pub(crate) fn asks_again(self) -> bool {
         matches!(self, Self::Until(_))
@@ -53,7 +45,7 @@ impl WaitMode {
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,
-            Self::Together { budget, .. } => Deadline::at(budget.until),
+            Self::Together(budget) => Deadline::at(budget.until),
             Self::Until(until) => until,
         }
     }
@@ -61,7 +53,7 @@ impl WaitMode {
     /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         match self {
-            Self::Together { budget, .. } => budget.within(began, command_timeout),
+            Self::Together(budget) => budget.within(began, command_timeout),
             _ => self.deadline().budget(began, command_timeout),
         }
     }

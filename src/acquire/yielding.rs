@@ -66,7 +66,7 @@ pub(crate) fn yield_to_others<S: Strategy>(
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
     // A thread of this process may hand over the lock during the pause; then there is no question to delay.
     let is_served = || waiter.iter().any(|waiter| waiter.is_woken(|_| true));
-    let stop = || spec.must_stop(wait) || is_served();
+    let stop = || spec.must_stop() || is_served();
     let pause = match &release {
         Some(release) => pause_after(strategy, spec, release, asks_by, &stop),
         None => debt,

@@ -172,7 +172,7 @@ fn no_text_is_told_twice_on_the_way_to_the_source() {
         },
         Error::InvalidName { why: "it is empty" },
         Error::Spawn {
-            name: "redlatch-watchdog",
+            thread: "redlatch-watchdog",
             source: sealed(),
         },
     ]);

@@ -16,6 +16,7 @@ use crate::hold::entry::EntryKey;
 use crate::net::apart::Apart;
 use crate::net::request::Request;
 use crate::protocol::{inspect, keys, lua, reentrant};
+use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::sync::handle::Handle;
@@ -72,6 +73,12 @@ pub struct Finding {
     pub advice: String,
 }
 
+impl Finding {
+    fn is_fit(&self) -> bool {
+        self.severity < Severity::Problem
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<7} {}: {}", self.severity, self.server, self.what)?;
@@ -111,9 +118,7 @@ impl Report {
     /// ```
     #[must_use]
     pub fn is_fit(&self) -> bool {
-        self.findings
-            .iter()
-            .all(|finding| finding.severity < Severity::Problem)
+        self.findings.iter().all(Finding::is_fit)
     }
 
     fn of(findings: impl IntoIterator<Item = Finding>) -> Self {
@@ -138,6 +143,9 @@ impl fmt::Display for Report {
 impl Handle<Red> {
     /// Checks all masters as [`Client::check`](crate::Client::check) does, at the same time, and whether their clocks agree.
     ///
+    /// While a majority of the masters is fit, the lock works, and a problem of another master is a
+    /// [`Warning`](Severity::Warning).
+    ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// # let other = client.clone();
@@ -147,13 +155,22 @@ impl Handle<Red> {
     pub fn check(&self) -> Report {
         let checked = each_of(self.clients(), |shared| checked(shared));
         let (mut findings, mut clocks) = (Vec::new(), Vec::new());
+        let (mut masters, mut unfit) = (0, 0);
         for (server, its) in checked {
-            match its {
+            let found = match its {
                 Ok((found, its)) => {
-                    findings.extend(found);
                     clocks.extend(its);
+                    found
                 }
-                Err(err) => findings.push(away(server, &err.to_string(), None)),
+                Err(err) => vec![away(server, &err.to_string(), None)],
+            };
+            masters += 1;
+            unfit += usize::from(!found.iter().all(Finding::is_fit));
+            findings.extend(found);
+        }
+        if Majority::of(masters).has(masters - unfit) {
+            for finding in &mut findings {
+                finding.severity = finding.severity.min(Severity::Warning);
             }
         }
         findings.extend(skewed(&clocks));

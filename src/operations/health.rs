@@ -43,7 +43,7 @@ pub struct UnconfirmedRenewal {
     /// How long ago Redis last confirmed the hold, by granting or renewing it.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "confirmed_s_ago", serialize_with = "serialized::s")
+        serde(rename = "confirmed_ago_s", serialize_with = "serialized::s")
     )]
     pub confirmed_ago: Duration,
     /// The lease. Unless the hold is confirmed again, it is lost once `confirmed_ago` is about as long.
@@ -72,16 +72,11 @@ impl Health {
 
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reachable = if self.reachable {
-            "reachable"
-        } else {
-            "unreachable"
+        let answers = match self.reachable {
+            true => "been reachable",
+            false => "not answered",
         };
-        write!(
-            f,
-            "redis has been {reachable} for {} s",
-            self.since.as_secs()
-        )?;
+        write!(f, "redis has {answers} for {} s", self.since.as_secs())?;
         if let Some(why) = &self.why {
             write!(f, ": {why}")?;
         }

@@ -97,7 +97,7 @@ pub struct Holder {
     /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
     /// the id.
     pub owner: String,
-    /// How many times the thread holds it; 0 if it was released and the name is kept (`at_least`).
+    /// How many times the thread holds it; 0 if it was released and the name is kept (`min_hold`).
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,
@@ -441,7 +441,7 @@ impl fmt::Display for LockInfo {
                 mode => write!(f, "\n  {mode} by {}", Shown(owner))?,
             }
             match count {
-                0 => f.write_str(", released but kept (at_least)")?,
+                0 => f.write_str(", released but kept (min_hold)")?,
                 1 => {}
                 count => write!(f, ", {count} times")?,
             }

@@ -7,7 +7,6 @@ use super::inspect::{inspect, look};
 use super::processes::Process;
 #[cfg(feature = "serde")]
 use super::serialized;
-use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::shown::Shown;
 use crate::sync::election::Election;
@@ -129,7 +128,7 @@ impl Leaders {
         self.election
             .pause(std::mem::replace(&mut self.pause, EVERY))?;
         let until = self.election.spec().until();
-        let holder = self.election.holder(WaitMode::FOREVER, until)?;
+        let holder = self.election.holder(until)?;
         if holder.is_none() {
             self.pause = VACANT;
         }

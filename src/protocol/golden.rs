@@ -189,7 +189,7 @@ impl Golden {
         self.request("undo", &semaphore::undo(protocol, keys));
         let release = semaphore::release(protocol, keys, 3);
         self.request("release", &release);
-        let add = semaphore::add(protocol, keys, "adding permits", -3);
+        let add = semaphore::add(protocol, keys, -3);
         self.request("add", &add);
         for ttl in [Duration::ZERO, LEASE] {
             self.request("set", &semaphore::set(protocol, keys, 3, ttl));

@@ -49,9 +49,9 @@ pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Reques
 }
 
 /// Changes the number of available permits, creating the semaphore if it does not exist.
-pub(crate) fn add(of: &Protocol, keys: &RequestKeys, doing: &'static str, permits: i64) -> Request {
+pub(crate) fn add(of: &Protocol, keys: &RequestKeys, permits: i64) -> Request {
     Request::script(
-        doing,
+        "adding permits",
         &script::SEMAPHORE_RELEASE,
         &keys.after(&[of.key(), &of.channel()]),
         &[&*Digits::of(permits), &keys.keep_ms, "1"],

@@ -20,4 +20,4 @@ mod model;
 pub(crate) mod nodes;
 mod parts;
 mod round;
-mod tally;
+pub(crate) mod tally;

@@ -255,7 +255,10 @@ impl Session {
                 client: session,
             });
         });
-        *started = Some(spawned.map_err(|source| Error::Spawn { name, source })?);
+        *started = Some(spawned.map_err(|source| Error::Spawn {
+            thread: name,
+            source,
+        })?);
         self.watchdog_ended.get_or_init(|| ended);
         Ok(())
     }
@@ -278,7 +281,7 @@ impl Session {
         self.start_watchdog()?;
         let started = self.subscriber.start(channel);
         started.map_err(|source| Error::Spawn {
-            name: subscribers::THREAD,
+            thread: subscribers::THREAD,
             source,
         })
     }

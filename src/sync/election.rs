@@ -106,7 +106,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// As [`campaign`](Self::campaign), except `Cancelled`.
+    /// As [`campaign`](Self::campaign).
     pub fn try_campaign(&self) -> Result<Option<Leadership>> {
         self.stand(WaitMode::Once)
     }
@@ -145,7 +145,7 @@ impl Election {
         self.stand(WaitMode::moment(instant))
     }
 
-    /// Returns a handle whose campaigns end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose campaigns end with [`Error::Cancelled`] once `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -210,15 +210,12 @@ impl Election {
 
     fn stand(&self, wait: WaitMode) -> Result<Option<Leadership>> {
         let spec = self.spec();
-        spec.check_going(wait)?;
+        spec.check_going()?;
         let budget = wait.budget(Instant::now(), spec.command_timeout);
-        let guard = match self.leftover(wait, budget.until) {
+        let guard = match self.leftover(budget.until) {
             Ok(Some(held)) => Some(Guard::new(held)),
             // A single attempt has the same deadline as the questions that preceded it.
-            Ok(None) if !wait.waits() => self.lock.take(WaitMode::Together {
-                budget,
-                waits: false,
-            })?,
+            Ok(None) if !wait.asks_again() => self.lock.take(WaitMode::Together(budget))?,
             Err(err) if !budget.ends_with_caller => return Err(err),
             // `take` decides whether the end of the caller's time is an error.
             _ => self.lock.take(wait)?,
@@ -227,9 +224,9 @@ impl Election {
     }
 
     /// Takes over from a process of this machine that ended while it led.
-    fn leftover(&self, wait: WaitMode, until: Instant) -> Result<Option<GuardInner>> {
+    fn leftover(&self, until: Instant) -> Result<Option<GuardInner>> {
         let spec = self.spec();
-        let Some((leader, _)) = self.holder(wait, until)? else {
+        let Some((leader, _)) = self.holder(until)? else {
             return Ok(None);
         };
         let Some((client, _)) = leader.rsplit_once(':') else {
@@ -249,17 +246,19 @@ impl Election {
     }
 
     /// The owner who leads, and the term; `None` if nobody leads.
-    pub(crate) fn holder(&self, wait: WaitMode, until: Instant) -> Result<Option<(String, u64)>> {
+    pub(crate) fn holder(&self, until: Instant) -> Result<Option<(String, u64)>> {
         let spec = self.spec();
         let entry = spec.unregistered_entry()?;
-        spec.ask_in(wait, fenced::holder(&entry.protocol), until, script::holder)
+        let (request, stop) = (fenced::holder(&entry.protocol), || spec.must_stop());
+        let answer = spec.session().connection.ask(&request, until, &stop);
+        spec.read_answer(request.doing, answer, script::holder)
     }
 
     /// Waits for `span`; an error if the client is closed or the token cancelled by then.
     pub(crate) fn pause(&self, span: Duration) -> Result<()> {
-        let (spec, wait) = (self.spec(), WaitMode::FOREVER);
-        time::sleep_unless(span, &|| spec.must_stop(wait));
-        spec.check_going(wait)
+        let spec = self.spec();
+        time::sleep_unless(span, &|| spec.must_stop());
+        spec.check_going()
     }
 }
 
@@ -268,7 +267,8 @@ impl Leadership {
     /// token. No I/O.
     ///
     /// Send the term along with what the leader writes elsewhere, and let the resource reject lower ones: see
-    /// [`token`](crate::FencedLockGuard::token).
+    /// [`token`](crate::FencedLockGuard::token). Terms are not 1, 2, 3: they follow the server's clock in microseconds, so they
+    /// need 64 bits.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -347,7 +347,8 @@ impl Leadership {
         self.guard.query(command)
     }
 
-    /// Runs a script only if this process leads: see [`invoke`](crate::Guard::invoke).
+    /// Runs a script only if this process leads: see [`invoke`](crate::Guard::invoke). `keys` and `args` may be single values,
+    /// slices, arrays by reference, or tuples.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

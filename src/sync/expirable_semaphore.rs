@@ -92,7 +92,7 @@ const NO_THREAD: u64 = 0;
 /// A permit of an [`ExpirableSemaphore`], released when dropped, also by a panic.
 ///
 /// The permit is renewed every third of the client's lease, unless the handle has a
-/// [`lease`](ExpirableSemaphore::lease) of its own or [`update_lease`](Self::update_lease) was called. A permit may
+/// [`fixed_lease`](ExpirableSemaphore::fixed_lease) or [`update_lease`](Self::update_lease) was called. A permit may
 /// be sent to other threads, and shared among them.
 ///
 /// ```no_run
@@ -160,7 +160,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), except `Cancelled`.
+    /// As [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::Once)?.and_then(one))
     }
@@ -181,7 +181,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over;
+    /// [`Error::Late`] with [`late_is_error`](Self::late_is_error).
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<ExpirablePermit>> {
         Ok(self.take(1, WaitMode::span(wait))?.and_then(one))
     }
@@ -239,7 +240,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Self::acquire_many), except `Cancelled`.
+    /// As [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<Option<Vec<ExpirablePermit>>> {
         self.take(n, WaitMode::Once)
     }
@@ -501,7 +502,7 @@ impl ExpirableSemaphore {
     /// let slots = client.expirable_semaphore("slots");
     /// let permits = slots.acquire_many(2)?;
     /// let ids: Vec<&str> = permits.iter().map(|permit| permit.id()).collect();
-    /// assert!(slots.release_all_ids(&ids)?);
+    /// assert!(slots.release_ids_or_none(&ids)?);
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
@@ -510,7 +511,7 @@ impl ExpirableSemaphore {
     /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 1,000 ids, before anything is sent.
     ///
     /// Redisson's counterpart: `release` and `tryRelease` with several ids.
-    pub fn release_all_ids(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
+    pub fn release_ids_or_none(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
         let possible: Option<Vec<PermitId>> = self.parse(ids, MOST)?.into_iter().collect();
         Ok(match possible {
             Some(ids) if ids.is_empty() => true,
@@ -578,7 +579,7 @@ impl ExpirableSemaphore {
     /// taken.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`into_id`](ExpirablePermit::into_id). The holder of an [`ExpirablePermit`] does
+    /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an [`ExpirablePermit`] does
     /// not see the new end: its guard ends as before, and its next renewal extends a shorter lease, but shortens none,
     /// so Redis may keep the permit longer than [`max_hold`](Self::max_hold) says. The holder itself calls
     /// [`ExpirablePermit::update_lease`].
@@ -586,7 +587,7 @@ impl ExpirableSemaphore {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let slots = client.expirable_semaphore("slots");
-    /// let id = slots.acquire()?.into_id(std::time::Duration::from_secs(60))?;
+    /// let id = slots.acquire()?.detach_as_id(std::time::Duration::from_secs(60))?;
     /// slots.update_lease_of(&id, std::time::Duration::from_secs(300))?; // perhaps in another process
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -611,12 +612,12 @@ impl ExpirableSemaphore {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let slots = client.expirable_semaphore("slots").lease(std::time::Duration::from_secs(60));
+    /// let slots = client.expirable_semaphore("slots").fixed_lease(std::time::Duration::from_secs(60));
     /// let _permit = slots.acquire()?; // for a minute at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
+    pub fn fixed_lease(mut self, lease: Duration) -> Self {
         self.inner.lease = Some(lease);
         self
     }
@@ -640,7 +641,7 @@ impl ExpirableSemaphore {
         self
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose calls that acquire end with [`Error::Cancelled`] once `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -939,8 +940,8 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// `keys` and `args` may be single values, slices or tuples; pass `None::<&str>` for none. Pass every key that
-    /// the script uses in `keys`: only these are checked before the script is sent.
+    /// `keys` and `args` may be single values, slices, arrays by reference, or tuples; pass `None::<&str>` for none. Pass
+    /// every key that the script uses in `keys`: only these are checked before the script is sent.
     ///
     /// # Errors
     ///
@@ -1045,7 +1046,7 @@ impl ExpirablePermit {
     /// As [`update_lease`](Self::update_lease). After an error the permit is released.
     pub fn detach(self, lease: Duration) -> Result<Ticket> {
         let name = self.name().to_owned();
-        let id = self.into_id(lease)?;
+        let id = self.detach_as_id(lease)?;
         Ok(Ticket::new(<Self as sealed::Adopt>::TICKET, &id, &name))
     }
 
@@ -1060,7 +1061,7 @@ impl ExpirablePermit {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let slots = client.expirable_semaphore("slots");
-    /// let id = slots.acquire()?.into_id(std::time::Duration::from_secs(3600))?;
+    /// let id = slots.acquire()?.detach_as_id(std::time::Duration::from_secs(3600))?;
     /// slots.release_id(&id)?; // within an hour, perhaps in another process
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -1069,7 +1070,7 @@ impl ExpirablePermit {
     ///
     /// As [`detach`](Self::detach).
     #[must_use = "without the id nobody can release the permit before its lease is over"]
-    pub fn into_id(mut self, lease: Duration) -> Result<String> {
+    pub fn detach_as_id(mut self, lease: Duration) -> Result<String> {
         self.update_lease(lease)?;
         if !self.session().watchdog.end(&self.hold) {
             return Err(self.hold.lost_or(LossReason::Expired));

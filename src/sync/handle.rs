@@ -120,7 +120,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), except `Cancelled`. If the calling thread itself holds the name as another kind of lock, the
+    /// As [`lock`](Self::lock). If the calling thread itself holds the name as another kind of lock, the
     /// result is `Ok(None)`, and not `WouldDeadlock`.
     pub fn try_lock(&self) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::Once)
@@ -146,7 +146,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// As [`lock`](Self::lock). [`Error::Redis`] also if Redis is known to be unreachable when the time is over:
     /// there is no connection, or nothing has arrived for half the command timeout although a reply was due. Anything
-    /// that the attempt may have acquired is released.
+    /// that the attempt may have acquired is released. [`Error::Late`] with [`late_is_error`](Self::late_is_error).
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::span(wait))
     }
@@ -282,7 +282,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let lock = client.mutex("report").lease(std::time::Duration::from_secs(5));
+    /// let lock = client.mutex("report").fixed_lease(std::time::Duration::from_secs(5));
     /// let _guard = lock.lock()?; // for five seconds at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
@@ -292,7 +292,7 @@ impl<A: AnyKind> Handle<A> {
     /// thread of this process has less of the lease: at most a tenth or the client's tenure is missing, whichever is
     /// shorter.
     #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
+    pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
     }
 
@@ -314,7 +314,7 @@ impl<A: AnyKind> Handle<A> {
         self.each(|part| part.max_hold = time::finite(max_hold))
     }
 
-    /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if released
+    /// Returns a handle whose holds keep the name for at least `min_hold` after they were granted, even if released
     /// earlier.
     ///
     /// For a job that runs once per minute on one of several hosts, set 55 s and call [`try_lock`](Self::try_lock). If the job
@@ -323,25 +323,25 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let lock = client.mutex("report").at_least(std::time::Duration::from_secs(55));
+    /// let lock = client.mutex("report").min_hold(std::time::Duration::from_secs(55));
     /// if let Some(_guard) = lock.try_lock()? {
     ///     println!("this host writes the report");
     /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// An early release sets the rest of `span` as the key's time to live, and notifies no waiter: waiting threads
+    /// An early release sets the rest of `min_hold` as the key's time to live, and notifies no waiter: waiting threads
     /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
     /// Threads of this process do not pass such a hold on. If the process dies, the lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
     /// lock return [`Error::Config`].
     #[must_use]
-    pub fn at_least(self, span: Duration) -> Self {
-        self.each(|part| part.at_least = Some(span))
+    pub fn min_hold(self, min_hold: Duration) -> Self {
+        self.each(|part| part.min_hold = Some(min_hold))
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose calls that lock end with [`Error::Cancelled`] once `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -127,14 +127,22 @@ detachable! {
     Spin: "spin", "spin";
 }
 
-/// Whether a guard stays on its thread ([`Bound`]) or may move ([`Owned`]).
-pub trait Scope {
-    const IS_OWNED: bool;
+/// Whether a guard stays on its thread ([`Bound`]) or may move ([`Owned`]), the second type parameter of
+/// [`Guard`](crate::Guard). Sealed.
+///
+/// ```
+/// use redlatch::kinds::{Fenced, Scope};
+///
+/// /// The same for a `FencedLockGuard` and an `OwnedFencedLockGuard`.
+/// fn stamp<S: Scope>(guard: &redlatch::Guard<Fenced, S>) -> String {
+///     format!("written under token {}", guard.token())
+/// }
+/// ```
+pub trait Scope: sealed::Scope {}
 
-    fn enter() -> Self;
-}
+impl<S: sealed::Scope> Scope for S {}
 
-impl Scope for Bound {
+impl sealed::Scope for Bound {
     const IS_OWNED: bool = false;
 
     fn enter() -> Self {
@@ -146,7 +154,7 @@ impl Scope for Bound {
 #[derive(Debug)]
 pub struct Owned(());
 
-impl Scope for Owned {
+impl sealed::Scope for Owned {
     const IS_OWNED: bool = true;
 
     fn enter() -> Self {
@@ -158,6 +166,12 @@ pub(crate) mod sealed {
     use crate::acquire::spec::LockSpec;
     use crate::acquire::target::Target;
     use crate::error::Result;
+
+    pub trait Scope: Sync {
+        const IS_OWNED: bool;
+
+        fn enter() -> Self;
+    }
 
     pub trait Kind: Clone + 'static {
         /// The name of the handle's type, for `Debug`.

@@ -225,7 +225,7 @@ impl Latch {
         self.change(Change::Delete)
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose waits end with [`Error::Cancelled`] once `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -278,7 +278,7 @@ impl Latch {
 
     /// Returns whether the latch was open before the time was over.
     fn wait_with(&self, wait: WaitMode) -> Result<bool> {
-        let mut strategy = LatchWait::new(&self.inner, wait)?;
+        let mut strategy = LatchWait::new(&self.inner)?;
         let outcome = acquire::acquire(&mut strategy, &self.inner, wait)?;
         Ok(outcome.granted().is_some())
     }

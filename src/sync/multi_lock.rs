@@ -37,7 +37,7 @@ use crate::sync::traits::Lock;
 /// name as another kind of lock would wait for itself: waiting returns
 /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns `Ok(None)`.
 ///
-/// **Settings** of the multi-lock, such as [`lease`](MultiLock::lease), apply to all members.
+/// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), apply to all members.
 ///
 /// **Errors.** If members fail while the set is acquired, [`Error::Members`](crate::Error::Members) names each, and the
 /// granted members are released. [`unlock`](MultiLockGuard::unlock) returns `Members` if several releases fail, and the
@@ -94,7 +94,7 @@ impl MultiLock {
     /// - there are no members,
     /// - a member is a [`RedLock`](crate::RedLock), or
     /// - two members lock the same key of one server as different kinds, through different clients, or with different
-    ///   leases, `max_hold` or `at_least`.
+    ///   leases, `max_hold` or `min_hold`.
     ///
     /// If members have the same key, the servers are asked whether their addresses lead to one server (`INFO`),
     /// before anything is acquired and once for each connection. A server that does not answer this counts as a

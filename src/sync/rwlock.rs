@@ -151,7 +151,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), except `Cancelled`.
+    /// As [`read`](Self::read).
     pub fn try_read(&self) -> Result<Option<RwLockReadGuard>> {
         self.reading.try_lock()
     }
@@ -172,7 +172,7 @@ impl RwLock {
     /// # Errors
     ///
     /// As [`read`](Self::read); [`Error::Redis`](crate::Error::Redis) also if Redis is known to be unreachable when
-    /// the time is over.
+    /// the time is over; [`Error::Late`](crate::Error::Late) with [`late_is_error`](Self::late_is_error).
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<RwLockReadGuard>> {
         self.reading.try_lock_for(wait)
     }
@@ -324,7 +324,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), except `Cancelled`.
+    /// As [`write`](Self::write).
     pub fn try_write(&self) -> Result<Option<RwLockWriteGuard>> {
         self.writing.try_lock()
     }
@@ -345,7 +345,7 @@ impl RwLock {
     /// # Errors
     ///
     /// As [`write`](Self::write); [`Error::Redis`](crate::Error::Redis) also if Redis is known to be unreachable when
-    /// the time is over.
+    /// the time is over; [`Error::Late`](crate::Error::Late) with [`late_is_error`](Self::late_is_error).
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<RwLockWriteGuard>> {
         self.writing.try_lock_for(wait)
     }
@@ -463,16 +463,16 @@ impl RwLock {
     /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
     /// A hold that is not released earlier ends `lease` after it was granted, and its guard reports that. Read holds with a fixed
-    /// lease are not shared among threads. [`Handle::lease`] describes this setting in full.
+    /// lease are not shared among threads. [`Handle::fixed_lease`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").lease(std::time::Duration::from_secs(5));
+    /// let prices = client.rw_lock("prices").fixed_lease(std::time::Duration::from_secs(5));
     /// let _guard = prices.read()?; // for five seconds at most
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
+    pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|side| side.lease = Some(lease))
     }
 
@@ -491,23 +491,24 @@ impl RwLock {
         self.each(|side| side.max_hold = time::finite(max_hold))
     }
 
-    /// Returns a handle whose holds keep the name for at least `span` after they were granted, even if released
+    /// Returns a handle whose holds keep the name for at least `min_hold` after they were granted, even if released
     /// earlier.
     ///
-    /// [`Handle::at_least`] describes this setting in full.
+    /// [`Handle::min_hold`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let prices = client.rw_lock("prices").at_least(std::time::Duration::from_secs(55));
+    /// let prices = client.rw_lock("prices").min_hold(std::time::Duration::from_secs(55));
     /// let _guard = prices.write()?; // nobody reads or writes within 55 s
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     #[must_use]
-    pub fn at_least(self, span: Duration) -> Self {
-        self.each(|side| side.at_least = Some(span))
+    pub fn min_hold(self, min_hold: Duration) -> Self {
+        self.each(|side| side.min_hold = Some(min_hold))
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`](crate::Error::Cancelled) when `token` is cancelled.
+    /// Returns a handle whose calls that lock end with [`Error::Cancelled`](crate::Error::Cancelled) once `token` is
+    /// cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -746,7 +747,7 @@ impl<S: Scope> Guard<Write, S> {
     ///
     /// Other threads may read from then on, unless this thread has further write holds. Blocks for two round trips,
     /// each at most for the command timeout. The read hold has the lease settings of the write hold, and the rest of
-    /// its [`at_least`](RwLock::at_least).
+    /// its [`min_hold`](RwLock::min_hold).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -63,8 +63,7 @@ use crate::session::shared::SharedSession;
 /// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets that of the semaphore's key, and
 /// no other method changes it. A permit that is returned does not create a semaphore that was deleted or has expired.
 /// If another process has created the semaphore again by then, the returned permits come on top of its number.
-/// [`Semaphore::release`](Self::release) and [`add_permits`](Self::add_permits) create a semaphore that does not exist,
-/// as in Redisson.
+/// [`add_permits`](Self::add_permits) creates a semaphore that does not exist, as in Redisson.
 #[derive(Clone)]
 pub struct Semaphore {
     handle: LockSpec,
@@ -147,7 +146,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), except `Cancelled`.
+    /// As [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many(1)
     }
@@ -168,7 +167,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over.
+    /// As [`acquire`](Self::acquire); [`Error::Redis`] also if Redis is known to be unreachable when the time is over;
+    /// [`Error::Late`] with [`late_is_error`](Self::late_is_error).
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermit>> {
         self.try_acquire_many_for(1, wait)
     }
@@ -345,9 +345,10 @@ impl Semaphore {
         check_range(permits, -i64::from(i32::MAX))?;
         if permits == 0 {
             self.handle.entry()?;
-            return self.handle.check_going(WaitMode::Once);
+            return self.handle.check_going();
         }
-        self.add("adding permits", permits)
+        let add = |of: &_, keys: &_| semaphore::add(of, keys, permits);
+        self.handle.count_once(FORGET, add).map(drop)
     }
 
     /// Takes all available permits for good, and returns how many.
@@ -393,29 +394,7 @@ impl Semaphore {
         })
     }
 
-    /// Gives back permits without a [`SemaphorePermit`]: [forgotten](SemaphorePermit::forget) ones, or new ones.
-    ///
-    /// Creates the semaphore if it does not exist. Redis does not check that the permits had been taken. Blocks for
-    /// one round trip, at most for the command timeout.
-    ///
-    /// ```no_run
-    /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let uploads = client.semaphore("uploads");
-    /// uploads.acquire()?.forget();
-    /// uploads.release(1)?; // perhaps days later, in another process
-    /// # Ok::<(), redlatch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`try_set_permits`](Self::try_set_permits); after [`Error::Redis`] it is unknown whether the permits were
-    /// given back. [`Error::Config`] for zero, and for more than `i32::MAX`.
-    pub fn release(&self, permits: u32) -> Result<()> {
-        check(permits)?;
-        self.add("releasing permits", permits.into())
-    }
-
-    /// Returns permits like [`release`](Self::release), but only if the semaphore exists; otherwise `false`.
+    /// Adds permits like [`add_permits`](Self::add_permits), but only if the semaphore exists; otherwise `false`.
     ///
     /// Blocks for one round trip, at most for the command timeout.
     ///
@@ -423,7 +402,7 @@ impl Semaphore {
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let uploads = client.semaphore("uploads");
     /// uploads.acquire()?.forget();
-    /// if !uploads.release_if_exists(1)? {
+    /// if !uploads.add_permits_if_exists(1)? {
     ///     println!("the semaphore was deleted, or has expired");
     /// }
     /// # Ok::<(), redlatch::Error>(())
@@ -431,11 +410,11 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release).
-    pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
+    /// As [`add_permits`](Self::add_permits); [`Error::Config`] also for zero.
+    pub fn add_permits_if_exists(&self, permits: u32) -> Result<bool> {
         check(permits)?;
-        let release = |of: &_, keys: &_| semaphore::release(of, keys, permits.into());
-        Ok(self.handle.count_once(FORGET, release)? >= 0)
+        let add = |of: &_, keys: &_| semaphore::release(of, keys, permits.into());
+        Ok(self.handle.count_once(FORGET, add)? >= 0)
     }
 
     /// Deletes the semaphore, whatever permits are taken; `false` if it does not exist.
@@ -458,7 +437,7 @@ impl Semaphore {
         Ok(self.handle.count_once(FORGET, semaphore::delete)? == 1)
     }
 
-    /// Returns a handle whose waits end with [`Error::Cancelled`] when `token` is cancelled.
+    /// Returns a handle whose calls that acquire end with [`Error::Cancelled`] once `token` is cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -521,11 +500,6 @@ impl Semaphore {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.handle.name
-    }
-
-    fn add(&self, doing: &'static str, permits: i64) -> Result<()> {
-        let add = |of: &_, keys: &_| semaphore::add(of, keys, doing, permits);
-        self.handle.count_once(FORGET, add).map(drop)
     }
 
     fn take(&self, permits: u32, wait: WaitMode) -> Result<Option<SemaphorePermit>> {
@@ -603,7 +577,7 @@ impl SemaphorePermit {
 
     /// Keeps the permits taken for good. No I/O.
     ///
-    /// [`Semaphore::release`] or [`Semaphore::add_permits`] may return them later, in this process or another.
+    /// [`Semaphore::add_permits`] may return them later, in this process or another.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

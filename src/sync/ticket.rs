@@ -106,6 +106,7 @@ impl fmt::Display for Ticket {
 impl FromStr for Ticket {
     type Err = Error;
 
+    /// [`Error::Config`] for a text that is no ticket.
     fn from_str(text: &str) -> Result<Self> {
         let words: Vec<&str> = text.trim().split(' ').collect();
         let whole = match words[..] {
@@ -172,7 +173,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// The hold is no longer renewed, and nobody else gets the lock before `lease` is over. Once the hold is adopted,
     /// Redis rejects commands that this client still sends as the old owner. Blocks for one round trip, at most for the
-    /// command timeout. If the handle's [`at_least`](crate::Mutex::at_least) ends later than `lease`, the hold stays
+    /// command timeout. If the handle's [`min_hold`](crate::Mutex::min_hold) ends later than `lease`, the hold stays
     /// until then.
     ///
     /// ```no_run

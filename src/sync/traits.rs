@@ -66,7 +66,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::lock`](crate::Handle::lock).
     fn lock(&self) -> Result<Box<dyn Hold>> {
         let held = self.take_boxed(WaitMode::FOREVER)?;
         held.ok_or(Error::Closed)
@@ -76,7 +76,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock`](crate::Handle::try_lock).
     fn try_lock(&self) -> Result<Option<Box<dyn Hold>>> {
         self.take_boxed(WaitMode::Once)
     }
@@ -86,7 +86,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock_for`](crate::Handle::try_lock_for).
     fn try_lock_for(&self, wait: Duration) -> Result<Option<Box<dyn Hold>>> {
         self.take_boxed(WaitMode::span(wait))
     }
@@ -96,7 +96,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock_until`](crate::Handle::try_lock_until).
     fn try_lock_until(&self, instant: Instant) -> Result<Option<Box<dyn Hold>>> {
         self.take_boxed(WaitMode::moment(instant))
     }
@@ -105,7 +105,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::lock_owned`](crate::Handle::lock_owned).
     fn lock_owned(&self) -> Result<Box<dyn Hold + Send>> {
         let held = self.take_owned_boxed(WaitMode::FOREVER)?;
         held.ok_or(Error::Closed)
@@ -115,7 +115,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock_owned`](crate::Handle::try_lock_owned).
     fn try_lock_owned(&self) -> Result<Option<Box<dyn Hold + Send>>> {
         self.take_owned_boxed(WaitMode::Once)
     }
@@ -125,7 +125,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock_owned_for`](crate::Handle::try_lock_owned_for).
     fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<Box<dyn Hold + Send>>> {
         self.take_owned_boxed(WaitMode::span(wait))
     }
@@ -135,7 +135,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Handle::try_lock_owned_until`](crate::Handle::try_lock_owned_until).
     fn try_lock_owned_until(&self, instant: Instant) -> Result<Option<Box<dyn Hold + Send>>> {
         self.take_owned_boxed(WaitMode::moment(instant))
     }
@@ -165,12 +165,12 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[must_use = "if unused the lock is released immediately"]
-pub trait Hold: sealed::Guard + fmt::Debug {
+pub trait Hold: sealed::Guard + fmt::Debug + Sync {
     /// Releases the hold and waits for Redis to confirm it: see [`Guard::unlock`](crate::Guard::unlock).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Guard::unlock`](crate::Guard::unlock).
     fn unlock(self) -> Result<()>
     where
         Self: Sized;

@@ -415,7 +415,7 @@ fn neither_old_nor_new_programs_take_what_the_other_has() {
     assert!(lock.is_locked().unwrap());
     guard.unlock().unwrap();
     // Nor does a late release by the new program end a hold of an old one.
-    let fixed = lock.lease(short);
+    let fixed = lock.fixed_lease(short);
     let guard = fixed.lock().unwrap();
     eventually("it ends", || by_hand.try_lock("old", long));
     assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));

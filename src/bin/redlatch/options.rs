@@ -143,7 +143,7 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with = "permits")]
     pub(crate) fenced: bool,
     /// Run at most N at once; all runs give the same N, and `redlatch permits` changes it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["at_least", "max_hold"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["min_hold", "max_hold"])]
     pub(crate) permits: Option<u32>,
     /// How long the lock outlives this process if it is killed
     #[arg(long, value_parser = span, default_value = "30s", value_name = "SPAN")]
@@ -153,7 +153,7 @@ pub(crate) struct Run {
     pub(crate) max_hold: Option<Duration>,
     /// Keep the lock for at least this long, even if the program ends sooner
     #[arg(long, value_parser = span, value_name = "SPAN")]
-    pub(crate) at_least: Option<Duration>,
+    pub(crate) min_hold: Option<Duration>,
     /// How long the job may go on after TERM or the loss of the lock, until it gets KILL
     #[arg(long, value_parser = span, default_value = "10s", value_name = "SPAN")]
     pub(crate) grace: Duration,

@@ -80,8 +80,8 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
     let mut job = match Job::start(options, held.token()) {
         Ok(job) => job,
         Err(err) => {
-            if options.at_least.is_some() {
-                // The program did not start: do not keep the name for `--at-least`, as a normal release would.
+            if options.min_hold.is_some() {
+                // The program did not start: do not keep the name for `--min-hold`, as a normal release would.
                 client.force_unlock_owner(&options.name, held.owner()).ok();
             }
             return Err(not_started(options, &err));
@@ -229,8 +229,8 @@ fn attempt(
             if let Some(span) = options.max_hold {
                 lock = lock.max_hold(span);
             }
-            if let Some(span) = options.at_least {
-                lock = lock.at_least(span);
+            if let Some(span) = options.min_hold {
+                lock = lock.min_hold(span);
             }
             boxed(lock.$take(wait))
         }};

@@ -311,7 +311,7 @@ fn a_program_that_cannot_be_started_keeps_nothing() {
     for kind in [&[][..], &["--fair"], &["-x"], &["-s"], &["--fenced"]] {
         let name = unique("none");
         let mut command = redlatch(&server);
-        command.args(["run", "--at-least", "100s"]).args(kind);
+        command.args(["run", "--min-hold", "100s"]).args(kind);
         assert_eq!(done(command.args([&name, "--", "/no/such"])).0, 127);
         let mut again = redlatch(&server);
         again.args(["run", "-n"]).args(kind);

@@ -280,7 +280,7 @@ fn of_many_hosts_one_runs_the_job() {
         .map(|n| {
             std::thread::sleep(ms(80) * u32::from(n > 0));
             let mut command = redlatch(&server);
-            command.args(["run", "-n", "--at-least", "20s", &name, "--", "echo", "ran"]);
+            command.args(["run", "-n", "--min-hold", "20s", &name, "--", "echo", "ran"]);
             done(&mut command)
         })
         .collect();

@@ -313,7 +313,9 @@ fn what_may_have_counted_is_not_to_be_repeated() {
             client.latch("latch").count_down().map(drop)
         }),
         ("add_permits", &|| slots.add_permits(1)),
-        ("release", &|| slots.release(1)),
+        ("add_permits_if_exists", &|| {
+            slots.add_permits_if_exists(1).map(drop)
+        }),
         ("drain_permits", &|| slots.drain_permits().map(drop)),
         ("add_permits, expirable", &|| permits.add_permits(1)),
         ("force_unlock", &|| {
@@ -401,7 +403,7 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
     let server = Server::start();
     let (client, name) = (crate::support::open(&server), unique("vain"));
     explained("an empty name", client.mutex("").lock(), &["empty"]);
-    let short = client.mutex(&name).lease(ms(1));
+    let short = client.mutex(&name).fixed_lease(ms(1));
     explained(
         "a lease that is too short",
         short.lock(),
@@ -409,7 +411,7 @@ fn what_a_client_is_asked_for_in_vain_is_said() {
     );
     explained(
         "a lease without end",
-        client.mutex(&name).lease(Duration::MAX).lock(),
+        client.mutex(&name).fixed_lease(Duration::MAX).lock(),
         &["lease Duration::MAX is not between 10 ms and 100 years"],
     );
     let cancelled = CancelToken::new();

@@ -496,7 +496,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         let written = client.rw_lock(name("rw")).try_write_for(span);
         assert!(is_got(written.map(|got| got.is_some())));
         assert!(is_got(client.latch(name("latch")).wait_for(span)));
-        let lease = client.reentrant_lock(name("lease")).lease(span);
+        let lease = client.reentrant_lock(name("lease")).fixed_lease(span);
         let held_for = client.reentrant_lock(name("hold")).max_hold(span);
         for verdict in [lease.try_lock().map(drop), held_for.try_lock().map(drop)] {
             assert!(
@@ -556,7 +556,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         let n = i64::from(number);
         let verdicts = [
             permits.try_set_permits(number).map(drop),
-            permits.release(number),
+            permits.add_permits_if_exists(number).map(drop),
             permits.try_acquire_many(number).map(drop),
             permits.add_permits(n),
             permits.add_permits(-n),

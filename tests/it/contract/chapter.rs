@@ -16,11 +16,11 @@ fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
     let server = Server::start();
     let (client, name) = (open(&server), unique("ends"));
     let uploads = client.semaphore(&name);
-    assert!(!uploads.release_if_exists(1).unwrap());
+    assert!(!uploads.add_permits_if_exists(1).unwrap());
     assert!(!uploads.delete().unwrap() && !server.exists(&name));
     assert!(uploads.try_set_permits(2).unwrap());
     let permit = uploads.acquire().unwrap();
-    assert!(uploads.release_if_exists(3).unwrap());
+    assert!(uploads.add_permits_if_exists(3).unwrap());
     assert_eq!(uploads.available_permits().unwrap(), 4);
     assert!(uploads.delete().unwrap());
     // A permit that comes back does not create the semaphore.
@@ -49,7 +49,7 @@ fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
     crew.join();
 
     for odd in [0, u32::MAX] {
-        let released = uploads.release_if_exists(odd);
+        let released = uploads.add_permits_if_exists(odd);
         assert!(matches!(released, Err(Error::Config { .. })), "{odd}");
     }
     server.cli(&["SET", &name, "x"]);
@@ -66,7 +66,7 @@ fn permits_are_kept_changed_and_released_by_their_ids() {
     let [slots, others] = [&client, &other].map(|client| client.expirable_semaphore(&name));
     assert!(slots.try_set_permits(4).unwrap());
     // An id outlives its permit, and the client.
-    let kept = slots.acquire().unwrap().into_id(ms(60_000)).unwrap();
+    let kept = slots.acquire().unwrap().detach_as_id(ms(60_000)).unwrap();
     client.close(LONG).unwrap();
     assert_eq!(others.acquired_permits().unwrap(), 1);
     let lease = || others.remaining_lease_of(&kept).unwrap().unwrap();
@@ -83,28 +83,28 @@ fn permits_are_kept_changed_and_released_by_their_ids() {
     let gone = "0".repeat(32);
     for odd in [&gone, "malformed"] {
         let with_odd = [&ids[..], &[odd.to_owned()]].concat();
-        assert!(!others.release_all_ids(&with_odd).unwrap());
-        assert!(!others.release_all_ids(&[odd]).unwrap());
+        assert!(!others.release_ids_or_none(&with_odd).unwrap());
+        assert!(!others.release_ids_or_none(&[odd]).unwrap());
         assert!(!others.update_lease_of(odd, LONG).unwrap());
     }
     assert_eq!(others.acquired_permits().unwrap(), 3);
     assert!(permits.iter().all(|permit| permit.is_valid()));
-    assert!(others.release_all_ids(&ids).unwrap());
+    assert!(others.release_ids_or_none(&ids).unwrap());
     assert_eq!(others.available_permits().unwrap(), 4);
     for permit in &permits {
         let loss = permit.lost().recv_timeout(LONG).unwrap();
         assert_eq!(loss.reason, LossReason::Forced);
     }
-    assert!(!others.release_all_ids(&ids).unwrap());
-    assert!(others.release_all_ids(&[] as &[&str]).unwrap());
+    assert!(!others.release_ids_or_none(&ids).unwrap());
+    assert!(others.release_ids_or_none(&[] as &[&str]).unwrap());
     assert!(!others.update_lease_of(&kept, LONG).unwrap());
-    let many = others.release_all_ids(&vec![gone; 1_001]);
+    let many = others.release_ids_or_none(&vec![gone; 1_001]);
     assert!(matches!(many, Err(Error::Config { .. })), "{many:?}");
     let short = others.update_lease_of(&kept, ms(1));
     assert!(matches!(short, Err(Error::Config { .. })), "{short:?}");
 
     // A permit whose lease ends soon comes back by itself.
-    let soon = others.acquire().unwrap().into_id(ms(60_000)).unwrap();
+    let soon = others.acquire().unwrap().detach_as_id(ms(60_000)).unwrap();
     assert!(others.update_lease_of(&soon, ms(20)).unwrap());
     eventually("it is back", || others.available_permits().unwrap() == 4);
 }

@@ -218,7 +218,7 @@ fn readers_come_in_together_when_the_fixed_lease_of_a_writer_ends() {
     let server = Server::start();
     let name = unique("over");
     let clients = [open(&server), open(&server)];
-    let fixed = clients[0].rw_lock(&name).lease(loosely(ms(400)));
+    let fixed = clients[0].rw_lock(&name).fixed_lease(loosely(ms(400)));
     let writer = fixed.write().unwrap();
     let until = writer.valid_until();
     let (received, go, crew) = readers(&clients, &name, THREADS);
@@ -243,8 +243,8 @@ fn leases_of_readers_do_not_interfere() {
     let name = unique("leases");
     let client = open_with_lease(&server, lease);
     let renewed = client.rw_lock(&name);
-    let fixed = renewed.clone().lease(loosely(ms(400)));
-    let long = renewed.clone().lease(Duration::from_secs(60));
+    let fixed = renewed.clone().fixed_lease(loosely(ms(400)));
+    let long = renewed.clone().fixed_lease(Duration::from_secs(60));
     let guard = renewed.read().unwrap();
     let owner = guard.owner().to_owned();
     elsewhere(|| {
@@ -282,7 +282,7 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     let name = unique("refix");
     let client = open(&server);
     let renewed = client.rw_lock(&name);
-    let fixed = renewed.clone().lease(loosely(ms(600)));
+    let fixed = renewed.clone().fixed_lease(loosely(ms(600)));
     let mine = fixed.read().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
@@ -317,7 +317,7 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
     let (client, other) = (open(&server), open(&server));
     let lock = client.rw_lock(&name);
     let read = lock.read().unwrap();
-    let again = client.rw_lock(&name).lease(LONG);
+    let again = client.rw_lock(&name).fixed_lease(LONG);
     let commands = server.command_total();
     let begun = Instant::now();
     for verdict in [
@@ -422,7 +422,7 @@ fn a_write_hold_that_is_over_is_over_although_a_read_hold_is_below() {
     let (client, other) = (open_with_lease(&server, lease), open(&server));
     let lock = client.rw_lock(&name);
     for (limited, reason) in [
-        (lock.clone().lease(limit), LossReason::Expired),
+        (lock.clone().fixed_lease(limit), LossReason::Expired),
         (lock.clone().max_hold(limit), LossReason::MaxHold),
     ] {
         let write = limited.write().unwrap();

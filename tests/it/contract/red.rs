@@ -41,7 +41,7 @@ fn clients_for(client: &Client) -> Arc<[Client; 2]> {
     static CLIENTS: Mutex<Option<HashMap<String, Weak<[Client; 2]>>>> = Mutex::new(None);
     let who = loop {
         // A client with a short lease may lose the hold before the reply, so retry.
-        if let Ok(guard) = client.mutex(unique("who")).lease(LONG).lock() {
+        if let Ok(guard) = client.mutex(unique("who")).fixed_lease(LONG).lock() {
             let uuid = guard.owner().split(':').next().unwrap().to_owned();
             guard.unlock().unwrap();
             break uuid;
@@ -272,7 +272,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     for proxy in &proxies {
         proxy.set(Target::Link, Mode::Delay(ms(400)));
     }
-    let late = lock.clone().lease(ms(200)).try_lock();
+    let late = lock.clone().fixed_lease(ms(200)).try_lock();
     match late.unwrap_err() {
         Error::NoQuorum {
             name: its,

@@ -115,7 +115,10 @@ fn semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
         ("add_permits", its.add_permits(1)),
         ("drain_permits", its.drain_permits().map(drop)),
         ("available_permits", its.available_permits().map(drop)),
-        ("release", its.release(1)),
+        (
+            "add_permits_if_exists",
+            its.add_permits_if_exists(1).map(drop),
+        ),
         ("delete", its.delete().map(drop)),
     ]
 }
@@ -287,7 +290,7 @@ fn who_waits_is_told_when_the_key_becomes_a_record() {
     let name = unique("becomes");
     let token = CancelToken::new();
     for limited in [false, true] {
-        let guard = holder.mutex(&name).lease(ms(900)).lock().unwrap();
+        let guard = holder.mutex(&name).fixed_lease(ms(900)).lock().unwrap();
         let waits = client.mutex(&name).cancel_on(&token);
         let waiting = std::thread::spawn(move || waits.lock().map(drop));
         let mut pipe = redis::pipe();

@@ -82,7 +82,7 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
         hears_and_locks("is no longer held");
 
         // The release fails because Redis is unreachable until the lease is over.
-        let guard = client.mutex(format!("{name}:late")).lease(ms(400));
+        let guard = client.mutex(format!("{name}:late")).fixed_lease(ms(400));
         let guard = guard.lock().unwrap();
         let until = guard.valid_until() + ms(400);
         proxy.set(Target::Link, Mode::Refuse);

@@ -110,7 +110,7 @@ fn the_library_says_what_the_page_quotes() {
     let said = |err: Error| err.to_string();
     let report = client.mutex("report");
 
-    let guard = report.clone().lease(ms(10)).lock().unwrap();
+    let guard = report.clone().fixed_lease(ms(10)).lock().unwrap();
     eventually("the lease is over", || !guard.is_valid());
     quoted(
         "`report` is no longer held: its lease expired",

@@ -123,7 +123,11 @@ fn keeps_all(deployment: Deployment, fault: Fault) {
     slots.set_permits(1).unwrap();
     let permit = slots.acquire().unwrap();
     let queue = named("queue");
-    let busy = other.fair_lock(&queue).lease(LEASE * 100).lock().unwrap();
+    let busy = other
+        .fair_lock(&queue)
+        .fixed_lease(LEASE * 100)
+        .lock()
+        .unwrap();
     let (mut crew, waiter) = (Crew::new(), client.fair_lock(&queue));
     crew.spawn(move || waiter.lock().unwrap().unlock().unwrap());
     eventually("all are renewed", || client.stats().renewals > 4);

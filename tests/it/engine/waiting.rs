@@ -678,8 +678,10 @@ fn one_more_hold_whose_renewal_is_answered_late_is_not_had_and_costs_nothing() {
     });
     // A renewed lease would cover the second hold without any request.
     let lease = Duration::from_secs(60);
-    let one = clients[0].reentrant_lock("one").lease(lease);
-    let majority = RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let one = clients[0].reentrant_lock("one").fixed_lease(lease);
+    let majority = RedLock::new(&clients, "majority")
+        .unwrap()
+        .fixed_lease(lease);
     let (held, kept) = (one.lock().unwrap(), majority.lock().unwrap());
     for proxy in &proxies {
         proxy.set(Target::Link, Mode::Delay(ms(1000)));
@@ -707,8 +709,12 @@ fn one_more_hold_that_had_no_answer_is_given_back_however_long_redis_keeps_it() 
         let config = Config::new(proxies[n].url()).command_timeout(response);
         Client::open(config).unwrap()
     });
-    let one = |lease| clients[0].reentrant_lock("one").lease(lease);
-    let majority = |lease| RedLock::new(&clients, "majority").unwrap().lease(lease);
+    let one = |lease| clients[0].reentrant_lock("one").fixed_lease(lease);
+    let majority = |lease| {
+        RedLock::new(&clients, "majority")
+            .unwrap()
+            .fixed_lease(lease)
+    };
     let (shorter, longer) = (4 * response, 60 * LONG);
     let held = (
         one(shorter).lock().unwrap(),
@@ -839,10 +845,10 @@ fn a_thread_that_cannot_be_started_is_not_put_down_to_redis() {
     alone_with(this, &stacks, || {
         let server = Server::start();
         let err = Client::open(server.client_url()).unwrap_err();
-        let Error::Spawn { name, source, .. } = &err else {
+        let Error::Spawn { thread, source, .. } = &err else {
             panic!("{err:?}");
         };
-        assert_eq!(*name, "redlatch-connect");
+        assert_eq!(*thread, "redlatch-connect");
         assert!(err.is_retryable(), "{source}");
         assert!(err.to_string().contains(&source.to_string()), "{err}");
         assert_eq!(server.dbsize(), 0);

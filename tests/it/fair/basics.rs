@@ -125,12 +125,16 @@ fn leases_that_run_out_serve_the_queue_in_order() {
     let server = Server::start();
     let name = unique("leases");
     let clients = [open(&server), open(&server)];
-    let guard = clients[0].fair_lock(&name).lease(LEASE).lock().unwrap();
+    let guard = clients[0]
+        .fair_lock(&name)
+        .fixed_lease(LEASE)
+        .lock()
+        .unwrap();
     let (done, end) = bounded::<()>(0);
     let turns = Arc::new(Mutex::new(Vec::new()));
     let mut line = Line::new(&server, &name);
     for i in 0..10 {
-        let lock = clients[i % 2].fair_lock(&name).lease(LEASE);
+        let lock = clients[i % 2].fair_lock(&name).fixed_lease(LEASE);
         let (end, turns) = (end.clone(), Arc::clone(&turns));
         let wait = move |here: &dyn Fn()| {
             let guard = lock.lock().unwrap();
@@ -202,7 +206,7 @@ fn reentry_does_not_stand_in_line() {
     line.served_in_order();
 
     // With a fixed lease each reentry asks Redis; it takes no place in the queue either.
-    let lock = ours.fair_lock(&name).lease(LONG);
+    let lock = ours.fair_lock(&name).fixed_lease(LONG);
     let guard = lock.lock().unwrap();
     let mut line = Line::new(&server, &name);
     line.join_with(theirs.fair_lock(&name));

@@ -28,7 +28,7 @@ fn patient(url: &str) -> Config {
 fn hold(client: &Client, names: impl Iterator<Item = String>) -> Vec<MutexGuard> {
     let lease = Duration::from_secs(600);
     names
-        .map(|name| client.mutex(name).lease(lease).lock().unwrap())
+        .map(|name| client.mutex(name).fixed_lease(lease).lock().unwrap())
         .collect()
 }
 
@@ -492,7 +492,7 @@ fn a_process_that_drops_a_guard_of_several_masters_and_exits() {
     let Some(urls) = given::<3>() else { return };
     let clients = urls.each_ref().map(|url| Client::open(url).unwrap());
     let lock = RedLock::new(&clients, "red").unwrap();
-    let guard = lock.lease(ms(600_000)).lock().unwrap();
+    let guard = lock.fixed_lease(ms(600_000)).lock().unwrap();
     all_keep(&guard, 3);
     std::thread::sleep(ms(150)); // longer than a connection counts as recently used
     assert!(guard.is_valid());
@@ -571,7 +571,7 @@ fn a_release_is_given_up_when_its_lease_is_over_although_the_server_is_still_awa
     let proxy = Proxy::start(server.addr());
     let client = Client::open(patient(&proxy.url())).unwrap();
     let name = unique("over");
-    let guard = client.mutex(&name).lease(ms(300)).lock().unwrap();
+    let guard = client.mutex(&name).fixed_lease(ms(300)).lock().unwrap();
     let until = guard.valid_until();
     proxy.set(Target::All, Mode::Refuse);
     proxy.cut(Target::All);

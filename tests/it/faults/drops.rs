@@ -27,20 +27,20 @@ fn boxed<G: Any>(guard: redlatch::Result<Option<G>>) -> Option<Guard> {
     guard.unwrap().map(|guard| Box::new(guard) as _)
 }
 
-const MUTEX: Take = |client, name| boxed(client.mutex(name).lease(LEASE).try_lock());
+const MUTEX: Take = |client, name| boxed(client.mutex(name).fixed_lease(LEASE).try_lock());
 
 /// Title, how a name is acquired, and how it is acquired exclusively.
 const KINDS: [(&str, Take, Take); 8] = [
     ("mutex", MUTEX, MUTEX),
     (
         "owned",
-        |client, name| boxed(client.mutex(name).lease(LEASE).try_lock_owned()),
+        |client, name| boxed(client.mutex(name).fixed_lease(LEASE).try_lock_owned()),
         MUTEX,
     ),
     ("fair", FAIR, FAIR),
     (
         "read",
-        |client, name| boxed(client.rw_lock(name).lease(LEASE).try_read()),
+        |client, name| boxed(client.rw_lock(name).fixed_lease(LEASE).try_read()),
         WRITE,
     ),
     ("write", WRITE, WRITE),
@@ -49,9 +49,9 @@ const KINDS: [(&str, Take, Take); 8] = [
     ("several", SEVERAL, SEVERAL),
 ];
 
-const FAIR: Take = |client, name| boxed(client.fair_lock(name).lease(LEASE).try_lock());
+const FAIR: Take = |client, name| boxed(client.fair_lock(name).fixed_lease(LEASE).try_lock());
 
-const WRITE: Take = |client, name| boxed(client.rw_lock(name).lease(LEASE).try_write());
+const WRITE: Take = |client, name| boxed(client.rw_lock(name).fixed_lease(LEASE).try_write());
 
 const PERMIT: Take = |client, name| {
     let semaphore = client.semaphore(name);
@@ -60,14 +60,14 @@ const PERMIT: Take = |client, name| {
 };
 
 const LEASED: Take = |client, name| {
-    let semaphore = client.expirable_semaphore(name).lease(LEASE);
+    let semaphore = client.expirable_semaphore(name).fixed_lease(LEASE);
     semaphore.try_set_permits(1).unwrap();
     boxed(semaphore.try_acquire())
 };
 
 const SEVERAL: Take = |client, name| {
     let names = [name.to_owned(), format!("{name}:too")];
-    boxed(client.multi_lock(names).lease(LEASE).try_lock())
+    boxed(client.multi_lock(names).fixed_lease(LEASE).try_lock())
 };
 
 /// An attempt to connect lasts longer than the test.
@@ -145,7 +145,7 @@ fn nor_of_several_masters() {
     let (name, names) = (unique("drop"), 0..GUARDS);
     let take = |n: usize| {
         let lock = RedLock::new(&clients, format!("{name}:{n}")).unwrap();
-        let guard = lock.lease(LEASE).lock().unwrap();
+        let guard = lock.fixed_lease(LEASE).lock().unwrap();
         all_keep(&guard, servers.len());
         Box::new(guard) as Guard
     };

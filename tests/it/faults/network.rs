@@ -680,7 +680,12 @@ fn a_waiter_whose_subscription_is_not_answered_has_the_connection_replaced() {
     let net = Net::with(ms(300));
     let name = unique("unanswered");
     // Shorter than the longest pause between two polls.
-    let held = net.other.mutex(&name).lease(ms(4_000)).lock().unwrap();
+    let held = net
+        .other
+        .mutex(&name)
+        .fixed_lease(ms(4_000))
+        .lock()
+        .unwrap();
     let trap = net.proxy.black_hole_on(Target::Subscriber, "SUBSCRIBE");
     scoped(|scope| {
         let waiting = scope.spawn(|| drop(net.client.mutex(&name).lock().unwrap()));
@@ -699,7 +704,7 @@ fn a_short_wait_is_not_spent_writing_for_others() {
     // Names so long that subscribing to them fills the socket's buffer.
     let names: Vec<_> = (0..8).map(|n| format!("{n:032768}")).collect();
     let lease = Duration::from_secs(60);
-    let hold = |name: &String| net.other.mutex(name).lease(lease).lock().unwrap();
+    let hold = |name: &String| net.other.mutex(name).fixed_lease(lease).lock().unwrap();
     let _guards: Vec<_> = names.iter().map(hold).collect();
     net.proxy.set(Target::Subscriber, Mode::Slow(ms(20)));
     let wait = |name: &String| {

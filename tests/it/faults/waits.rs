@@ -126,7 +126,7 @@ fn ways_of_waiting() -> Vec<(&'static str, Wait)> {
         (
             "one more hold",
             way(|client, token, limit| {
-                let lock = client.reentrant_lock("r").lease(GENEROUS);
+                let lock = client.reentrant_lock("r").fixed_lease(GENEROUS);
                 lock.cancel_on(token).try_lock_for(limit)
             }),
         ),
@@ -191,7 +191,11 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
     let server = Server::start();
     for (way, wait) in ways_of_waiting() {
         let client = client_with_time(&server.url());
-        let held = client.reentrant_lock("r").lease(GENEROUS).lock().unwrap();
+        let held = client
+            .reentrant_lock("r")
+            .fixed_lease(GENEROUS)
+            .lock()
+            .unwrap();
         let mut tries = 0;
         loop {
             tries += 1;
@@ -375,7 +379,11 @@ fn who_was_refused_and_then_heard_nothing_in_time_says_why() {
         let client = client_with_time(&proxy.url());
         let (refusal, why) = Refusal::of(way);
         let got = with_time_for_one(|late, limit| {
-            let held = client.reentrant_lock("r").lease(GENEROUS).lock().unwrap();
+            let held = client
+                .reentrant_lock("r")
+                .fixed_lease(GENEROUS)
+                .lock()
+                .unwrap();
             // The first acquire teaches the server the script; otherwise its first error would be NOSCRIPT.
             let got = wait(&client, &CancelToken::new(), GENEROUS);
             assert!(got.unwrap(), "{way}");

@@ -75,7 +75,7 @@ fn what_a_frozen_server_gets_to_too_late_does_not_run() {
     let name = unique("frozen");
     let count = key(&name, "count");
     let lease = loosely(ms(300));
-    let guard = client.mutex(&name).lease(lease).lock().unwrap();
+    let guard = client.mutex(&name).fixed_lease(lease).lock().unwrap();
     guard.query::<()>(cmd("SET").arg(&count).arg(0)).unwrap();
     server.freeze();
     let err = in_time("query", RESPONSE, || {

@@ -117,7 +117,11 @@ fn a_lease_that_is_over_is_over_for_commands_too() {
     let client = open(&server);
     let name = unique("over");
     let data = key(&name, "data");
-    let guard = client.mutex(&name).lease(loosely(ms(200))).lock().unwrap();
+    let guard = client
+        .mutex(&name)
+        .fixed_lease(loosely(ms(200)))
+        .lock()
+        .unwrap();
     guard
         .query::<()>(cmd("SET").arg(&data).arg("in time"))
         .unwrap();

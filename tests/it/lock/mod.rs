@@ -1,9 +1,9 @@
 //! Locks of one key, and behaviour that only one kind has.
 
 mod any;
-mod at_least;
 mod fenced;
 mod late;
+mod min_hold;
 mod owned;
 mod spin;
 mod ticket;

@@ -55,7 +55,7 @@ fn nothing_is_ever_told_and_nobody_ever_listens() {
     let next = their.try_lock_for(LONG).unwrap().unwrap();
     drop(forced);
     next.unlock().unwrap();
-    let expires = short_lived(|lease| lock.clone().lease(lease).lock());
+    let expires = short_lived(|lease| lock.clone().fixed_lease(lease).lock());
     let after = their.try_lock_for(LONG).unwrap().unwrap();
     assert!(expires.unlock().is_err());
     drop(after);

@@ -137,7 +137,7 @@ fn settings_are_those_of_every_member() {
     let [(here, one), (there, two)] = some();
     let name = unique("set");
     let lock = one_each([&one, &two], &name);
-    let guard = lock.clone().lease(ms(600)).lock().unwrap();
+    let guard = lock.clone().fixed_lease(ms(600)).lock().unwrap();
     for server in [&here, &there] {
         assert!((1..=600).contains(&server.pttl(&name)));
     }
@@ -150,8 +150,8 @@ fn settings_are_those_of_every_member() {
     drop(guard);
     left(&here, &[]);
     left(&there, &[]);
-    config_fault(&lock.clone().lease(Duration::ZERO).lock());
-    config_fault(&lock.lease(ms(300)).max_hold(ms(300)).try_lock());
+    config_fault(&lock.clone().fixed_lease(Duration::ZERO).lock());
+    config_fault(&lock.fixed_lease(ms(300)).max_hold(ms(300)).try_lock());
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
         ]),
         MultiLock::new(vec![
             Box::new(one.mutex(name)),
-            Box::new(one.mutex(name).lease(LONG)),
+            Box::new(one.mutex(name).fixed_lease(LONG)),
         ]),
         MultiLock::new(vec![
             Box::new(one.mutex(name).max_hold(LONG)),
@@ -192,7 +192,7 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
         }
         assert_eq!(lock.hold_count(), 0);
         // Settings that are added later do not make it valid.
-        config_fault(&lock.clone().lease(LONG).lock());
+        config_fault(&lock.clone().fixed_lease(LONG).lock());
     }
     let unnamed = MultiLock::new(vec![Box::new(two.mutex(name)), Box::new(one.mutex(""))]);
     for verdict in [

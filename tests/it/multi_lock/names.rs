@@ -227,9 +227,12 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
         }
     }
     let unable = [
-        client.multi_lock(["a", "b"]).lease(Duration::ZERO),
+        client.multi_lock(["a", "b"]).fixed_lease(Duration::ZERO),
         client.multi_lock(["a", "b"]).max_hold(Duration::ZERO),
-        client.multi_lock(["a", "b"]).lease(LEASE).max_hold(LEASE),
+        client
+            .multi_lock(["a", "b"])
+            .fixed_lease(LEASE)
+            .max_hold(LEASE),
     ];
     for lock in unable {
         let verdict = lock.lock();
@@ -740,7 +743,7 @@ fn a_fixed_lease_and_a_longest_hold_are_those_of_every_name() {
     let server = Server::start();
     let client = open(&server.url());
     let (fixed, limited) = (three(), three());
-    let guard = client.multi_lock(&fixed).lease(SHORT).lock().unwrap();
+    let guard = client.multi_lock(&fixed).fixed_lease(SHORT).lock().unwrap();
     let other = client.multi_lock(&limited).max_hold(SHORT).lock().unwrap();
     for name in &fixed {
         let left = server.pttl(name);

@@ -86,7 +86,7 @@ fn a_failed_renewal_is_heard_once_while_the_hold_is_valid() {
     let fixed = net
         .client
         .mutex(unique("fixed"))
-        .lease(lease)
+        .fixed_lease(lease)
         .lock()
         .unwrap();
     for outage in 1..=2 {

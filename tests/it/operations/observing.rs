@@ -388,7 +388,7 @@ fn use_any(
                 drop(permits);
             }
             _ => {
-                let lock = client.fair_lock(name("fair")).lease(loosely(ms(60)));
+                let lock = client.fair_lock(name("fair")).fixed_lease(loosely(ms(60)));
                 let guard = lock.try_lock_for(within);
                 rest();
                 drop(guard.map(|guard| guard.map(|guard| guard.unlock())));

@@ -148,7 +148,7 @@ fn reentering_a_fixed_lease_renews_it_on_a_majority() {
     let clients = open_with(&servers, |config| {
         config.lease(LEASE).command_timeout(ms(600))
     });
-    let lock = red(&clients, &name).lease(ms(4000));
+    let lock = red(&clients, &name).fixed_lease(ms(4000));
     let one = lock.lock().unwrap();
     thread::sleep(ms(300));
     let first = one.valid_until();
@@ -352,10 +352,10 @@ fn what_is_refused_sends_nothing() {
     let lock = red(&clients, &unique("settings"));
     let before = sent();
     for wrong in [
-        lock.clone().lease(ms(9)),
-        lock.clone().lease(Duration::MAX),
+        lock.clone().fixed_lease(ms(9)),
+        lock.clone().fixed_lease(Duration::MAX),
         lock.clone().max_hold(Duration::ZERO),
-        lock.clone().lease(LEASE).max_hold(LEASE),
+        lock.clone().fixed_lease(LEASE).max_hold(LEASE),
         lock.clone().min_uptime(ms(9)),
         lock.clone().min_uptime(Duration::MAX),
     ] {
@@ -370,7 +370,7 @@ fn what_is_refused_sends_nothing() {
     }
     assert_eq!(sent(), before);
     // Creating a handle sends nothing; the servers' identities were asked once, by `red` above.
-    drop(red(&clients, &unique("settings")).lease(LEASE));
+    drop(red(&clients, &unique("settings")).fixed_lease(LEASE));
     assert_eq!(sent(), before);
 }
 
@@ -427,7 +427,7 @@ fn closing_one_of_the_clients_gives_its_part_back_and_the_hold_goes_on() {
         let (lock, other) = (red(&ours, &name), red(&theirs, &name));
         let lock = match lease {
             None => lock,
-            Some(lease) => lock.lease(lease),
+            Some(lease) => lock.fixed_lease(lease),
         };
         let guard = lock.lock().unwrap();
         all_keep(&guard, 5);

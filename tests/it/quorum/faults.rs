@@ -185,7 +185,10 @@ fn a_first_attempt_with_two_servers_dead_succeeds() {
         let mut site = Site::start(death);
         let clients = site.clients(|config| config.lease(FOR_LONG));
         for name in [unique("first"), unique("second")] {
-            let locks = [red(&clients, &name), red(&clients, &name).lease(FOR_LONG)];
+            let locks = [
+                red(&clients, &name),
+                red(&clients, &name).fixed_lease(FOR_LONG),
+            ];
             for node in [1, 4] {
                 site.fails(node);
             }
@@ -216,7 +219,7 @@ fn without_a_majority_nobody_gets_it_and_nothing_stays(death: Death) {
     let lock = red(&clients, &name);
     for fixed in [false, true] {
         let lock = if fixed {
-            lock.clone().lease(FOR_LONG)
+            lock.clone().fixed_lease(FOR_LONG)
         } else {
             lock.clone()
         };
@@ -372,7 +375,7 @@ fn connections_that_have_gone_stale_are_made_again() {
     assert!(lock.remaining_lease().unwrap().is_some());
     stale();
     guard.unlock().unwrap();
-    let fixed = lock.clone().lease(LONG);
+    let fixed = lock.clone().fixed_lease(LONG);
     let one = fixed.lock().unwrap();
     stale();
     let two = fixed.lock().unwrap();
@@ -405,7 +408,7 @@ fn what_a_minority_says_before_other_connections_break_still_counts() {
     let clients = open_through(&proxies, |config| config.lease(FOR_LONG));
     // Only three masters keep the hold.
     let name = unique("again");
-    let lock = red(&clients, &name).lease(FOR_LONG);
+    let lock = red(&clients, &name).fixed_lease(FOR_LONG);
     let one = take(&lock);
     all_keep(&one, 5);
     for server in &servers[..2] {
@@ -757,7 +760,11 @@ fn lost_replies_leave_nothing_behind() {
             drop(take_from_all(&red(&clients, &unique("healthy")), 5));
             let name = unique("swallow");
             let lock = red(&clients, &name);
-            let lock = if fixed { lock.lease(FOR_LONG) } else { lock };
+            let lock = if fixed {
+                lock.fixed_lease(FOR_LONG)
+            } else {
+                lock
+            };
             let traps = |skip: usize| -> Vec<_> {
                 let proxies = proxies.iter().skip(skip).take(lost);
                 proxies.map(|proxy| proxy.swallow_reply_to(&name)).collect()
@@ -905,7 +912,7 @@ fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
         for delay in [2, 8, 14, 19, 24, 60, 290] {
             let (lease, delay) = (ms(lease), ms(delay));
             let name = unique("slow");
-            let lock = red(&clients, &name).lease(lease);
+            let lock = red(&clients, &name).fixed_lease(lease);
             for proxy in &proxies {
                 proxy.set(Target::Link, Mode::Delay(delay));
             }

@@ -121,7 +121,7 @@ fn a_number_that_may_be_undone_does_not_count_for_one_more_hold() {
         unreachable!("two of them")
     };
     let name = unique("counts");
-    let lock = red(&clients, &name).lease(LEASE);
+    let lock = red(&clients, &name).fixed_lease(LEASE);
     let grant = third.swallow_reply_to(&name);
     let guard = lock.lock().unwrap();
     eventually("it is granted", || servers[2].exists(&name));

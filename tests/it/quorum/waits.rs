@@ -22,7 +22,7 @@ const LOOKS: u64 = 3;
 fn waits(crew: &mut Crew, clients: &[Client], name: &str) -> (Receiver<Instant>, Receiver<()>) {
     let (has_it, got) = unbounded();
     let (hold, let_go) = bounded(0);
-    let lock = red(clients, name).lease(FOR_LONG);
+    let lock = red(clients, name).fixed_lease(FOR_LONG);
     crew.spawn(move || {
         let guard = lock.lock().unwrap();
         has_it.send(Instant::now()).unwrap();
@@ -62,7 +62,7 @@ fn two_wait(servers: &[Server], name: &str) -> (RedLockGuard, Crew, [Waiter; 2])
 
 /// The holder has the lock on every server.
 fn held(servers: &[Server], holder: &[Client], name: &str) -> RedLockGuard {
-    let guard = take(&red(holder, name).lease(FOR_LONG));
+    let guard = take(&red(holder, name).fixed_lease(FOR_LONG));
     all_keep(&guard, servers.len());
     guard
 }
@@ -195,7 +195,7 @@ fn a_release_is_heard_with_two_of_five_servers_dead() {
     servers[0].kill();
     proxies[3].set(Target::All, Mode::BlackHole);
     for round in 1..=3 {
-        let guard = take(&red(&holder, &name).lease(FOR_LONG));
+        let guard = take(&red(&holder, &name).fixed_lease(FOR_LONG));
         let mut crew = Crew::new();
         let (got, _) = waits(&mut crew, &waiter, &name);
         for node in [1, 2, 4] {
@@ -397,7 +397,7 @@ fn what_is_undone_after_its_connection_was_lost_is_announced() {
     for proxy in &proxies[1..] {
         proxy.set(Target::Link, Mode::Stall);
     }
-    let lock = red(&clients, &split.name).lease(FOR_LONG);
+    let lock = red(&clients, &split.name).fixed_lease(FOR_LONG);
     let mut crew = Crew::new();
     crew.spawn(move || assert!(!matches!(lock.try_lock(), Ok(Some(_)))));
     eventually("it is taken", || {

@@ -313,7 +313,7 @@ fn a_downgraded_hold_keeps_its_lease() {
     let (name, client) = (unique("terms"), open_with_lease(&server, ms(900)));
     let lock = client.rw_lock(&name);
     let begun = Instant::now();
-    let read = lock.clone().lease(ms(700)).write().unwrap();
+    let read = lock.clone().fixed_lease(ms(700)).write().unwrap();
     let read = read.downgrade().unwrap();
     let loss = read.lost().recv_timeout(LONG).unwrap();
     assert_eq!(loss.reason, LossReason::Expired);

@@ -330,7 +330,7 @@ impl Real {
     fn takes(&mut self, actor: usize, writes: bool, fixed: bool) -> Result<Option<String>, Came> {
         self.actors[actor].does(move |desk| {
             let lock = if fixed {
-                desk.lock.clone().lease(FIXED)
+                desk.lock.clone().fixed_lease(FIXED)
             } else {
                 desk.lock.clone()
             };

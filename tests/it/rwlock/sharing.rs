@@ -64,7 +64,7 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     let name = unique("terms");
     let client = Client::open(settings(&server).tenure(ms(1_000))).unwrap();
     let lock = client.rw_lock(&name);
-    let fixed = |n| lock.clone().lease(ms(n));
+    let fixed = |n| lock.clone().fixed_lease(ms(n));
     let limited = || lock.clone().max_hold(ms(60_000));
     let crew: Vec<_> = [
         lock.clone(),
@@ -324,7 +324,7 @@ fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
     let client = open(&server);
     let names = [unique("renewed"), unique("fixed")];
     let [renewed, fixed] = names.each_ref().map(|name| client.rw_lock(name));
-    let locks = [renewed, fixed.lease(ms(60_000))];
+    let locks = [renewed, fixed.fixed_lease(ms(60_000))];
     for name in &names {
         let they = Redisson {
             server: &server,

@@ -170,7 +170,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     load_scripts(&server);
     let proxy = Proxy::start(server.addr());
     let client = open_through(&proxy);
-    let sem = with_permits(&client, 2).lease(ms(100));
+    let sem = with_permits(&client, 2).fixed_lease(ms(100));
     proxy.set(Target::Link, Mode::Delay(ms(120)));
     let late = sem.acquire_many(2).map(drop);
     let is_retryable = matches!(&late, Err(err @ Error::Redis { .. }) if err.is_retryable());
@@ -455,7 +455,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     assert!(received.reasons(sem.name()).is_empty());
     let all = sem.acquire_many(2).unwrap();
     assert!(matches!(
-        sem.clone().lease(ms(1)).acquire(),
+        sem.clone().fixed_lease(ms(1)).acquire(),
         Err(Error::Config { .. })
     ));
     drop(all);
@@ -566,7 +566,7 @@ fn a_permit_that_is_dropped_after_an_update_without_an_answer_comes_back_all_the
     let config = Config::new(proxy.url()).command_timeout(ms(200));
     let client = Client::open(config).unwrap();
     let sem = with_permits(&client, 1);
-    let permit = sem.clone().lease(60 * LONG).acquire().unwrap();
+    let permit = sem.clone().fixed_lease(60 * LONG).acquire().unwrap();
     proxy.set(Target::All, Mode::BlackHole);
     let shorter = ms(400);
     assert!(permit.update_lease(shorter).is_err());

@@ -178,7 +178,7 @@ impl Model<'_> {
             Verb::Take(by, n, lease) => {
                 let sem = self.sems[*by].clone();
                 let sem = if *lease > 0 {
-                    sem.lease(ms(*lease))
+                    sem.fixed_lease(ms(*lease))
                 } else {
                     sem
                 };

@@ -316,7 +316,7 @@ macro_rules! lock {
         impl crate::support::Lock for $lock {
             fn lease(&self, lease: std::time::Duration) -> crate::support::AnyLock {
                 let $this = self;
-                let $copy = $handle.clone().lease(lease);
+                let $copy = $handle.clone().fixed_lease(lease);
                 $adapted.into()
             }
             fn max_hold(&self, max_hold: std::time::Duration) -> crate::support::AnyLock {

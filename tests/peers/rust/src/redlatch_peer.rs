@@ -111,7 +111,7 @@ fn take<K: AnyKind>(lock: &Handle<K>, wait: Option<Duration>) -> Result<Guard<K>
 
 fn guarding<K: OneServer>(lock: Handle<K>, request: &Request) -> Granted {
     let lock = match request.lease {
-        Some(lease) => lock.lease(lease),
+        Some(lease) => lock.fixed_lease(lease),
         None => lock,
     };
     let guard = take(&lock, request.wait)?;

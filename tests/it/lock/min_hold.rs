@@ -51,7 +51,7 @@ fn a_name_is_kept_whatever_kind_it_is() {
     macro_rules! each {
         ($($kind:ident: $lock:ident, $release:expr;)+) => {$(
             let name = unique(stringify!($kind));
-            let (lock, theirs) = (client.$lock(&name).at_least(KEPT), other.$lock(&name));
+            let (lock, theirs) = (client.$lock(&name).min_hold(KEPT), other.$lock(&name));
             is_kept(
                 stringify!($kind),
                 || lock.lock().unwrap(),
@@ -77,11 +77,11 @@ fn a_name_is_kept_whatever_kind_it_is() {
         });
         scope.spawn(|| {
             let name = unique("written");
-            let (ours, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
+            let (ours, theirs) = (client.rw_lock(&name).min_hold(KEPT), other.rw_lock(&name));
             let waits = move |wait| theirs.try_read_for(wait).unwrap().is_some();
             is_kept("written", || ours.write().unwrap(), drop, waits);
             let name = unique("read");
-            let (ours, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
+            let (ours, theirs) = (client.rw_lock(&name).min_hold(KEPT), other.rw_lock(&name));
             let waits = move |wait| theirs.try_write_for(wait).unwrap().is_some();
             is_kept(
                 "read",
@@ -91,7 +91,7 @@ fn a_name_is_kept_whatever_kind_it_is() {
             );
             let names = [unique("one"), unique("two")];
             let (ours, theirs) = (
-                client.multi_lock(&names).at_least(KEPT),
+                client.multi_lock(&names).min_hold(KEPT),
                 other.mutex(&names[1]),
             );
             let waits = move |wait| theirs.try_lock_for(wait).unwrap().is_some();
@@ -112,7 +112,7 @@ fn a_name_is_kept_at_a_majority() {
     let clients = || servers.each_ref().map(open);
     let (ours, others) = (clients(), clients());
     let name = unique("red");
-    let lock = RedLock::new(&ours, &name).unwrap().at_least(KEPT);
+    let lock = RedLock::new(&ours, &name).unwrap().min_hold(KEPT);
     let theirs = RedLock::new(&others, &name).unwrap();
     let waits = move |wait| theirs.try_lock_for(wait).unwrap().is_some();
     is_kept(
@@ -132,7 +132,7 @@ fn of_many_hosts_with_a_job_at_about_the_same_time_one_runs_it() {
             let (client, name, ran) = (open(&server), &name, &ran);
             scope.spawn(move || {
                 thread::sleep(ms(80) * n);
-                let lock = client.mutex(name).at_least(Duration::from_secs(20));
+                let lock = client.mutex(name).min_hold(Duration::from_secs(20));
                 if let Some(guard) = lock.try_lock().unwrap() {
                     ran.fetch_add(1, Ordering::SeqCst);
                     drop(guard);
@@ -150,12 +150,12 @@ fn after_that_time_it_is_released_as_any_other() {
     let server = Server::start();
     let client = open(&server);
     let name = unique("short");
-    let guard = client.mutex(&name).at_least(ms(50)).lock().unwrap();
+    let guard = client.mutex(&name).min_hold(ms(50)).lock().unwrap();
     thread::sleep(ms(60));
     guard.unlock().unwrap();
     assert!(!server.exists(&name));
     // A hold that was lost reports the loss, and the key of the new holder is left alone.
-    let guard = client.mutex(&name).at_least(KEPT).lock().unwrap();
+    let guard = client.mutex(&name).min_hold(KEPT).lock().unwrap();
     server.cli(&["DEL", &name]);
     server.cli(&[
         "HSET",
@@ -176,7 +176,7 @@ fn after_an_outage_longer_than_that_time_it_is_still_released() {
     let config = Config::new(proxy.url()).lease(Duration::from_secs(3600));
     let client = Client::open(config).unwrap();
     let name = unique("outage");
-    let guard = client.mutex(&name).at_least(AT_LEAST).lock().unwrap();
+    let guard = client.mutex(&name).min_hold(AT_LEAST).lock().unwrap();
     proxy.set(Target::All, Mode::Refuse);
     proxy.cut(Target::All);
     drop(guard);
@@ -192,7 +192,7 @@ fn members_that_were_taken_in_vain_are_not_kept() {
     let [client, other] = [open(&server), open(&server)];
     let mut names = [unique("some"), unique("some")];
     names.sort();
-    let lock = client.multi_lock(&names).at_least(KEPT * 10);
+    let lock = client.multi_lock(&names).min_hold(KEPT * 10);
     // Both names are acquired together, and somebody else holds the second one.
     let held = other.mutex(&names[1]).lock().unwrap();
     assert!(lock.try_lock().unwrap().is_none());
@@ -212,7 +212,7 @@ fn threads_of_the_process_wait_as_well() {
     let name = unique("threads");
     let lock = client.mutex(&name);
     let granted = Instant::now();
-    let guard = lock.clone().at_least(KEPT).lock().unwrap();
+    let guard = lock.clone().min_hold(KEPT).lock().unwrap();
     let waits = thread::spawn(move || {
         drop(lock.lock().unwrap());
         Instant::now()
@@ -228,15 +228,18 @@ fn what_cannot_be_kept_is_refused() {
     let client = Client::open(settings(&server)).unwrap();
     let second = Duration::from_secs(1);
     for lock in [
-        client.mutex("a").at_least(Duration::ZERO),
-        client.mutex("a").at_least(ms(9)),
-        client.mutex("a").at_least(Duration::MAX),
-        client.mutex("a").lease(second).at_least(2 * second),
-        client.mutex("a").max_hold(second).at_least(2 * second),
+        client.mutex("a").min_hold(Duration::ZERO),
+        client.mutex("a").min_hold(ms(9)),
+        client.mutex("a").min_hold(Duration::MAX),
+        client.mutex("a").fixed_lease(second).min_hold(2 * second),
+        client.mutex("a").max_hold(second).min_hold(2 * second),
     ] {
         assert!(matches!(lock.try_lock(), Err(Error::Config { .. })));
     }
-    let lock = client.mutex("a").lease(20 * second).at_least(10 * second);
+    let lock = client
+        .mutex("a")
+        .fixed_lease(20 * second)
+        .min_hold(10 * second);
     assert!(lock.try_lock().unwrap().is_some());
     eventually("the released name is kept", || {
         let name = client.inspect("a").unwrap().to_string();
@@ -249,7 +252,7 @@ fn one_that_is_downgraded_keeps_writers_out_and_no_readers() {
     let server = Server::start();
     let [client, other] = [open(&server), open(&server)];
     let name = unique("downgraded");
-    let (lock, theirs) = (client.rw_lock(&name).at_least(KEPT), other.rw_lock(&name));
+    let (lock, theirs) = (client.rw_lock(&name).min_hold(KEPT), other.rw_lock(&name));
     let begun = Instant::now();
     let reading = lock.write().unwrap().downgrade().unwrap();
     assert!(theirs.try_read().unwrap().is_some());
