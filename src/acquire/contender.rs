@@ -411,8 +411,12 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        let is_alone = self.is_notified_with_others() && self.was_alone(&state);
-        self.record_subscription(&hold, has_listened, &state);
+        // On the channel of a place, which belongs to one waiter, nothing is counted.
+        let are_counted = self.is_notified_with_others();
+        let is_alone = are_counted && self.was_alone(&state);
+        if are_counted && Self::may_listen(has_listened, &state) {
+            hold.record_subscription();
+        }
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
         // Granted and stored with the mutex held: queued readers that join get the same hold before anybody can release
         // it.
@@ -446,16 +450,12 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Records at a new hold whether this process may listen when the hold is released: then `is_heard_by_us` takes it out of
-    /// the count of listeners.
-    fn record_subscription(&self, hold: &Hold, has_listened: bool, state: &EntryState) {
+    /// Whether this process may listen when the new hold is released: then `is_heard_by_us` takes it out of the count of
+    /// listeners.
+    fn may_listen(has_listened: bool, state: &EntryState) -> bool {
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
         let last_release = state.lock.cohort.last_release();
-        let may_listen = has_listened || last_release.is_some_and(|last| last.is_heard_by_us);
-        // On the channel of a place, which belongs to one waiter, nothing is counted.
-        if may_listen && self.is_notified_with_others() {
-            hold.record_subscription();
-        }
+        has_listened || last_release.is_some_and(|last| last.is_heard_by_us)
     }
 
     /// Whether the process's last release is known to have notified no other process. The reply to that release precedes this

@@ -80,6 +80,12 @@ impl Running {
         self.end().code()
     }
 
+    /// The whole output of a command that has ended.
+    #[track_caller]
+    fn said(&mut self) -> String {
+        std::io::read_to_string(self.0.stdout.take().unwrap()).unwrap()
+    }
+
     /// The status as a shell shows it.
     #[track_caller]
     fn shell_status(&mut self) -> i32 {
@@ -222,15 +228,7 @@ fn in_two_shells_one_has_it_and_the_other_is_told_who() {
     running.signal(Signal::SIGTERM);
     assert_eq!(running.status(), Some(143), "it is passed on");
     assert_eq!(waits.status(), Some(0));
-    let mut said = String::new();
-    waits
-        .0
-        .stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    assert_eq!(said, "mine\n");
+    assert_eq!(waits.said(), "mine\n");
 }
 
 #[test]

@@ -62,15 +62,7 @@ fn without_a_reader_of_errors_the_statuses_stay() {
     });
     guard.unlock().unwrap();
     assert_eq!(waits.status(), Some(0));
-    let mut said = String::new();
-    waits
-        .0
-        .stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    assert_eq!(said, "mine\n");
+    assert_eq!(waits.said(), "mine\n");
 }
 
 #[test]

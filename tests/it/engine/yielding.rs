@@ -166,7 +166,7 @@ fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
     proxy.pass();
 }
 
-// A multi-lock sends its requests ahead. Another pause behind one would only delay the reply.
+// A multi-lock sends its requests ahead. A second pause behind them would only delay the reply.
 timed!(a_member_that_is_asked_ahead_yields_once);
 fn a_member_that_is_asked_ahead_yields_once() {
     const TENURE: Duration = ms(500);
