@@ -58,6 +58,8 @@ pub struct LockSpec {
     pub(crate) back_off: Option<BackOff>,
     /// How long Redis may take to answer.
     pub(crate) command_timeout: Duration,
+    /// A command timeout that is not possible; the calls report it.
+    wrong_timeout: Option<Duration>,
     /// The hold is never passed among threads, and one token is drawn for it: the counter is the term of the leader.
     pub(crate) is_election: bool,
 }
@@ -83,6 +85,7 @@ impl LockSpec {
             token_ttl: Duration::ZERO,
             back_off: None,
             command_timeout: shared.session.command_timeout,
+            wrong_timeout: None,
             is_election: false,
         }
     }
@@ -127,11 +130,21 @@ impl LockSpec {
     }
 
     pub(crate) fn set_command_timeout(&mut self, timeout: Duration) {
+        // Clamped, since deadlines are computed before any call checks the setting.
         self.command_timeout = timeout.clamp(*TIMEOUTS.start(), *TIMEOUTS.end());
+        self.wrong_timeout = (self.command_timeout != timeout).then_some(timeout);
+    }
+
+    fn check_timeout(&self) -> Result<()> {
+        let wrong = self.wrong_timeout;
+        wrong.map_or(Ok(()), |timeout| {
+            config::check_timeout("command_timeout", timeout)
+        })
     }
 
     /// The lease of this handle's holds, after a check of the settings.
     pub(crate) fn lease_policy(&self) -> Result<(LeasePolicy, Duration)> {
+        self.check_timeout()?;
         let check = |setting, span: Duration| match span.is_zero() {
             true => Ok(()),
             false => config::check_lease(setting, span),
@@ -256,8 +269,14 @@ impl LockSpec {
 
     /// The entry of the name, kept until its lock is idle.
     pub(crate) fn entry(&self) -> Result<Arc<Entry>> {
+        self.usable()?.registry.get(&self.key)
+    }
+
+    /// The session, if the client is open and the setting that every call needs is possible.
+    fn usable(&self) -> Result<&Arc<Session>> {
         self.session().check_open()?;
-        self.session().registry.get(&self.key)
+        self.check_timeout()?;
+        Ok(self.session())
     }
 
     /// The entry of the name, if a thread has used it lately.
@@ -267,14 +286,12 @@ impl LockSpec {
 
     /// An unregistered entry, for its protocol alone.
     pub(crate) fn unregistered_entry(&self) -> Result<Arc<Entry>> {
-        self.session().check_open()?;
-        self.session().registry.unregistered(&self.key)
+        self.usable()?.registry.unregistered(&self.key)
     }
 
     /// The entry of the name; an unregistered one for a query, which must not create state.
     pub(crate) fn look(&self) -> Result<Arc<Entry>> {
-        self.session().check_open()?;
-        self.session().registry.look(&self.key)
+        self.usable()?.registry.look(&self.key)
     }
 
     /// The key of the lock, and its server.
@@ -385,7 +402,7 @@ impl LockSpec {
         doing: &'static str,
         ask: impl FnOnce() -> std::result::Result<T, Short>,
     ) -> Result<T> {
-        self.session().check_open()?;
+        self.usable()?;
         ask().map_err(|short| short.into_error(doing, &self.name))
     }
 

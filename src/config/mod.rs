@@ -453,12 +453,7 @@ impl Config {
             ("command_timeout", self.command_timeout),
             ("connect_timeout", self.connect_timeout),
         ] {
-            if !TIMEOUTS.contains(&value) {
-                return Err(Error::config(format!(
-                    "{setting} {} is not between 10 ms and an hour",
-                    time::shown(value)
-                )));
-            }
+            check_timeout(setting, value)?;
         }
         if self.tenure > Duration::from_secs(1) {
             return Err(Error::config(format!(
@@ -536,6 +531,17 @@ impl Config {
 /// The timeouts that a client or a handle may have for a command.
 pub(crate) const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(3600);
+
+/// Checks a timeout against [`TIMEOUTS`].
+pub(crate) fn check_timeout(setting: &str, timeout: Duration) -> Result<()> {
+    if !TIMEOUTS.contains(&timeout) {
+        return Err(Error::config(format!(
+            "{setting} {} is not between 10 ms and an hour",
+            time::shown(timeout)
+        )));
+    }
+    Ok(())
+}
 
 /// Checks a lease against [`MIN_LEASE`] and [`MAX_LEASE`].
 pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {

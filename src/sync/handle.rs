@@ -359,7 +359,7 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose calls, like those of its guards, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; any other value counts as the nearest of these. Renewals keep the client's timeout.
+    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`]. Renewals keep the client's timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

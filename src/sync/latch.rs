@@ -244,7 +244,7 @@ impl Latch {
     /// Returns a handle whose calls wait this long for Redis to answer, instead of the client's
     /// [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; any other value counts as the nearest of these.
+    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -181,7 +181,7 @@ fn a_probe_says_whether_the_process_is_ready() {
     server.kill();
     let (status, body) = health::probe(&client);
     assert_eq!(
-        (status, body.contains("unreachable")),
+        (status, body.contains("not answered")),
         (503, true),
         "{body}"
     );

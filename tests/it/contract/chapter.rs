@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Error, LossReason, MultiLock, ReplicaAck};
+use redlatch::{Client, Error, LossReason, MultiLock, RedLock, ReplicaAck};
 
 use crate::support::{
     Crew, LONG, Server, elsewhere, eventually, fails, loosely, ms, open, scoped, settings, timed,
@@ -229,14 +229,32 @@ fn a_handle_has_a_timeout_of_its_own() {
     let timeout = ms(200);
     let mutex = |name: &str| client.mutex(unique(name)).command_timeout(timeout);
     let [held, updated] = [(); 2].map(|()| mutex("held").lock().unwrap());
-    // Any other timeout counts as the nearest one that is possible.
-    drop(
-        mutex("least")
-            .command_timeout(Duration::ZERO)
-            .lock()
-            .unwrap(),
-    );
-    drop(mutex("most").command_timeout(Duration::MAX).lock().unwrap());
+    let second = Server::start();
+    let red = RedLock::new([&client, &open(&second)], "wrong").unwrap();
+    for wrong in [Duration::ZERO, ms(9), Duration::MAX] {
+        let sent = client.stats().commands;
+        let said = [
+            mutex("wrong").command_timeout(wrong).lock().map(drop),
+            mutex("wrong").command_timeout(wrong).is_locked().map(drop),
+            red.clone().command_timeout(wrong).is_locked().map(drop),
+            (client.latch("wrong").command_timeout(wrong)).wait(),
+            (client.election("wrong").command_timeout(wrong))
+                .campaign()
+                .map(drop),
+            (client.semaphore("wrong").command_timeout(wrong))
+                .acquire()
+                .map(drop),
+            (client.expirable_semaphore("wrong").command_timeout(wrong))
+                .try_set_permits(1)
+                .map(drop),
+        ];
+        for said in said {
+            let said = said.unwrap_err();
+            assert!(matches!(said, Error::Config { .. }), "{said}");
+            assert!(said.to_string().contains("command_timeout"), "{said}");
+        }
+        assert_eq!(client.stats().commands, sent);
+    }
     let slots = client.expirable_semaphore(unique("slots"));
     assert!(slots.try_set_permits(2).unwrap());
     let slots = slots.command_timeout(timeout);
