@@ -108,7 +108,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for a setting that cannot work, before anything is sent; also if a Sentinel or a
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that cannot work, before anything is sent; also if a Sentinel or a
     /// node of a cluster answers behind a URL that does not say so. [`Error::Redis`](crate::Error::Redis) if Redis cannot
     /// be reached, rejects the credentials, is a replica, or still loads its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
@@ -249,7 +249,7 @@ impl Client {
     /// Returns several names as one lock: all are held, or none. Sends nothing.
     ///
     /// The order of the names does not matter, and naming one twice is naming it once. For no names the methods that
-    /// lock return [`Error::Config`](crate::Error::Config).
+    /// lock return [`Error::InvalidSetting`](crate::Error::InvalidSetting).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -328,7 +328,7 @@ impl Client {
     ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
-    /// - [`Error::Config`](crate::Error::Config) for a ticket of another kind;
+    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind;
     ///   [`Error::WrongType`](crate::Error::WrongType), [`Error::Closed`](crate::Error::Closed).
     pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
         ticket.adopt(&self.shared)
@@ -529,7 +529,7 @@ impl RedLock {
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask
     /// them later. If such a server turns out to be that of another client, these calls return
-    /// [`Error::Config`](crate::Error::Config) from then on. A server that has become a replica takes no part while it
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) from then on. A server that has become a replica takes no part while it
     /// is one.
     ///
     /// ```no_run
@@ -542,7 +542,7 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for fewer than two clients, for two clients of one server (the same
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for fewer than two clients, for two clients of one server (the same
     /// `run_id`, whatever the address), for a server that answers that it is a replica, and for a client that waits for
     /// replicas ([`Config::replica_ack`](crate::Config::replica_ack));
     /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients

@@ -36,7 +36,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
 /// | [`Cancelled`](Self::Cancelled), [`Closed`](Self::Closed) | end this thread's work, as the program has asked for |
 /// | [`WrongType`](Self::WrongType) | use one kind of lock for each name; a string may be a lock by `SET NX` |
-/// | [`InvalidName`](Self::InvalidName), [`InvalidCommand`](Self::InvalidCommand), [`Config`](Self::Config) | change the name, the command or the setting, as the text says |
+/// | [`InvalidName`](Self::InvalidName), [`InvalidCommand`](Self::InvalidCommand), [`InvalidSetting`](Self::InvalidSetting) | change the name, the command or the setting, as the text says |
 ///
 /// The text of an error says on one line what was tried, for which lock, at which server, and why it failed. `Debug`
 /// writes the same text, since `main` and `unwrap` print that.
@@ -136,7 +136,7 @@ pub enum Error {
     #[non_exhaustive]
     InvalidCommand {
         /// Which rule the command breaks, and what to do about it.
-        why: String,
+        reason: String,
     },
     /// Redis was too slow to say whether anybody has the lock or the permits. Without
     /// [`late_is_error`](crate::Mutex::late_is_error) such a call returns `Ok(None)`. redlatch releases whatever the
@@ -151,14 +151,14 @@ pub enum Error {
     #[non_exhaustive]
     InvalidName {
         /// Which rule the name breaks.
-        why: &'static str,
+        reason: &'static str,
     },
     /// A setting of the client or of a handle cannot work, and nothing was sent; or the server is of another sort than the
     /// URL says, such as a node of a cluster for `redis://`.
     #[non_exhaustive]
-    Config {
+    InvalidSetting {
         /// Which setting, and why.
-        what: String,
+        reason: String,
     },
 }
 
@@ -262,7 +262,7 @@ impl Error {
         if let Some(lasting) = source.downcast_ref().and_then(inner::<Lasting>)
             && lasting.is_wrong_url
         {
-            return Self::config(format!("url: {lasting}"));
+            return Self::setting(format!("url: {lasting}"));
         }
         Self::Redis {
             doing,
@@ -308,8 +308,8 @@ impl Error {
         Self::Lost { name, reason }
     }
 
-    pub(crate) fn config(what: String) -> Self {
-        Self::Config { what }
+    pub(crate) fn setting(reason: String) -> Self {
+        Self::InvalidSetting { reason }
     }
 
     /// Adds the server to an error about Redis, unless one is named.
@@ -432,13 +432,13 @@ impl Error {
                 let said = said(source);
                 write!(f, "the thread {thread} could not be started: {said}; check the limits on threads and memory")
             }
-            Self::InvalidCommand { why } => write!(f, "invalid guarded command: {why}"),
+            Self::InvalidCommand { reason } => write!(f, "invalid guarded command: {reason}"),
             Self::Late { name } => write!(
                 f,
                 "redis was too slow to say whether `{name}` is free; allow more time, or try again"
             ),
-            Self::InvalidName { why } => write!(f, "invalid lock name: {why}"),
-            Self::Config { what } => write!(f, "invalid setting: {what}"),
+            Self::InvalidName { reason } => write!(f, "invalid lock name: {reason}"),
+            Self::InvalidSetting { reason } => write!(f, "invalid setting: {reason}"),
         }
     }
 }

@@ -176,7 +176,7 @@ pub use hold::loss::LossReceiver;
 pub use local::waiter::CancelToken;
 #[cfg(feature = "metrics")]
 pub use metrics::Metrics;
-pub use observer::{Acquired, Observer, Refusal, Refused, Released, RenewalFailed};
+pub use observer::{Acquired, Observer, RefusalReason, Refused, Released, RenewalFailed};
 pub use operations::health::{Health, UnconfirmedRenewal};
 pub use operations::leader::{Leader, Leaders};
 pub use stats::{StatKind, Stats};

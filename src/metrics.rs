@@ -203,7 +203,7 @@ impl Observer for Metrics {
     }
 
     fn refused(&self, event: &Refused<'_>) {
-        self.count(event.name, event.kind, event.why.to_string());
+        self.count(event.name, event.kind, event.reason.to_string());
     }
 
     fn released(&self, event: &Released<'_>) {

@@ -128,13 +128,13 @@ pub struct Refused<'a> {
     /// How long the call took.
     pub waited: Duration,
     /// The reason.
-    pub why: Refusal,
+    pub reason: RefusalReason,
 }
 
 /// Why a lock or permit was not acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum RefusalReason {
     /// A different thread or process had it.
     Busy,
     /// The time was up before Redis answered.
@@ -145,7 +145,7 @@ pub enum Refusal {
     Error,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Busy => "busy",

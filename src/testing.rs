@@ -489,9 +489,9 @@ pub mod errors {
     /// assert!(!errors::invalid_command("a key in another slot").is_retryable());
     /// ```
     #[must_use]
-    pub fn invalid_command(why: impl Into<String>) -> Error {
-        let why = why.into();
-        Error::InvalidCommand { why }
+    pub fn invalid_command(reason: impl Into<String>) -> Error {
+        let reason = reason.into();
+        Error::InvalidCommand { reason }
     }
 
     /// Makes the [`Error::Late`] of a time limit that Redis was too slow for.
@@ -515,21 +515,21 @@ pub mod errors {
     /// assert!(!errors::invalid_name("it is empty").is_retryable());
     /// ```
     #[must_use]
-    pub fn invalid_name(why: &'static str) -> Error {
-        Error::InvalidName { why }
+    pub fn invalid_name(reason: &'static str) -> Error {
+        Error::InvalidName { reason }
     }
 
-    /// Makes the [`Error::Config`] of a setting that cannot work.
+    /// Makes the [`Error::InvalidSetting`] of a setting that cannot work.
     ///
     /// ```
     /// use redlatch::testing::errors;
     ///
-    /// assert!(!errors::config("lease is zero").is_retryable());
+    /// assert!(!errors::invalid_setting("lease is zero").is_retryable());
     /// ```
     #[must_use]
-    pub fn config(what: impl Into<String>) -> Error {
-        let what = what.into();
-        Error::Config { what }
+    pub fn invalid_setting(reason: impl Into<String>) -> Error {
+        let reason = reason.into();
+        Error::InvalidSetting { reason }
     }
 }
 

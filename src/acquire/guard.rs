@@ -213,7 +213,7 @@ impl GuardInner {
         }
         let levels = self.hold_count();
         if levels > 1 {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "`{}` is held {levels} times by its thread; only a single hold can be detached",
                 self.name()
             )));

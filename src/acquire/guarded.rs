@@ -88,6 +88,6 @@ impl Session {
             Work::Command(command) => guarded.command(command),
             Work::Script { script, keys, args } => guarded.script(script, keys, args),
         };
-        request.map_err(|why| Error::InvalidCommand { why })
+        request.map_err(|why| Error::InvalidCommand { reason: why })
     }
 }

@@ -137,7 +137,7 @@ impl Members {
 
     fn check(&self) -> Result<()> {
         match &self.fault {
-            Some(fault) => Err(Error::config(fault.to_string())),
+            Some(fault) => Err(Error::setting(fault.to_string())),
             None => Ok(()),
         }
     }
@@ -241,7 +241,7 @@ impl Members {
             for (at, server) in servers.iter().enumerate() {
                 if matches!(server, Identity::Master(_)) && servers[..at].contains(server) {
                     let part = &self.parts[indices[at]];
-                    return Err(Error::config(format!(
+                    return Err(Error::setting(format!(
                         "two members of the multi-lock are the lock `{}` of one server, {:?}, by two clients",
                         part.name,
                         part.session().endpoint

@@ -7,16 +7,16 @@ use crate::acquire::Outcome;
 use crate::acquire::guard::GuardInner;
 use crate::acquire::spec::LockSpec;
 use crate::error::{Error, Result};
-use crate::observer::{Acquired, Observed, Refusal, Refused};
+use crate::observer::{Acquired, Observed, RefusalReason, Refused};
 
 /// Why nothing was granted, for the observer; `None` if something was.
-pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<Refusal> {
+pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<RefusalReason> {
     match outcome {
         Ok(Outcome::Granted(_)) => None,
-        Ok(Outcome::Busy(_)) => Some(Refusal::Busy),
-        Ok(Outcome::TooLate) => Some(Refusal::Late),
-        Err(Error::Cancelled | Error::Closed) => Some(Refusal::Cancelled),
-        Err(_) => Some(Refusal::Error),
+        Ok(Outcome::Busy(_)) => Some(RefusalReason::Busy),
+        Ok(Outcome::TooLate) => Some(RefusalReason::Late),
+        Err(Error::Cancelled | Error::Closed) => Some(RefusalReason::Cancelled),
+        Err(_) => Some(RefusalReason::Error),
     }
 }
 
@@ -50,7 +50,7 @@ impl LockSpec {
     }
 
     /// Counts a refusal, and reports it if there was an observer when the call `began`.
-    pub(crate) fn record_refusal(&self, began: Option<Instant>, why: Refusal) {
+    pub(crate) fn record_refusal(&self, began: Option<Instant>, reason: RefusalReason) {
         let session = self.session();
         session.counters.refused.add(1);
         if let Some(began) = began {
@@ -59,7 +59,7 @@ impl LockSpec {
                 name,
                 kind,
                 waited,
-                why,
+                reason,
             };
             session.observer.tell(|observer| observer.refused(&event));
         }

@@ -159,13 +159,13 @@ impl LockSpec {
             .zip(self.min_hold)
             .is_some_and(|(ends, least)| least > ends)
         {
-            return Err(Error::config(
+            return Err(Error::setting(
                 "min_hold is longer than the fixed lease or max_hold, which ends the hold earlier"
                     .into(),
             ));
         }
         match (self.lease, self.max_hold) {
-            (Some(_), Some(_)) => Err(Error::config(
+            (Some(_), Some(_)) => Err(Error::setting(
                 "max_hold limits a renewed lease; a fixed lease is its own limit".into(),
             )),
             (Some(lease), None) => {
@@ -174,7 +174,7 @@ impl LockSpec {
             }
             (None, max_hold) => {
                 if max_hold.is_some_and(|max| max.is_zero()) {
-                    return Err(Error::config("max_hold is zero".into()));
+                    return Err(Error::setting("max_hold is zero".into()));
                 }
                 Ok((LeasePolicy::Renewed { max_hold }, self.session().lease))
             }

@@ -48,7 +48,7 @@ pub(crate) type OnLost = Arc<dyn Fn(&Loss) + Send + Sync>;
 /// A `Config` is made from a URL or from a
 /// [`redis::ConnectionInfo`](https://docs.rs/redis/1/redis/struct.ConnectionInfo.html), and refined by the methods
 /// below. [`Client::open`](crate::Client::open) checks it, and reports the first setting that cannot work as
-/// [`Error::Config`].
+/// [`Error::InvalidSetting`].
 #[derive(Clone)]
 pub struct Config {
     source: Source,
@@ -124,11 +124,11 @@ impl Config {
     /// | TCP settings | ignored: sockets have `TCP_NODELAY`, keepalive, and the timeouts of this `Config` |
     /// | name and version of the library | ignored, never sent; see [`Config::label`] |
     ///
-    /// Settings that cannot be used make [`Client::open`](crate::Client::open) return [`Error::Config`], as in a URL.
+    /// Settings that cannot be used make [`Client::open`](crate::Client::open) return [`Error::InvalidSetting`], as in a URL.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the `redis` crate cannot make a `redis::ConnectionInfo` of `info`. Nothing is sent.
+    /// [`Error::InvalidSetting`] if the `redis` crate cannot make a `redis::ConnectionInfo` of `info`. Nothing is sent.
     pub fn from_connection_info(info: impl IntoConnectionInfo) -> Result<Self> {
         info_of(info).map(Self::from)
     }
@@ -446,7 +446,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], naming the setting.
+    /// [`Error::InvalidSetting`], naming the setting.
     pub(crate) fn check(&self) -> Result<Server> {
         check_lease("lease", self.lease)?;
         for (setting, value) in [
@@ -456,22 +456,22 @@ impl Config {
             check_timeout(setting, value)?;
         }
         if self.tenure > Duration::from_secs(1) {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "tenure {} is longer than a second",
                 time::shown(self.tenure)
             )));
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.waiter_lease) {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "waiter_lease {} is not between 100 ms and 60 s",
                 time::shown(self.waiter_lease)
             )));
         }
         if self.key_prefix.len() > 1024 {
-            return Err(Error::config("key_prefix is longer than 1 KiB".into()));
+            return Err(Error::setting("key_prefix is longer than 1 KiB".into()));
         }
         if self.label.len() > 64 || !self.label.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(Error::config(
+            return Err(Error::setting(
                 "label has to be at most 64 bytes of printable ASCII without spaces".into(),
             ));
         }
@@ -484,7 +484,7 @@ impl Config {
         if credentials.is_some() {
             if server.login.password.is_some() {
                 let its = self.source.name();
-                return Err(Error::config(format!(
+                return Err(Error::setting(format!(
                     "credentials: {its} has a password already; remove it from {its}"
                 )));
             }
@@ -506,7 +506,7 @@ impl Config {
             }
             _ => return Ok(()),
         };
-        Err(Error::config(format!("lazy: {why}")))
+        Err(Error::setting(format!("lazy: {why}")))
     }
 
     #[cfg(feature = "tls")]
@@ -524,7 +524,7 @@ impl Config {
             }
             _ => return Ok(server),
         };
-        Err(Error::config(format!("tls: {what}")))
+        Err(Error::setting(format!("tls: {what}")))
     }
 }
 
@@ -535,7 +535,7 @@ pub(crate) const TIMEOUTS: RangeInclusive<Duration> =
 /// Checks a timeout against [`TIMEOUTS`].
 pub(crate) fn check_timeout(setting: &str, timeout: Duration) -> Result<()> {
     if !TIMEOUTS.contains(&timeout) {
-        return Err(Error::config(format!(
+        return Err(Error::setting(format!(
             "{setting} {} is not between 10 ms and an hour",
             time::shown(timeout)
         )));
@@ -546,7 +546,7 @@ pub(crate) fn check_timeout(setting: &str, timeout: Duration) -> Result<()> {
 /// Checks a lease against [`MIN_LEASE`] and [`MAX_LEASE`].
 pub(crate) fn check_lease(setting: &str, lease: Duration) -> Result<()> {
     if lease < MIN_LEASE || lease > MAX_LEASE {
-        return Err(Error::config(format!(
+        return Err(Error::setting(format!(
             "{setting} {} is not between 10 ms and 100 years",
             time::shown(lease)
         )));
@@ -651,7 +651,7 @@ mod tests {
             }
             match config.check() {
                 Ok(_) => prop_assert!((MIN_LEASE..=MAX_LEASE).contains(&lease)),
-                Err(Error::Config { what, .. }) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
+                Err(Error::InvalidSetting { reason: what, .. }) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
                 Err(other) => prop_assert!(false, "{other:?}"),
             }
         }
@@ -705,7 +705,9 @@ mod tests {
             ),
         ] {
             match config.check() {
-                Err(Error::Config { what, .. }) => assert!(what.starts_with(named), "{what}"),
+                Err(Error::InvalidSetting { reason: what, .. }) => {
+                    assert!(what.starts_with(named), "{what}")
+                }
                 other => panic!("{named}: {:?}", other.map(|_| ())),
             }
         }

@@ -280,19 +280,19 @@ fn with_example(err: Error, kind: UrlKind) -> Error {
         UrlKind::Cluster => "redis+cluster://host:6379,host:6379",
     };
     match err {
-        Error::Config { what, .. } if !what.contains("://") => {
-            Error::config(format!("{what}; a URL looks like {example}"))
+        Error::InvalidSetting { reason: what, .. } if !what.contains("://") => {
+            Error::setting(format!("{what}; a URL looks like {example}"))
         }
         shown => shown,
     }
 }
 
 fn bad(what: impl fmt::Display) -> Error {
-    Error::config(format!("url: {what}"))
+    Error::setting(format!("url: {what}"))
 }
 
 fn bad_info(what: impl fmt::Display) -> Error {
-    Error::config(format!("connection_info: {what}"))
+    Error::setting(format!("connection_info: {what}"))
 }
 
 /// Rejects the first parameter that is not among the `known` ones. The error names it only if it cannot be the rest

@@ -184,9 +184,9 @@ impl TlsConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], naming the setting.
+    /// [`Error::InvalidSetting`], naming the setting.
     pub(crate) fn build(&self) -> Result<TlsSettings> {
-        let bad = |what: String| Error::config(format!("tls: {what}"));
+        let bad = |what: String| Error::setting(format!("tls: {what}"));
         let name = match &self.server_name {
             Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| {
                 bad(format!(
@@ -298,7 +298,7 @@ mod tests {
 
     fn refusal(tls: &TlsConfig) -> String {
         match tls.build() {
-            Err(Error::Config { what, .. }) => what,
+            Err(Error::InvalidSetting { reason: what, .. }) => what,
             other => panic!("{:?}", other.map(|_| ())),
         }
     }

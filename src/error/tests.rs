@@ -133,7 +133,7 @@ fn no_text_is_told_twice_on_the_way_to_the_source() {
         Error::redis("acquiring the lock", misconfigured),
         Error::Cancelled,
         Error::Closed,
-        Error::config("tenure is zero".into()),
+        Error::setting("tenure is zero".into()),
     ];
     all.extend(LossReason::ALL.map(|reason| Error::Lost {
         name: name(),
@@ -170,7 +170,9 @@ fn no_text_is_told_twice_on_the_way_to_the_source() {
             acked: 0,
             needed: 1,
         },
-        Error::InvalidName { why: "it is empty" },
+        Error::InvalidName {
+            reason: "it is empty",
+        },
         Error::Spawn {
             thread: "redlatch-watchdog",
             source: sealed(),

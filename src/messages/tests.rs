@@ -252,7 +252,7 @@ impl Page {
             cursor,
         ] {
             let why = guarded.command(&command).err().expect("it is unfit");
-            self.put(Error::InvalidCommand { why });
+            self.put(Error::InvalidCommand { reason: why });
         }
         self.put("x".parse::<Ticket>().expect_err("no ticket"));
     }

@@ -16,11 +16,13 @@ const MAX_KEY_LEN: usize = 64 * 1024;
 /// [`Error::InvalidName`] for an empty name, and for a key over 64 KiB.
 pub(crate) fn key(prefix: &str, name: &Arc<str>) -> Result<Arc<str>> {
     if name.is_empty() {
-        return Err(Error::InvalidName { why: "it is empty" });
+        return Err(Error::InvalidName {
+            reason: "it is empty",
+        });
     }
     if prefix.len() + name.len() > MAX_KEY_LEN {
         return Err(Error::InvalidName {
-            why: "it is longer than 64 KiB, key prefix included",
+            reason: "it is longer than 64 KiB, key prefix included",
         });
     }
     Ok(if prefix.is_empty() {
@@ -50,7 +52,7 @@ pub(crate) fn of_one_slot(key: &str, other: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::InvalidName {
-        why: "its braces put the key and its channel into different slots of the cluster; use no braces, or one pair with text inside",
+        reason: "its braces put the key and its channel into different slots of the cluster; use no braces, or one pair with text inside",
     })
 }
 

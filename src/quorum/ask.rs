@@ -102,14 +102,14 @@ impl Quorum {
         name: &str,
     ) -> Result<(Arc<Self>, Arc<str>)> {
         if clients.len() < 2 {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "a RedLock needs at least two masters, and three to survive the loss of one; it was given {}",
                 clients.len()
             )));
         }
         let sessions: Vec<_> = clients.iter().map(|client| &client.session).collect();
         if let Some(cluster) = sessions.iter().find(|its| !its.connection.are_one()) {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "a RedLock over {}: its nodes must be independent servers, each with a client of its own",
                 cluster.endpoint
             )));

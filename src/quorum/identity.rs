@@ -102,7 +102,7 @@ impl MastersCheck {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if two clients are connected to one server, or one to a server that is no master.
+    /// [`Error::InvalidSetting`] if two clients are connected to one server, or one to a server that is no master.
     pub(crate) fn of(nodes: &QuorumNodes, until: Instant) -> Result<Self> {
         let by = until.min(Instant::now() + node_timeout(nodes.home().lease));
         nodes
@@ -116,7 +116,7 @@ impl MastersCheck {
         for (session, identity) in nodes.sessions().zip(found) {
             if let Identity::NoMaster(role) = identity {
                 let endpoint = &session.endpoint;
-                return Err(Error::config(format!(
+                return Err(Error::setting(format!(
                     "{endpoint:?} is not a master but a {role}"
                 )));
             }
@@ -133,7 +133,7 @@ impl MastersCheck {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] once two clients are known to be connected to one server.
+    /// [`Error::InvalidSetting`] once two clients are known to be connected to one server.
     pub(crate) fn check(
         &self,
         nodes: &QuorumNodes,
@@ -166,7 +166,7 @@ impl MastersCheck {
         for (node, run_id) in known.iter().enumerate() {
             let twin = known[..node].iter().position(|other| other == run_id);
             if let (Some(twin), Some(_)) = (twin, run_id) {
-                return Err(Error::config(format!(
+                return Err(Error::setting(format!(
                     "clients {twin} and {node} of the RedLock are connected to the same server, {:?}",
                     nodes.list[node].session.endpoint
                 )));

@@ -181,7 +181,7 @@ impl Election {
     /// Returns a handle whose calls, like those of its leaderships, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`].
+    /// From 10 ms to an hour; for any other value the calls return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

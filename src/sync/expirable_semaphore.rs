@@ -138,7 +138,7 @@ impl ExpirableSemaphore {
     /// - [`Error::WrongType`]: the keys hold something else.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn acquire(&self) -> Result<ExpirablePermit> {
         one(self.endlessly(1)?).ok_or_else(|| self.inner.stopped())
     }
@@ -220,7 +220,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Config`] if `n` is zero or more than 1,000.
+    /// As [`acquire`](Self::acquire), and [`Error::InvalidSetting`] if `n` is zero or more than 1,000.
     pub fn acquire_many(&self, n: u32) -> Result<Vec<ExpirablePermit>> {
         self.endlessly(n)
     }
@@ -310,7 +310,7 @@ impl ExpirableSemaphore {
     ///
     /// - [`Error::Redis`]: Redis did not answer within the command timeout; then it is unknown whether the number was
     ///   set.
-    /// - [`Error::Config`]: `n` is more than [`i32::MAX`], which is all that Java clients can read.
+    /// - [`Error::InvalidSetting`]: `n` is more than [`i32::MAX`], which is all that Java clients can read.
     /// - [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
@@ -352,7 +352,7 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn add_permits(&self, more: i64) -> Result<()> {
         if i32::try_from(more).is_err() {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "{more} permits are too many; from -2147483648 to 2147483647 are possible"
             )));
         }
@@ -475,7 +475,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 10,000 ids, before anything is sent.
+    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] for more than 10,000 ids, before anything is sent.
     /// After other errors some permits may have been released.
     ///
     /// Redisson instead releases all or none, and fails if one had expired.
@@ -508,7 +508,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::Config`] for more than 1,000 ids, before anything is sent.
+    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] for more than 1,000 ids, before anything is sent.
     ///
     /// Redisson's counterpart: `release` and `tryRelease` with several ids.
     pub fn release_ids_or_none(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
@@ -524,7 +524,7 @@ impl ExpirableSemaphore {
     fn parse(&self, ids: &[impl AsRef<str>], most: usize) -> Result<Vec<Option<PermitId>>> {
         let count = ids.len();
         if count > most {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "{count} ids; at most {most} are possible at once"
             )));
         }
@@ -594,7 +594,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::Config`] if the lease is out of range.
+    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] if the lease is out of range.
     pub fn update_lease_of(&self, id: impl AsRef<str>, lease: Duration) -> Result<bool> {
         config::check_lease("lease", lease)?;
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
@@ -607,7 +607,7 @@ impl ExpirableSemaphore {
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
     ///
     /// When the lease is over, the permit is lost ([`LossReason::Expired`]) and available to others. From 10 ms to
-    /// 100 years; for any other value the methods that acquire return [`Error::Config`]. Default: permits are renewed
+    /// 100 years; for any other value the methods that acquire return [`Error::InvalidSetting`]. Default: permits are renewed
     /// until they are dropped.
     ///
     /// ```no_run
@@ -627,7 +627,7 @@ impl ExpirableSemaphore {
     /// This limits jobs that hang and permits that are leaked. After `max_hold`, renewal stops, the permit is lost
     /// ([`LossReason::MaxHold`]), and others can get it within one lease of the client. `Duration::MAX` means no limit,
     /// which is the default. For zero, and together with a fixed lease, the methods that acquire return
-    /// [`Error::Config`].
+    /// [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -660,7 +660,7 @@ impl ExpirableSemaphore {
     /// Returns a handle whose calls, like those of its permits, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`].
+    /// From 10 ms to an hour; for any other value the calls return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -734,7 +734,7 @@ impl ExpirableSemaphore {
 
     fn take(&self, n: u32, wait: WaitMode) -> Result<Option<Vec<ExpirablePermit>>> {
         if !(1..=MOST).contains(&usize::try_from(n).unwrap_or(usize::MAX)) {
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "{n} permits at once are not possible; from 1 to {MOST} are"
             )));
         }
@@ -745,7 +745,7 @@ impl ExpirableSemaphore {
     /// Makes a permit that another client has detached one of this client.
     pub(super) fn adopt(&self, id: &str, until: Instant) -> Result<ExpirablePermit> {
         let id = PermitId::parse(id).ok_or_else(|| {
-            Error::config(format!(
+            Error::setting(format!(
                 "the ticket's id {id:?} has no 32 hexadecimal digits"
             ))
         })?;
@@ -786,7 +786,7 @@ fn one(permits: Vec<ExpirablePermit>) -> Option<ExpirablePermit> {
 fn readable(n: u32) -> Result<()> {
     i32::try_from(n)
         .map(drop)
-        .map_err(|_| Error::config(format!("{n} permits; {} are possible", i32::MAX)))
+        .map_err(|_| Error::setting(format!("{n} permits; {} are possible", i32::MAX)))
 }
 
 impl ExpirablePermit {
@@ -975,7 +975,7 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
     ///   renewed, and counts as ended at its previous end or `lease` after this call, whichever is earlier. A later
     ///   update counts for at most `lease` too, since Redis may execute this request after it.
-    /// - [`Error::Config`]: the lease is out of range.
+    /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
@@ -996,7 +996,7 @@ impl ExpirablePermit {
         hold.change(|its| its.announce_fixed(now, lease));
         session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         let Some(id) = PermitId::parse(&hold.owner()) else {
-            return Err(Error::config("a permit without an id".into()));
+            return Err(Error::setting("a permit without an id".into()));
         };
         let protocol = &hold.entry().protocol;
         let request = permits::update(protocol, id, lease);

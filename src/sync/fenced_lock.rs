@@ -64,7 +64,7 @@ impl Handle<Fenced> {
     ///
     /// Tokens keep growing, by the server's clock. Use this only for names that no Redisson client locks: a Redisson
     /// client that finds no counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is the
-    /// default. For any other value the methods that lock return [`Error::Config`].
+    /// default. For any other value the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

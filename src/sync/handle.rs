@@ -94,7 +94,7 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
     /// - [`Error::NotReplicated`]: too few replicas acknowledged in time, with
     ///   [`Config::replica_ack`](crate::Config::replica_ack).
-    /// - [`Error::InvalidName`] and [`Error::Config`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn lock(&self) -> Result<Guard<A>> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
@@ -278,7 +278,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// A hold that is not released earlier ends `lease` after it was granted, and its guard reports that. From 10 ms
     /// ([`MIN_LEASE`](crate::MIN_LEASE)) to 100 years ([`MAX_LEASE`](crate::MAX_LEASE)); for any other value the
-    /// methods that lock return [`Error::Config`]. Default: the hold is renewed until the guard is dropped.
+    /// methods that lock return [`Error::InvalidSetting`]. Default: the hold is renewed until the guard is dropped.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -301,7 +301,7 @@ impl<A: AnyKind> Handle<A> {
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the client.
     /// `Duration::MAX` means no limit, which is the default. For zero, and together with a fixed lease, the methods
-    /// that lock return [`Error::Config`].
+    /// that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -335,7 +335,7 @@ impl<A: AnyKind> Handle<A> {
     /// Threads of this process do not pass such a hold on. If the process dies, the lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
-    /// lock return [`Error::Config`].
+    /// lock return [`Error::InvalidSetting`].
     #[must_use]
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.each(|part| part.min_hold = Some(min_hold))
@@ -359,7 +359,7 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose calls, like those of its guards, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`]. Renewals keep the client's timeout.
+    /// From 10 ms to an hour; for any other value the calls return [`Error::InvalidSetting`]. Renewals keep the client's timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -82,13 +82,13 @@ impl Latch {
     ///   set.
     /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], and [`Error::Config`] for 0 or more than [`i64::MAX`], before anything is sent.
+    /// - [`Error::InvalidName`], and [`Error::InvalidSetting`] for 0 or more than [`i64::MAX`], before anything is sent.
     pub fn try_set_count(&self, count: u64) -> Result<bool> {
         if count == 0 {
-            return Err(Error::config("a latch of 0 would be open".into()));
+            return Err(Error::setting("a latch of 0 would be open".into()));
         }
         if i64::try_from(count).is_err() {
-            return Err(Error::config(format!("{count} is more than Redis counts")));
+            return Err(Error::setting(format!("{count} is more than Redis counts")));
         }
         self.change(Change::Set(count))
     }
@@ -244,7 +244,7 @@ impl Latch {
     /// Returns a handle whose calls wait this long for Redis to answer, instead of the client's
     /// [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`].
+    /// From 10 ms to an hour; for any other value the calls return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -89,7 +89,7 @@ impl MultiLock {
     ///
     /// A lock that is given twice counts once. A multi-lock among the members is replaced by its own members.
     ///
-    /// The methods that lock return [`Error::Config`](crate::Error::Config) if
+    /// The methods that lock return [`Error::InvalidSetting`](crate::Error::InvalidSetting) if
     ///
     /// - there are no members,
     /// - a member is a [`RedLock`](crate::RedLock), or

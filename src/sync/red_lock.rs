@@ -89,7 +89,7 @@ impl Handle<Red> {
     pub(crate) fn over(sessions: Vec<Arc<SharedSession>>, name: &str) -> Result<Self> {
         if sessions.iter().any(|shared| shared.session.asks_replicas()) {
             let what = "replica_ack is not for the clients of a RedLock, which counts masters";
-            return Err(Error::config(what.into()));
+            return Err(Error::setting(what.into()));
         }
         let (quorum, id) = Quorum::new(sessions, name)?;
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))
@@ -118,7 +118,7 @@ impl Handle<Red> {
     /// Pass the longest lease that any process uses for this name. A master that restarts without its data has
     /// forgotten the holds it granted; after the longest lease none of these holds can be valid any more. Source: the
     /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value the methods that
-    /// lock return [`Error::Config`]. Default: a master counts at once.
+    /// lock return [`Error::InvalidSetting`]. Default: a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted

@@ -131,7 +131,7 @@ impl RwLock {
     /// - [`Error::Spawn`](crate::Error::Spawn): the operating system could not start a thread of the client.
     /// - [`Error::NotReplicated`](crate::Error::NotReplicated): too few replicas acknowledged in time, with
     ///   [`Config::replica_ack`](crate::Config::replica_ack).
-    /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::Config`](crate::Error::Config), before
+    /// - [`Error::InvalidName`](crate::Error::InvalidName) and [`Error::InvalidSetting`](crate::Error::InvalidSetting), before
     ///   anything is sent.
     pub fn read(&self) -> Result<RwLockReadGuard> {
         self.reading.lock()
@@ -527,7 +527,7 @@ impl RwLock {
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
     /// From 10 ms to an hour; for any other value the calls return
-    /// [`Error::Config`](crate::Error::Config). Renewals keep the client's timeout.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting). Renewals keep the client's timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -123,7 +123,7 @@ impl Semaphore {
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], and [`Error::Config`] for zero permits or more than `i32::MAX`, before anything is
+    /// - [`Error::InvalidName`], and [`Error::InvalidSetting`] for zero permits or more than `i32::MAX`, before anything is
     ///   sent.
     pub fn acquire(&self) -> Result<SemaphorePermit> {
         self.acquire_many(1)
@@ -287,7 +287,7 @@ impl Semaphore {
     ///   semaphore was created.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], and [`Error::Config`] for more than `i32::MAX` permits, which Redisson could not
+    /// - [`Error::InvalidName`], and [`Error::InvalidSetting`] for more than `i32::MAX` permits, which Redisson could not
     ///   read, before anything is sent.
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         self.set(permits, Duration::ZERO)
@@ -312,7 +312,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits). [`Error::Config`] also if `ttl` is out of range.
+    /// As [`try_set_permits`](Self::try_set_permits). [`Error::InvalidSetting`] also if `ttl` is out of range.
     ///
     /// Redisson's counterpart: `trySetPermits` with a `ttl`.
     pub fn try_set_permits_with_ttl(&self, permits: u32, ttl: Duration) -> Result<bool> {
@@ -340,7 +340,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`try_set_permits`](Self::try_set_permits); [`Error::Config`] for more than `i32::MAX` in either direction.
+    /// As [`try_set_permits`](Self::try_set_permits); [`Error::InvalidSetting`] for more than `i32::MAX` in either direction.
     pub fn add_permits(&self, permits: i64) -> Result<()> {
         check_range(permits, -i64::from(i32::MAX))?;
         if permits == 0 {
@@ -410,7 +410,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`add_permits`](Self::add_permits); [`Error::Config`] also for zero.
+    /// As [`add_permits`](Self::add_permits); [`Error::InvalidSetting`] also for zero.
     pub fn add_permits_if_exists(&self, permits: u32) -> Result<bool> {
         check(permits)?;
         let add = |of: &_, keys: &_| semaphore::release(of, keys, permits.into());
@@ -456,7 +456,7 @@ impl Semaphore {
     /// Returns a handle whose calls, like those of its permits, wait this long for Redis to answer, instead of the
     /// client's [`command_timeout`](crate::Config::command_timeout).
     ///
-    /// From 10 ms to an hour; for any other value the calls return [`Error::Config`].
+    /// From 10 ms to an hour; for any other value the calls return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -666,7 +666,7 @@ fn check_range(permits: i64, least: i64) -> Result<()> {
     if (least..=most).contains(&permits) {
         return Ok(());
     }
-    Err(Error::config(format!(
+    Err(Error::setting(format!(
         "{permits} permits; from {least} to {most} are possible at once"
     )))
 }

@@ -75,7 +75,7 @@ impl Ticket {
         let kind = KINDS.iter().find(|kind| kind.name == self.kind);
         let Some(kind) = kind.filter(|_| self.kind == A::TICKET) else {
             let (is, wanted) = (&self.kind, A::TICKET);
-            return Err(Error::config(format!(
+            return Err(Error::setting(format!(
                 "the ticket is for the kind {is}, and not for {wanted}"
             )));
         };
@@ -106,7 +106,7 @@ impl fmt::Display for Ticket {
 impl FromStr for Ticket {
     type Err = Error;
 
-    /// [`Error::Config`] for a text that is no ticket.
+    /// [`Error::InvalidSetting`] for a text that is no ticket.
     fn from_str(text: &str) -> Result<Self> {
         let words: Vec<&str> = text.trim().split(' ').collect();
         let whole = match words[..] {
@@ -119,7 +119,7 @@ impl FromStr for Ticket {
             }
             _ => None,
         };
-        whole.ok_or_else(|| Error::config(format!("{text:?} is no ticket")))
+        whole.ok_or_else(|| Error::setting(format!("{text:?} is no ticket")))
     }
 }
 
@@ -190,7 +190,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// - [`Error::Lost`] if the hold ended earlier.
     /// - [`Error::Redis`] if Redis did not confirm.
-    /// - [`Error::Config`] for a lease below 10 ms or above 100 years, and if the thread has further guards of the
+    /// - [`Error::InvalidSetting`] for a lease below 10 ms or above 100 years, and if the thread has further guards of the
     ///   lock.
     pub fn detach(self, lease: Duration) -> Result<Ticket> {
         config::check_lease("lease", lease)?;

@@ -207,7 +207,9 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(err: Error) -> Self {
         let status = match err {
-            Error::Config { .. } | Error::InvalidName { .. } | Error::WrongType { .. } => USAGE,
+            Error::InvalidSetting { .. } | Error::InvalidName { .. } | Error::WrongType { .. } => {
+                USAGE
+            }
             Error::Lost { .. } => LOST,
             _ => UNAVAILABLE,
         };

@@ -93,7 +93,7 @@ proptest! {
     #[test]
     fn a_url_is_understood_or_refused_without_its_password(url in nearly_urls()) {
         match Server::of(&url) {
-            Err(Error::Config { what, .. }) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
+            Err(Error::InvalidSetting { reason: what, .. }) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
             Err(other) => prop_assert!(false, "{other:?}"),
             Ok(found) => {
                 prop_assert!(found.db >= 0);
@@ -136,7 +136,7 @@ fn server(url: &str) -> Server {
 
 fn refusal(url: &str) -> String {
     match Server::of(url) {
-        Err(Error::Config { what, .. }) => what,
+        Err(Error::InvalidSetting { reason: what, .. }) => what,
         other => panic!("{url}: {:?}", other.map(|_| ())),
     }
 }
@@ -238,7 +238,7 @@ fn what_the_client_crate_is_given_follows_the_rules_for_urls() {
         (encrypted(true), secret(), of_tls),
     ] {
         match Server::of_info(&info(addr, settings)) {
-            Err(Error::Config { what, .. }) => {
+            Err(Error::InvalidSetting { reason: what, .. }) => {
                 assert!(what.starts_with("connection_info: "), "{what}");
                 assert!(what.contains(said) && !what.contains("secret"), "{what}");
             }
@@ -257,7 +257,7 @@ fn what_the_client_crate_cannot_read_is_said_without_its_password() {
         ("redis://u:1?protocol=secret@h", "Invalid protocol version"),
     ] {
         match info_of(url) {
-            Err(Error::Config { what, .. }) => {
+            Err(Error::InvalidSetting { reason: what, .. }) => {
                 assert!(what.starts_with("connection_info: "), "{what}");
                 assert!(what.contains(said) && !what.contains("secret"), "{what}");
             }

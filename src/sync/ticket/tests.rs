@@ -56,7 +56,7 @@ fn a_ticket_is_read_as_it_is_written() {
         "redlatch-ticket-1 fair u:7 %ff",
     ] {
         let err = odd.parse::<Ticket>().expect_err(odd);
-        assert!(matches!(err, Error::Config { .. }), "{err}");
+        assert!(matches!(err, Error::InvalidSetting { .. }), "{err}");
         #[cfg(feature = "serde")]
         assert!(serde_json::from_value::<Ticket>(odd.into()).is_err());
     }

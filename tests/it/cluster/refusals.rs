@@ -57,7 +57,9 @@ fn a_majority_of_one_cluster_is_none() {
     let server = Server::start();
     let (one, two) = (cluster.open(), Client::open(server.url()).unwrap());
     match RedLock::new([&one, &two], "a") {
-        Err(Error::Config { what, .. }) => assert!(what.contains("the cluster of"), "{what}"),
+        Err(Error::InvalidSetting { reason: what, .. }) => {
+            assert!(what.contains("the cluster of"), "{what}")
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -81,7 +83,7 @@ fn what_is_wrong_with_the_url_is_said() {
     let server = Server::start();
     let at = format!("127.0.0.1:{}", server.port());
     let err = Client::open(format!("redis+cluster://{at}/")).unwrap_err();
-    assert!(matches!(err, Error::Config { .. }), "{err}");
+    assert!(matches!(err, Error::InvalidSetting { .. }), "{err}");
     says(&err, &["not a node of a cluster", &at, "redis://"]);
 
     let err = Client::open(format!("{}3", cluster.url())).unwrap_err();

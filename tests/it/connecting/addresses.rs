@@ -111,7 +111,7 @@ fn settings_of_the_redis_crate_are_taken_as_they_are() {
         assert!(refused.unwrap_err().to_string().contains("WRONGPASS"));
         let other = login.clone().set_protocol(ProtocolVersion::RESP3);
         let refused = Client::open(info.set_redis_settings(other));
-        assert!(matches!(refused, Err(Error::Config { .. })));
+        assert!(matches!(refused, Err(Error::InvalidSetting { .. })));
     }
     let config = Config::from_connection_info(("localhost", server.port())).unwrap();
     let client = Client::open(config.key_prefix("shop:")).unwrap();

@@ -54,7 +54,7 @@ fn what_open_would_have_said_the_first_call_says() {
         "{err}"
     );
     let bad = Client::open(config("redis://127.0.0.1/").lease(ms(1)).lazy());
-    assert!(matches!(bad, Err(Error::Config { .. })));
+    assert!(matches!(bad, Err(Error::InvalidSetting { .. })));
     assert!(Client::open(Config::new(format!("redis://127.0.0.1:{}", free_port()))).is_err());
 }
 

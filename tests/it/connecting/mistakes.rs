@@ -33,7 +33,7 @@ fn explained<T>(mistake: &str, result: Result<T>, parts: &[&str]) -> Error {
 fn wrong_url(mistake: &str, url: &str, parts: &[&str]) {
     let opened = in_time(mistake, RESPONSE / 2, || Client::open(config(url)));
     let err = explained(mistake, opened, parts);
-    assert!(matches!(err, Error::Config { .. }), "{err:?}");
+    assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
     assert!(!err.is_retryable());
 }
 
@@ -208,7 +208,7 @@ fn the_usual_mistakes_are_explained() {
         ),
     ] {
         let err = explained(mistake, Client::open(url), &["url: ", part]);
-        assert!(matches!(err, Error::Config { .. }), "{err:?}");
+        assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
     }
     #[cfg(feature = "tls")]
     {

@@ -377,7 +377,7 @@ fn refuses_impossible_leases(kind: Kind) {
             lock.with(|_| ()),
         ] {
             let err = verdict.unwrap_err();
-            assert!(matches!(err, Error::Config { .. }), "{err:?}");
+            assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
             assert!(!err.is_retryable());
         }
     }
@@ -429,7 +429,9 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
             lock.with(|_| ()),
         ] {
             match verdict {
-                Err(Error::Config { what, .. }) => assert!(what.starts_with("token_ttl"), "{what}"),
+                Err(Error::InvalidSetting { reason: what, .. }) => {
+                    assert!(what.starts_with("token_ttl"), "{what}")
+                }
                 other => panic!("{ttl:?}: {other:?}"),
             }
         }
@@ -502,7 +504,10 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
             assert!(
                 matches!(
                     verdict,
-                    Ok(()) | Err(Error::Config { .. } | Error::Lost { .. } | Error::Redis { .. })
+                    Ok(())
+                        | Err(Error::InvalidSetting { .. }
+                            | Error::Lost { .. }
+                            | Error::Redis { .. })
                 ),
                 "{span:?}: {verdict:?}"
             );
@@ -521,7 +526,7 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         assert!(
             matches!(
                 verdict,
-                Ok(()) | Err(Error::Config { .. } | Error::Lost { .. })
+                Ok(()) | Err(Error::InvalidSetting { .. } | Error::Lost { .. })
             ),
             "{span:?}: {verdict:?}"
         );
@@ -580,7 +585,10 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         for (at, verdict) in verdicts.into_iter().enumerate() {
             let possible = matches!(
                 verdict,
-                Ok(()) | Err(Error::Config { .. } | Error::Redis { .. } | Error::WrongType { .. })
+                Ok(())
+                    | Err(Error::InvalidSetting { .. }
+                        | Error::Redis { .. }
+                        | Error::WrongType { .. })
             );
             assert!(possible, "{number}, {at}: {verdict:?}");
         }

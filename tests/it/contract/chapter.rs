@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Error, LossReason, MultiLock, RedLock, ReplicaAck};
 
 use crate::support::{
-    Crew, LONG, Server, elsewhere, eventually, fails, loosely, ms, open, scoped, settings, timed,
-    unique,
+    Crew, Deployment, LONG, Server, deployment, elsewhere, eventually, fails, loosely, ms, open,
+    scoped, settings, timed, unique,
 };
 
 timed!(a_semaphore_ends_when_it_is_deleted_or_with_its_time);
@@ -29,7 +29,7 @@ fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
     assert!(!server.exists(&name));
 
     let set = uploads.try_set_permits_with_ttl(1, ms(1));
-    assert!(matches!(set, Err(Error::Config { .. })), "{set:?}");
+    assert!(matches!(set, Err(Error::InvalidSetting { .. })), "{set:?}");
     assert!(uploads.try_set_permits_with_ttl(1, ms(60_000)).unwrap());
     assert!(!uploads.try_set_permits_with_ttl(2, ms(90_000)).unwrap());
     assert_eq!(server.get_int(&name), 1);
@@ -50,7 +50,10 @@ fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
 
     for odd in [0, u32::MAX] {
         let released = uploads.add_permits_if_exists(odd);
-        assert!(matches!(released, Err(Error::Config { .. })), "{odd}");
+        assert!(
+            matches!(released, Err(Error::InvalidSetting { .. })),
+            "{odd}"
+        );
     }
     server.cli(&["SET", &name, "x"]);
     let deleted = uploads.delete();
@@ -99,9 +102,15 @@ fn permits_are_kept_changed_and_released_by_their_ids() {
     assert!(others.release_ids_or_none(&[] as &[&str]).unwrap());
     assert!(!others.update_lease_of(&kept, LONG).unwrap());
     let many = others.release_ids_or_none(&vec![gone; 1_001]);
-    assert!(matches!(many, Err(Error::Config { .. })), "{many:?}");
+    assert!(
+        matches!(many, Err(Error::InvalidSetting { .. })),
+        "{many:?}"
+    );
     let short = others.update_lease_of(&kept, ms(1));
-    assert!(matches!(short, Err(Error::Config { .. })), "{short:?}");
+    assert!(
+        matches!(short, Err(Error::InvalidSetting { .. })),
+        "{short:?}"
+    );
 
     // A permit whose lease ends soon comes back by itself.
     let soon = others.acquire().unwrap().detach_as_id(ms(60_000)).unwrap();
@@ -181,7 +190,7 @@ fn either_side_of_a_read_write_lock_is_a_member_of_a_multi_lock() {
     // Both sides of one lock exclude each other.
     let rw = clients[0].rw_lock(&prices);
     let both = MultiLock::new(vec![Box::new(rw.read_side()), Box::new(rw.write_side())]);
-    assert!(matches!(both.lock(), Err(Error::Config { .. })));
+    assert!(matches!(both.lock(), Err(Error::InvalidSetting { .. })));
     // Sets that overlap never deadlock.
     scoped(|scope| {
         for thread in 0..4 {
@@ -230,13 +239,14 @@ fn a_handle_has_a_timeout_of_its_own() {
     let mutex = |name: &str| client.mutex(unique(name)).command_timeout(timeout);
     let [held, updated] = [(); 2].map(|()| mutex("held").lock().unwrap());
     let second = Server::start();
-    let red = RedLock::new([&client, &open(&second)], "wrong").unwrap();
+    // A RedLock takes no client of a cluster.
+    let red = (deployment() != Deployment::Cluster)
+        .then(|| RedLock::new([&client, &open(&second)], "wrong").unwrap());
     for wrong in [Duration::ZERO, ms(9), Duration::MAX] {
         let sent = client.stats().commands;
         let said = [
             mutex("wrong").command_timeout(wrong).lock().map(drop),
             mutex("wrong").command_timeout(wrong).is_locked().map(drop),
-            red.clone().command_timeout(wrong).is_locked().map(drop),
             (client.latch("wrong").command_timeout(wrong)).wait(),
             (client.election("wrong").command_timeout(wrong))
                 .campaign()
@@ -248,9 +258,12 @@ fn a_handle_has_a_timeout_of_its_own() {
                 .try_set_permits(1)
                 .map(drop),
         ];
-        for said in said {
+        let red = red
+            .clone()
+            .map(|red| red.command_timeout(wrong).is_locked().map(drop));
+        for said in said.into_iter().chain(red) {
             let said = said.unwrap_err();
-            assert!(matches!(said, Error::Config { .. }), "{said}");
+            assert!(matches!(said, Error::InvalidSetting { .. }), "{said}");
             assert!(said.to_string().contains("command_timeout"), "{said}");
         }
         assert_eq!(client.stats().commands, sent);

@@ -100,7 +100,9 @@ const PLAIN: Strangers = &[(
 fn red_lock(clients: &[Client; 2], name: &str) -> Vec<Verb> {
     match RedLock::new(clients, name) {
         Ok(lock) => verdicts(&lock.into()),
-        Err(Error::Config { what, .. }) if what.contains("over the cluster") => Vec::new(),
+        Err(Error::InvalidSetting { reason: what, .. }) if what.contains("over the cluster") => {
+            Vec::new()
+        }
         Err(err) => panic!("{err}"),
     }
 }

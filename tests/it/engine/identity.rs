@@ -20,7 +20,10 @@ fn quick(url: &str) -> Client {
 
 #[track_caller]
 fn is_config<T: std::fmt::Debug>(verdict: &redlatch::Result<T>) {
-    assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
+    assert!(
+        matches!(verdict, Err(Error::InvalidSetting { .. })),
+        "{verdict:?}"
+    );
 }
 
 /// A client that has lost the connection to its server.
@@ -80,7 +83,7 @@ fn a_master_that_turns_out_to_be_another_one_is_told_at_the_next_lock() {
     proxy.pass();
     eventually(
         "the duplicate is detected",
-        || matches!(lock.try_lock(), Err(Error::Config { what, .. }) if what.contains("clients 1 and 3")),
+        || matches!(lock.try_lock(), Err(Error::InvalidSetting { reason: what, .. }) if what.contains("clients 1 and 3")),
     );
     is_config(&lock.lock());
     is_config(&lock.try_lock_for(LONG));
@@ -160,7 +163,7 @@ fn a_lock_and_the_same_by_another_address_are_no_two_members() {
     let later = open(&server.url());
     let lock = both(&unix, &later, &name);
     eventually("the client is connected again", || match lock.try_lock() {
-        Err(Error::Config { .. }) => true,
+        Err(Error::InvalidSetting { .. }) => true,
         Err(err) => {
             assert!(err.is_retryable(), "{err}");
             false
@@ -205,7 +208,10 @@ fn whether_two_members_are_one_is_found_out_when_the_address_answers() {
     proxy.pass();
     let begun = Instant::now();
     let found = lock.try_lock_for(LONG);
-    assert!(matches!(found, Err(Error::Config { .. })), "{found:?}");
+    assert!(
+        matches!(found, Err(Error::InvalidSetting { .. })),
+        "{found:?}"
+    );
     assert!(begun.elapsed() < loosely(LONG));
     left(&server, &[&name]);
 }

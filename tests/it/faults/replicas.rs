@@ -172,7 +172,7 @@ fn a_server_that_cannot_wait_for_replicas_is_refused() {
     let refused = RedLock::new(&others, unique("red"))
         .map(|_| ())
         .unwrap_err();
-    assert!(matches!(refused, Error::Config { .. }), "{refused}");
+    assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
     nothing_is_left(&rights);
 }
 

@@ -86,7 +86,7 @@ fn keys_of_another_slot_are_refused_before_anything_is_sent() {
             for n in 0..keys {
                 let (other, _) = with(command, &here, Some((n, &away)));
                 let err = guard.query::<Value>(&other).unwrap_err();
-                let Error::InvalidCommand { why, .. } = &err else {
+                let Error::InvalidCommand { reason: why, .. } = &err else {
                     panic!("{command}, key {n}: {err}");
                 };
                 assert!(why.contains(&away) && why.contains(&name), "{why}");

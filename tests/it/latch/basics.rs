@@ -181,7 +181,7 @@ fn bad_input_is_told_before_anything_is_sent() {
     for count in [0, 1 << 63, u64::MAX] {
         let said = latch.try_set_count(count);
         assert!(
-            matches!(said, Err(Error::Config { .. })),
+            matches!(said, Err(Error::InvalidSetting { .. })),
             "{count}: {said:?}"
         );
     }

@@ -73,7 +73,7 @@ fn a_multi_lock_among_the_members_is_its_members() {
     eventually("all are free", || server.keys_but_requests().is_empty());
     let none = MultiLock::new(vec![]);
     let err = Lock::lock(&none).map(drop).unwrap_err();
-    assert!(matches!(err, Error::Config { .. }), "{err}");
+    assert!(matches!(err, Error::InvalidSetting { .. }), "{err}");
     #[cfg(feature = "testing")]
     {
         let fake = redlatch::testing::FakeLock::new(&a);

@@ -268,7 +268,10 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
 
     for odd in [Duration::from_micros(9_999), Duration::MAX] {
         let refused = lock.clone().token_ttl(odd).try_lock();
-        assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::InvalidSetting { .. })),
+            "{refused:?}"
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::{
-    CancelToken, Client, Error, MultiLock, Observer, RedLock, Refusal, Refused, Result,
+    CancelToken, Client, Error, MultiLock, Observer, RedLock, RefusalReason, Refused, Result,
 };
 
 use crate::support::{
@@ -37,11 +37,11 @@ fn came<G>(what: &str, result: Result<Option<G>>) -> Came {
 
 /// The reasons for refused calls, as an observer gets them.
 #[derive(Clone, Default)]
-struct Whys(Arc<Mutex<Vec<(&'static str, Refusal)>>>);
+struct Whys(Arc<Mutex<Vec<(&'static str, RefusalReason)>>>);
 
 impl Observer for Whys {
     fn refused(&self, event: &Refused<'_>) {
-        self.0.lock().unwrap().push((event.kind, event.why));
+        self.0.lock().unwrap().push((event.kind, event.reason));
     }
 }
 
@@ -105,7 +105,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
     };
     for strict in [true, false] {
         for (kind, why) in all_are(Came::Busy, strict, ms(60)) {
-            assert_eq!(why, Refusal::Busy, "{kind}, strict: {strict}");
+            assert_eq!(why, RefusalReason::Busy, "{kind}, strict: {strict}");
         }
     }
     drop(held);
@@ -113,7 +113,7 @@ fn who_is_too_slow_is_told_from_who_has_it() {
     proxy.set(Target::Link, Mode::Delay(ms(400)));
     for (expected, strict) in [(Came::Late, true), (Came::Busy, false)] {
         for (kind, why) in all_are(expected, strict, ms(40)) {
-            assert_eq!(why, Refusal::Late, "{kind}, strict: {strict}");
+            assert_eq!(why, RefusalReason::Late, "{kind}, strict: {strict}");
         }
     }
     proxy.pass();
@@ -144,7 +144,10 @@ fn a_majority_that_is_too_slow_is_late() {
     assert_eq!(came("in time", strict.try_lock_for(ms(20_000))), Came::Got);
     // A RedLock cannot be a member of a multi-lock.
     let several = MultiLock::new(vec![Box::new(strict)]);
-    assert!(matches!(several.try_lock(), Err(Error::Config { .. })));
+    assert!(matches!(
+        several.try_lock(),
+        Err(Error::InvalidSetting { .. })
+    ));
 }
 
 timed!(threads_behind_others_know_as_much_as_those);

@@ -234,7 +234,7 @@ fn what_cannot_be_kept_is_refused() {
         client.mutex("a").fixed_lease(second).min_hold(2 * second),
         client.mutex("a").max_hold(second).min_hold(2 * second),
     ] {
-        assert!(matches!(lock.try_lock(), Err(Error::Config { .. })));
+        assert!(matches!(lock.try_lock(), Err(Error::InvalidSetting { .. })));
     }
     let lock = client
         .mutex("a")

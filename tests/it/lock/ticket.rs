@@ -116,7 +116,7 @@ fn a_ticket_is_for_its_kind_and_a_hold_goes_once_it_is_single() {
         client.adopt::<OwnedFencedLockGuard>(&ticket).err(),
         client.adopt::<ExpirablePermit>(&ticket).err(),
     ] {
-        assert!(matches!(odd, Some(Error::Config { .. })), "{odd:?}");
+        assert!(matches!(odd, Some(Error::InvalidSetting { .. })), "{odd:?}");
     }
     // A mutex is the same lock, and an owned guard is alone.
     client
@@ -131,7 +131,7 @@ fn a_ticket_is_for_its_kind_and_a_hold_goes_once_it_is_single() {
         .unwrap()
         .detach(ms(1))
         .unwrap_err();
-    assert!(matches!(err, Error::Config { .. }), "{err}");
+    assert!(matches!(err, Error::InvalidSetting { .. }), "{err}");
     drop(lock.try_lock().unwrap().expect("it was released"));
     // Something else by now.
     let ticket = lock.lock().unwrap().detach(STAYS).unwrap();

@@ -52,7 +52,10 @@ fn failed<T: std::fmt::Debug>(result: Result<T>) -> Vec<String> {
 
 #[track_caller]
 fn config_fault<T: std::fmt::Debug>(result: &Result<T>) {
-    assert!(matches!(result, Err(Error::Config { .. })), "{result:?}");
+    assert!(
+        matches!(result, Err(Error::InvalidSetting { .. })),
+        "{result:?}"
+    );
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -216,7 +216,10 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     let none: &[&str] = &[];
     let lock = client.multi_lock(none);
     for verdict in verdicts(&lock) {
-        assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
+        assert!(
+            matches!(verdict, Err(Error::InvalidSetting { .. })),
+            "{verdict:?}"
+        );
     }
     assert_eq!(lock.hold_count(), 0);
     let long = "x".repeat(64 * 1024 + 1);
@@ -236,7 +239,10 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     ];
     for lock in unable {
         let verdict = lock.lock();
-        assert!(matches!(verdict, Err(Error::Config { .. })), "{verdict:?}");
+        assert!(
+            matches!(verdict, Err(Error::InvalidSetting { .. })),
+            "{verdict:?}"
+        );
     }
     assert_eq!(client.stats().commands, 0);
     assert_eq!(server.command_total(), asked);

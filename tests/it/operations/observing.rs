@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use redlatch::{
     Acquired, CancelToken, Client, Error, ExpirableSemaphore, Loss, LossReason, MultiLock,
-    Observer, RedLock, Refusal, Refused, Released, StatKind,
+    Observer, RedLock, RefusalReason, Refused, Released, StatKind,
 };
 
 use crate::support::{
@@ -55,7 +55,7 @@ impl Observer for Ears {
     }
 
     fn refused(&self, event: &Refused<'_>) {
-        self.hear("refused", event.name, event.kind, event.why.to_string());
+        self.hear("refused", event.name, event.kind, event.reason.to_string());
     }
 
     fn released(&self, event: &Released<'_>) {
@@ -441,7 +441,7 @@ fn refusals_are_heard_with_their_reason() {
         ears.heard().iter().any(|event| event.0 == "down")
     });
     let refused = ears.heard().into_iter().find(|event| event.0 == "refused");
-    assert_eq!(refused.unwrap().3, Refusal::Error.to_string());
+    assert_eq!(refused.unwrap().3, RefusalReason::Error.to_string());
     assert_eq!(client.stats().refused, before + 1);
 }
 

@@ -275,7 +275,7 @@ fn questions_are_answered_by_a_majority() {
 #[track_caller]
 fn refused(clients: &[&Client]) -> String {
     match RedLock::new(clients.iter().copied(), "refused") {
-        Err(Error::Config { what, .. }) => what,
+        Err(Error::InvalidSetting { reason: what, .. }) => what,
         other => panic!("{other:?}"),
     }
 }
@@ -360,11 +360,11 @@ fn what_is_refused_sends_nothing() {
         lock.clone().min_uptime(Duration::MAX),
     ] {
         assert!(
-            matches!(wrong.lock(), Err(Error::Config { .. })),
+            matches!(wrong.lock(), Err(Error::InvalidSetting { .. })),
             "{wrong:?}"
         );
         assert!(
-            matches!(wrong.try_lock(), Err(Error::Config { .. })),
+            matches!(wrong.try_lock(), Err(Error::InvalidSetting { .. })),
             "{wrong:?}"
         );
     }

@@ -201,8 +201,12 @@ fn bad_input_is_refused_before_anything_is_sent() {
     let client = open(&server);
     let sem = client.expirable_semaphore("x");
     let before = server.command_total();
-    let config =
-        |result: Result<()>| assert!(matches!(result, Err(Error::Config { .. })), "{result:?}");
+    let config = |result: Result<()>| {
+        assert!(
+            matches!(result, Err(Error::InvalidSetting { .. })),
+            "{result:?}"
+        )
+    };
     config(sem.acquire_many(0).map(drop));
     config(sem.acquire_many(1_001).map(drop));
     config(sem.release_ids(&vec!["0".repeat(32); 10_001]).map(drop));
@@ -398,7 +402,7 @@ fn a_lease_can_be_changed_and_is_fixed_from_then_on() {
     assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
     assert!(matches!(
         permit.update_lease(ms(1)),
-        Err(Error::Config { .. })
+        Err(Error::InvalidSetting { .. })
     ));
 }
 

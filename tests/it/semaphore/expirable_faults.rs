@@ -456,7 +456,7 @@ fn a_holder_elsewhere_hears_of_a_release_by_id() {
     let all = sem.acquire_many(2).unwrap();
     assert!(matches!(
         sem.clone().fixed_lease(ms(1)).acquire(),
-        Err(Error::Config { .. })
+        Err(Error::InvalidSetting { .. })
     ));
     drop(all);
 }

@@ -84,7 +84,10 @@ fn numbers_that_make_no_sense_are_refused_before_anything_is_sent() {
     let too_many = u32::MAX / 2 + 1;
     for bad in [0, too_many, u32::MAX] {
         let config = |error: Option<Error>| {
-            assert!(matches!(error, Some(Error::Config { .. })), "{error:?}")
+            assert!(
+                matches!(error, Some(Error::InvalidSetting { .. })),
+                "{error:?}"
+            )
         };
         config(semaphore.acquire_many(bad).err());
         config(semaphore.try_acquire_many(bad).err());

@@ -63,6 +63,6 @@ fn the_master_is_found_through_whichever_sentinel_answers() {
     assert!(said.contains("WRONGPASS"), "{said}");
     let plain = format!("redis+sentinel://127.0.0.1:{}/x", none.port());
     let err = Client::open(Config::new(plain)).map(drop).unwrap_err();
-    assert!(matches!(err, Error::Config { .. }), "{err:?}");
+    assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
     assert!(err.to_string().contains("it is not a Sentinel"), "{err}");
 }

@@ -108,7 +108,7 @@ fn an_address_of_the_redis_crate_may_be_encrypted() {
     assert!(Client::open(config(false)).is_err());
     for config in [config(true), config(true).tls(trusting())] {
         let err = Client::open(config).unwrap_err();
-        assert!(matches!(err, Error::Config { .. }), "{err:?}");
+        assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
         assert!(err.to_string().contains("Config::tls"), "{err}");
     }
 }

@@ -169,7 +169,7 @@ fn a_server_that_is_silent() {
 #[test]
 fn settings_that_cannot_work() {
     let refusal = |config| match Client::open(config) {
-        Err(Error::Config { what, .. }) => what,
+        Err(Error::InvalidSetting { reason: what, .. }) => what,
         other => panic!("{other:?}"),
     };
     let what = refusal(Config::new("redis://127.0.0.1:1/").tls(trusting()));
