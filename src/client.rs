@@ -465,7 +465,10 @@ impl Client {
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
     /// let report = client.check()?;
-    /// println!("{report}");
+    /// println!("{report}"); // a line for each finding, and one for its advice
+    /// if !report.is_fit() {
+    ///     std::process::exit(1); // some locks do not work
+    /// }
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
