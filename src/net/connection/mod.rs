@@ -61,9 +61,6 @@ use crate::net::request::Request;
 use crate::net::socket::{self, DialProgress, Duplex, Endpoint, GLANCE, Reader, SLICE, Socket};
 use crate::stats::Counters;
 
-/// How long a thread waits for one connection before it checks whether another node has the slot.
-pub(super) const TURN: Duration = Duration::from_millis(100);
-
 /// Why there is no connection, and how one is made.
 struct Down {
     next: NextTry,

@@ -39,7 +39,7 @@ use crate::error::named;
 use crate::net::apart::Apart;
 use crate::net::call::{Call, CallPhase, Deferred, Fault, OnReply};
 pub(crate) use crate::net::connection::Settings;
-use crate::net::connection::{Connection, TURN, WorkLeft};
+use crate::net::connection::{Connection, WorkLeft};
 use crate::net::ledger::Ledger;
 use crate::net::masters::{Masters, may_answer_later};
 use crate::net::socket;
@@ -332,7 +332,7 @@ impl Nodes {
                     // In a cluster, another node may get the slot while this one is unreachable.
                     let turn = match self.are_one() {
                         true => until,
-                        false => until.min(Instant::now() + TURN),
+                        false => until.min(Instant::now() + socket::SLICE),
                     };
                     let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {

@@ -43,8 +43,8 @@ pub(crate) const COMMANDS: &str = "link";
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
 
-/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token and the client's state.
-/// A thread that follows may wait half as long again.
+/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token, the client's state, and
+/// in a cluster whether another node has the slot by now. A thread that follows may wait half as long again.
 pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);
 
 /// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
