@@ -31,14 +31,15 @@ use crate::report::report;
 /// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases; for
 /// a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave slow
 /// work to another thread. An observer may use the client that it observes, but must not own one of its handles, or the
-/// client would never be dropped. A panic is logged and has no other effect.
+/// client would never be dropped. A panic is logged and has no other effect. A client has one observer; one that wraps
+/// another, such as `Metrics`, forwards every method.
 ///
-/// **Counting.** For each hold, [`acquired`](Self::acquired) is called once, and later [`released`](Self::released) or
-/// [`lost`](Self::lost) once. So the number of holds is acquired less released less lost. In detail:
+/// **Counting.** A hold here is what one thread has of one lock. For each, [`acquired`](Self::acquired) is called once,
+/// and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less released
+/// less lost. In detail:
 ///
-/// - All holds that a thread has of one lock at the same time count as one: locking again is not reported, and only the
-///   last of their guards reports the release.
-/// - Each thread that reads has a hold of its own, even if Redis has one for all of them.
+/// - Locking again is not reported, and only the last guard of the thread reports the release.
+/// - Threads that share a read hold in Redis are reported one by one.
 /// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
 ///   one call are one hold; permits that are forgotten stay acquired.
