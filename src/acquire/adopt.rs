@@ -45,6 +45,8 @@ impl LockSpec {
     }
 
     fn adopt_now(&self, from: &str, until: Instant) -> Result<GuardInner> {
+        // The copy of a client in a forked process shares the connections of its parent, and must not use them.
+        self.check_going()?;
         let (params, entry) = self.start(WaitMode::Once)?;
         // A thread of this process that waits for the lock is refused for as long as this one holds it.
         entry.lock().lock.ask_beside(self.mode);

@@ -9,7 +9,7 @@ use nix::sys::signal;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use redlatch::{Client, Config, Error, MultiLock, ReentrantLock};
+use redlatch::{Client, Config, Error, ExpirablePermit, MultiLock, OwnedMutexGuard, ReentrantLock};
 
 use crate::support::{Server, connection_to, eventually, given, ms, rerun, scoped, unique, within};
 
@@ -81,6 +81,10 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
 
     let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
     let owned = client.mutex(named("owned")).lock_owned().unwrap();
+    let detached = client.mutex(named("detached")).lock_owned().unwrap();
+    let ticket = detached.detach(ms(60_000)).unwrap();
+    let detached = leased.acquire().unwrap();
+    let permit_ticket = detached.detach(ms(60_000)).unwrap();
     let fair = client.fair_lock(named("fair")).lock().unwrap();
     let fenced = client.fenced_lock(named("fenced")).lock().unwrap();
     let several = client.multi_lock([named("a"), named("b")]).lock().unwrap();
@@ -128,6 +132,12 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
             refused(leased_permit.update_lease(ms(50)));
             refused(latch.count_down());
             refused(latch.wait());
+            refused(client.adopt::<OwnedMutexGuard>(&ticket).map(drop));
+            refused(client.adopt::<ExpirablePermit>(&permit_ticket).map(drop));
+            refused(client.election(named("leads")).try_campaign().map(drop));
+            refused(client.inspect(named("lock")).map(drop));
+            refused(client.check().map(drop));
+            refused(client.locks("*").next().unwrap().map(drop));
             refused(inner.unlock());
             refused(write.downgrade().map(drop));
             refused(permit.release());
@@ -198,6 +208,9 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     kept.release().unwrap();
     leased_permit.release().unwrap();
     other_leased.release().unwrap();
+    drop(client.adopt::<OwnedMutexGuard>(&ticket).unwrap());
+    let adopted = client.adopt::<ExpirablePermit>(&permit_ticket).unwrap();
+    adopted.release().unwrap();
     eventually("all permits are back", || {
         semaphore.available_permits().unwrap() == 3 && leased.available_permits().unwrap() == 3
     });
