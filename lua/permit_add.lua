@@ -26,7 +26,7 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- Expired permits count for nothing if the number was deleted, so those that later calls will return and add are subtracted.
+-- If the number was deleted, expired permits count for nothing: those that later calls will add are subtracted.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

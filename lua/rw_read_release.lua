@@ -16,7 +16,7 @@
 -- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are
 --          no reader's; below a write hold, everything but this owner's; run twice it removes nothing more
 --
--- Cost     one PTTL for each hold of FEW readers, however many there are, and of each dead reader that is removed.
+-- Cost     one PTTL for each hold of FEW readers, sometimes of SOME, and of each dead reader that is removed.
 --          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
 --          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
 --          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
@@ -38,7 +38,7 @@ end
 local count = redis.call('hlen', KEYS[1])
 local own_ms = count > FEW and redis.call('pttl', KEYS[3]) or 0
 redis.call('del', KEYS[3])
--- A lock has a hold beside its mode, since the release of the last hold deletes the hash.
+-- A single field is no lock: the release of the last hold deletes the hash.
 if count == 1 or mode ~= 'read' and mode ~= 'write' and count > 0 then
   return -2
 end

@@ -80,7 +80,7 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
 /// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
 /// that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
-/// `fork()` copies mutexes that other threads hold at that moment, but not these threads. If you fork later, a few of
+/// `fork()` copies internal mutexes in their locked state, but not the threads that hold them. If you fork later, a few of
 /// 10,000 children hang while they open their client.
 ///
 /// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of
@@ -431,8 +431,8 @@ impl Client {
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
-    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate the two have
-    /// different owners, and only the hold of the named one ends. Waiting threads are notified. The holder learns of
+    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate read
+    /// and write holds have different owners, and only the named one's ends. Waiting threads are notified. The holder learns of
     /// the loss at its next renewal. Blocks for two round trips, three for such a Redisson owner, and for each at most
     /// for the command timeout.
     ///

@@ -93,8 +93,8 @@ pub enum Error {
         /// How many were needed.
         needed: u32,
     },
-    /// Members of a [`MultiLock`](crate::MultiLock) failed, and the others are not held: either some members could not
-    /// be acquired, or the releases of several failed.
+    /// Members of a [`MultiLock`](crate::MultiLock) could not be acquired, and the others were released; or the releases of
+    /// several members failed.
     #[non_exhaustive]
     Members {
         /// The name and the error of each member that failed.
@@ -108,7 +108,7 @@ pub enum Error {
         /// Why the thread would wait for itself.
         reason: DeadlockReason,
     },
-    /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled while waiting.
+    /// The [`CancelToken`](crate::CancelToken) of the handle was cancelled, before the call or during it.
     Cancelled,
     /// The client was closed, before the call or while the thread waited.
     Closed,

@@ -16,11 +16,11 @@
 //!
 //! - `tls` encrypts connections.
 //! - `metrics` adds an observer for the `metrics` crate.
-//! - `serde` serializes what [`inspect`](Client::inspect), [`locks`](Client::locks), [`check`](Client::check),
-//!   [`health`](Client::health), [`stats`](Client::stats) and [`leader`](Election::leader) return ([how](ops)), losses
-//!   and tickets.
+//! - `serde` serializes losses, tickets, and what [`inspect`](Client::inspect), [`locks`](Client::locks),
+//!   [`check`](Client::check), [`health`](Client::health), [`stats`](Client::stats) and [`leader`](Election::leader)
+//!   return ([how](ops)).
 //! - `testing` adds a lock for unit tests without Redis.
-//! - `cli` builds [the command](guide::operations#the-command).
+//! - `cli` builds [the command `redlatch`](guide::operations#the-command).
 //!
 //! # How do I start?
 //!
@@ -105,8 +105,8 @@
 //!   [`query`](MutexGuard::query) runs a command only if the hold is still in force. In a database, use a version, a
 //!   condition, or the token of a [`FencedLock`].
 //! - **That a lock survives its server.** A lock lives in one Redis. If the server returns without its data, the lock
-//!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] stays held if a minority of its
-//!   masters is lost before it is released.
+//!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] stays held while a majority of its
+//!   masters keeps the hold.
 //! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
 //!
 //! # The guide

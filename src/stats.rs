@@ -29,7 +29,7 @@ impl Counter {
 pub enum StatKind {
     /// A sum or a maximum since the client was opened, which only grows.
     Counter,
-    /// The current value.
+    /// The current value, or the maximum of the last 30 to 60 s.
     Gauge,
 }
 

@@ -45,8 +45,8 @@ end
 
 -- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is half of it ago, Redis was
 -- unreachable or all waiters died. An outage must not cost places, so all places get another `waiter_ms`, once: the member
--- '' gets the same time, as a mark. A refresh gives a time later by at least a millisecond, so while the mark has the latest
--- time, nobody has refreshed since.
+-- '' gets the same time, as a mark. These times are a millisecond short of a refresh's, so while the mark's is the latest,
+-- nobody has refreshed since.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
   -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
   redis.call('zrem', KEYS[4], '')

@@ -204,7 +204,7 @@ impl<'a> Contender<'a> {
 
     /// Takes over the hold of the owner `from` for this thread.
     ///
-    /// If the hold is lost, and too few replicas have confirmed the adoption as well, the error reports the loss.
+    /// A loss is reported even if too few replicas have confirmed the adoption too.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());

@@ -20,8 +20,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a thread that has all earlier members asks again for a member that was taken a moment ago; four round trips
-/// if that is longer.
+/// How long a thread that does not wait, and has all earlier members, asks again for a member that was taken a moment ago;
+/// four round trips if that is longer.
 ///
 /// The holder may be about to be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
@@ -459,9 +459,8 @@ enum Gathering {
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way has M. No set begins
 ///   earlier, so M is its first member too, which it was granted. So that thread did not give up.
-/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that
-///   has that member has its whole set, or releases this one: it gives up, or asks again for an earlier member. No
-///   thread asks again for a later one.
+/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that has
+///   that member has its whole set, or releases the member: it cannot be asking again for a later one.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

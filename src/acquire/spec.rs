@@ -221,8 +221,8 @@ impl LockSpec {
         self.error(ACQUIRING, Fault::Unreachable(why))
     }
 
-    /// Whether the holder may release the lock soon, because it is taking several locks and was refused another: the lock was
-    /// taken, or requested, only within the last `span`.
+    /// Whether the holder may release the lock soon: the lock was taken only within the last `span`, so the holder may be
+    /// taking several locks and be refused another.
     ///
     /// A holder outside this client is recognized only if its lease is the one of this handle or of the client.
     pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {

@@ -98,8 +98,8 @@ impl Config {
     /// a `redis::ConnectionAddr` or a `redis::ConnectionInfo`.
     ///
     /// All other settings are at their defaults. [`Client::open`](crate::Client::open) also takes a
-    /// `redis::ConnectionInfo` directly. For a URL use [`Config::new`], which knows Sentinels and clusters, and TLS
-    /// without features of the `redis` crate.
+    /// `redis::ConnectionInfo` directly. For a URL use [`Config::new`]: it also takes Sentinels, clusters, and TLS (without
+    /// TLS features of the `redis` crate).
     ///
     /// ```no_run
     /// use redlatch::{Client, Config};
@@ -298,11 +298,10 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires waits for up to a quarter of the command timeout, and the others for up to 1/32. After a
+    /// simultaneous acquires waits for up to a quarter of the command timeout, and the others for up to 1/32 of it. After a
     /// failure, each later acquire waits for at most 20 ms, until an acquire has been acknowledged again.
-    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
-    /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this
-    /// setting.
+    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
+    /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;

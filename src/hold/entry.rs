@@ -21,7 +21,7 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 ///
 /// Rules on which all users of an entry rely:
 ///
-/// 1. With the entry's mutex held no I/O is done and no code of the user runs. Other mutexes (of a quorum's hold, a waiter,
+/// 1. With the entry's mutex held no I/O is done and no code of the user runs. These mutexes (of a quorum's hold, a waiter,
 ///    the watchdog, a subscriber, a connection, a call) may be taken with it held, never before it.
 /// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first.
 ///    So a thread that finds itself off the queue has a wakeup.

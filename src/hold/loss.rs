@@ -31,8 +31,8 @@ use crate::report::report;
 /// ```
 ///
 /// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected.
-/// So a loop that works under the lock checks [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its own, which ends
-/// with the guard:
+/// A loop that works under the lock checks [`is_valid`](crate::Guard::is_valid) instead. A clone can wait on a thread of its
+/// own, which ends with the guard:
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -468,8 +468,9 @@ impl Hold {
     /// The request that releases the hold.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         let longest = self.with_lease(|lease| lease.longest());
-        // Until the lease ends, Redis may execute a renewal without a reply, and then keep the hold for the longest requested
-        // lease. For an undo: a frozen server executes the acquire when it resumes, and the lease begins only then.
+        // Until the lease ends, Redis may still execute an unanswered renewal, and then keeps the hold for the longest
+        // requested lease. For an undo: a frozen server executes the acquire when it resumes, and the lease begins only
+        // then.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         let owner = self.owner();

@@ -74,8 +74,8 @@ enum RenewalProgress {
     Failed,
 }
 
-/// The certain end of a lease of so many nanoseconds that was requested at `sent_at`. A hundredth of the lease does not
-/// count, since clocks run at different speeds, nor do 2 ms.
+/// The certain end of a lease of so many nanoseconds that was requested at `sent_at`. A hundredth of the lease and 2 ms are
+/// subtracted, since clocks run at different speeds.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
 fn end_of(sent_at: Instant, lease: u64) -> u64 {
@@ -151,8 +151,8 @@ impl Lease {
         }
     }
 
-    /// Begins a renewal, and returns the lease to request. For a read hold with a fixed lease that is 1 ms, the shortest
-    /// possible: such a renewal extends the time to live of the lock's key, and not the hold.
+    /// Begins a renewal, and returns the lease to request. A read hold with a fixed lease requests 1 ms, the shortest lease:
+    /// that renewal extends only the time to live of the lock's key.
     pub(crate) fn begin_renewal(&mut self) -> Duration {
         self.renewal_is_outdated = false;
         if self.is_renewed {
@@ -327,8 +327,8 @@ fn micros(span: Duration) -> u32 {
 /// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: as for
 /// [`Lease::adapt_keep_lock`].
 ///
-/// After a shortened key the pause is a third of the time that was found, as with a lease. If the key was not
-/// shortened, the client that does so may only be slower, so the pause doubles until it is back to normal.
+/// After a shortened key the pause is a third of the time that was found, as with a lease. If it was not, the other client
+/// may merely be renewing less often, so the pause doubles until it is back to normal.
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)

@@ -23,10 +23,10 @@
 //! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
 //!
 //! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
-//! hold, unless threads wait; a reader that does not wait, or goes ahead of other processes' writers (`readers_first`),
-//! also passes queued readers, but no queued writer. A reader cannot join if it arrives later, if its lease differs, or if its
-//! lease may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first.
-//! A thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
+//! hold, unless threads wait; with a single attempt, or with `readers_first`, it also passes queued readers, but no queued
+//! writer. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease differs or may not
+//! be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first. A thread
+//! that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
 //! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
 //! second one that cannot join, or a writer, has to wait, and so does every thread behind it.
@@ -417,8 +417,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);
-                // By rule 1 there is no holder to overwrite. With `Order::Server` there may be one whose lease Redis
-                // has found over; the caller reports its loss.
+                // Rule 1 excludes a holder, except with `Order::Server` or beside an adopter: then Redis has found its lease
+                // over, and the caller reports its loss.
                 self.exclusive = Some(ExclusiveHolder {
                     hold,
                     thread,

@@ -61,7 +61,8 @@ impl NextTry {
         }
     }
 
-    /// An attempt that began then has failed, or has brought nothing new: again, or for the first time in a while.
+    /// An attempt that began at `began` has failed, or has brought nothing new; after a long rest this counts as the first
+    /// failure.
     pub(crate) fn after_failure(&self, began: Instant) -> Self {
         let rested = began.saturating_duration_since(self.since);
         let pause = BackOff::BACKGROUND.after(self.failures);

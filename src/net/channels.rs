@@ -140,7 +140,7 @@ impl Exchange {
 pub(super) enum News {
     /// The first channel that is refused.
     Refused(Arc<str>),
-    /// No channel is refused any more.
+    /// The channel of the last `Refused` is allowed now.
     Allowed,
 }
 
@@ -201,8 +201,7 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // The command of this answer is no longer awaited: `ended` removed its subscription, which the server had ended
-            // by itself.
+            // The command of this answer is no longer awaited: `ended` took the server's own message for the answer.
             Some(Command::Ping) | None => false,
         };
         if is_meant

@@ -14,9 +14,8 @@
 //! Redis answers in the order in which it was asked, so the oldest awaiting command owns the next reply. The way of a
 //! deferred command is described at the [ledger](crate::net::ledger).
 //!
-//! Some calls are several commands, one right behind the other: `ASKING` in front of one for a node of a cluster that has the
-//! key before it has its slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count
-//! together.
+//! Some calls are several commands, one right behind the other: `ASKING` before one for a node that has a key but not yet
+//! the key's slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count together.
 //!
 //! A script is sent by its hash, and by its text once the server has answered that it does not know it. If the reply to a
 //! call may never be read, no thread could react to that answer: the process may end after a release, and a master of several

@@ -23,7 +23,7 @@ pub(super) fn plain(err: ServerError) -> ServerError {
     }
 }
 
-/// The code and the text behind what a server wraps around them; `None` if it is nothing that a server wraps.
+/// The code and the text inside a server's wrapping; `None` if the error is not wrapped.
 fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     let inner = match code {
         "ERR" => detail

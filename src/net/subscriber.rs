@@ -454,7 +454,7 @@ impl Subscriber {
             }
             let slice = match is_left || succession.under_way.is_some() {
                 true => LINGER,
-                // The server's answers to the waiting threads come more often than this read ends by itself.
+                // The PINGs of waiting threads are answered more often than this read would end by itself.
                 false => [asks_again_at, succession.at]
                     .into_iter()
                     .flatten()

@@ -48,7 +48,7 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether the socket has taken only a part. Then only the leader and housekeeping try again.
+    /// Whether the last write was incomplete. Then only the leader and housekeeping try again.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }

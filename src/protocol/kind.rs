@@ -27,8 +27,8 @@ pub(crate) struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind uses the keys of plain locks. A thread that holds a name as one of these kinds and waits for it as
-    /// another waits for itself.
+    /// Whether the kind uses the keys of plain locks. A thread waits for itself if it waits for a name that it holds as
+    /// another such kind.
     pub(crate) has_plain_keys: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Kind {
     /// Releases a hold that still keeps the name for a while.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    /// Reads the reply to a renewal. `None`: someone has changed the end of the permit, which the number now is. The permit
+    /// Reads the reply to a renewal. `None`: someone has changed the permit's end; the number is now that end. The permit
     /// was not renewed, and the renewal must be sent again.
     pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     /// Confirms these places in the queue, for kinds whose queue is in Redis.

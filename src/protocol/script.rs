@@ -18,7 +18,7 @@ macro_rules! packed {
 
 scripts!(packed);
 
-/// A lease for scripts: whole milliseconds, rounded up, so that it is never zero.
+/// A lease for scripts: whole milliseconds, rounded up; zero stays zero.
 pub(crate) fn lease_ms(lease: Duration) -> u64 {
     u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }

@@ -242,7 +242,7 @@ impl Quorum {
 
     /// How long a process lets others go first after its tenure, at least `shortest`; `None` if nobody listens.
     ///
-    /// The pause is longer than two round trips, since others may check first and then ask.
+    /// The pause aims at four round trips, since others may check first and then ask.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         if self.nodes.notified() == Some(0) {
             return None;

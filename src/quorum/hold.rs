@@ -335,9 +335,9 @@ impl QuorumHold {
 
     /// Reads earlier replies, and then those of a round that asks for renewals. Later calls of `read` read the rest of the round.
     ///
-    /// Only renewals of kept parts are stored. While the acquire of a part has no answer, its undo may still be on its way
-    /// and remove the part after the renewal. So here, other than in rule 1, a renewal that finds the number proves nothing.
-    /// An earlier renewal may be replaced, since its answer could only have made the part last longer.
+    /// Only renewals of kept parts are stored. A part whose acquire has no answer may be undone after the renewal. So
+    /// finding the number proves nothing here, unlike in rule 1. An earlier renewal may be replaced, since its answer could
+    /// only have made the part last longer.
     fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {

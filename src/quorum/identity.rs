@@ -126,8 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// While any node has never been identified, asks from time to time those that respond now, except nodes that are known
-    /// for their present connection.
+    /// Until every node was identified once, asks the responding nodes from time to time, except those identified over their
+    /// present connection.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///

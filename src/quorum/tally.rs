@@ -68,7 +68,7 @@ pub(crate) struct RoundProgress {
 pub(crate) enum Step {
     Finish,
     Wait,
-    /// The goal may be missed with the nodes that were asked: connect to the others.
+    /// The nodes that were asked cannot reach the goal: connect to the others.
     Connect,
 }
 
@@ -81,7 +81,7 @@ impl Goal {
         }
     }
 
-    /// A round ends when it has reached its goal. A round that cannot reach it any more ends once a majority has
+    /// A round ends when it has reached its goal. A round that cannot reach it (except `All`) ends once a majority has
     /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
     pub(crate) fn next(self, majority: Majority, seen: RoundProgress) -> Step {
         let wanted = self.wanted(majority);

@@ -88,7 +88,7 @@ pub(crate) struct Session {
     /// Wakes all threads that wait when the client is closed.
     pub(crate) closing: CancelToken,
     reminders: Reminders,
-    /// How many threads may have an acquire under way.
+    /// How many threads perhaps have an acquire under way.
     contenders: AtomicUsize,
     /// Disconnected when the watchdog's thread has ended. Set once the thread was started.
     watchdog_ended: OnceLock<Receiver<()>>,
@@ -197,8 +197,8 @@ impl Session {
         let mut server = config.check()?;
         server.names = process::names(id, &config.label);
         let endpoint = Endpoint::new(server).observed_by(&config.observer);
-        // `open` reports a URL that names no single master. A lazy client does not connect in `open` and skips that
-        // check, so its calls report what the server rejects.
+        // Connecting in `open` checks that the URL names a single master. A lazy client skips that check; its calls report
+        // what the server rejects.
         Ok(match config.lazy {
             true => endpoint,
             false => endpoint.named_by_url(),

@@ -163,7 +163,7 @@ impl Election {
     /// Returns a handle whose leaderships last for at most `max`, so that a leader that hangs is replaced.
     ///
     /// A leader that hangs still renews its lease. The leadership is lost after `max`
-    /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead one lease later.
+    /// ([`LossReason::MaxHold`](crate::LossReason::MaxHold)), and others can lead within one lease.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -281,7 +281,7 @@ impl Leadership {
         self.guard.token()
     }
 
-    /// Returns whether this process certainly still leads, by its own clock. No I/O; see
+    /// Returns whether the leader's lease runs and no loss is known, by the clock of this process. No I/O; see
     /// [`is_valid`](crate::Guard::is_valid).
     ///
     /// ```no_run

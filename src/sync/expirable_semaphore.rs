@@ -137,6 +137,8 @@ impl ExpirableSemaphore {
     ///   may have granted is released.
     /// - [`Error::WrongType`]: the keys hold something else.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::NotReplicated`], with [`Config::replica_ack`](crate::Config::replica_ack), and [`Error::Spawn`], if the
+    ///   system starts no thread.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn acquire(&self) -> Result<ExpirablePermit> {
@@ -579,9 +581,9 @@ impl ExpirableSemaphore {
     /// taken.
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an [`ExpirablePermit`] does
-    /// not see the new end: its guard ends as before, and its next renewal extends a shorter lease, but shortens none,
-    /// so Redis may keep the permit longer than [`max_hold`](Self::max_hold) says. The holder itself calls
+    /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
+    /// [`ExpirablePermit`] does not see the new end: the permit ends there as before. Its next renewal lengthens but never
+    /// shortens the lease, so Redis may keep the permit beyond [`max_hold`](Self::max_hold). The holder itself calls
     /// [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
@@ -832,7 +834,7 @@ impl ExpirablePermit {
         Err(self.hold.lost(reason))
     }
 
-    /// Returns whether the permit is certainly still held, by the clock of this process. No I/O.
+    /// Returns whether the lease of the permit runs and no loss is known, by the clock of this process. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

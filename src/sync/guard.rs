@@ -92,9 +92,9 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold ended earlier. [`Error::Redis`] if Redis did not confirm: the release is sent again
-    /// until Redis confirms it, or until the end of the lease ends the hold. [`Error::Members`] if several members of a
-    /// multi-lock failed, [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
+    /// [`Error::Lost`] if the hold ended earlier. [`Error::Redis`] if Redis did not confirm: the release is sent again until
+    /// Redis confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed,
+    /// [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
     }

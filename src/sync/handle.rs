@@ -114,9 +114,9 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
-    /// wait for it, the call first waits for 1 ms, so that these can ask. Redis says in its reply to the last release
-    /// whether others wait, so the call waits for that reply too, except with a [`RedLock`](crate::RedLock). A
-    /// [`SpinLock`](crate::SpinLock) has no such reply, and always waits for 1 ms after a whole tenure.
+    /// wait for it, the call first waits for 1 ms, so that these can ask. Whether others wait is in Redis' reply to the last
+    /// release, so the call first waits for that, except with a [`RedLock`](crate::RedLock). A [`SpinLock`](crate::SpinLock)
+    /// has no such reply, and always waits for 1 ms after a whole tenure.
     ///
     /// # Errors
     ///
@@ -288,9 +288,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// A thread that locks again what it holds with a fixed lease restarts that lease, which costs a round trip. If the
-    /// client renews the thread's hold, the lease of this handle is ignored. A thread that gets the lock from another
-    /// thread of this process has less of the lease: at most a tenth or the client's tenure is missing, whichever is
-    /// shorter.
+    /// thread already has a renewed hold, the lease of this handle is ignored. If another thread of this process passes the
+    /// lock on, the lease is shorter by at most a tenth, or by the client's tenure if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -318,8 +317,8 @@ impl<A: AnyKind> Handle<A> {
     /// earlier.
     ///
     /// For a job that runs once per minute on one of several hosts, set 55 s and call [`try_lock`](Self::try_lock). If the job
-    /// ends sooner, the other hosts still find the lock taken, provided that their clocks differ by less than the
-    /// rest of the minute. `ShedLock` calls this `lockAtLeastFor`.
+    /// ends sooner, the other hosts still find the lock taken, provided that their clocks differ by less than 5 s.
+    /// `ShedLock` calls this `lockAtLeastFor`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -378,8 +377,8 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
     /// is free.
     ///
-    /// `Ok(None)` then means only that another thread or process had the lock when the time was over, which stays no error.
-    /// By default both cases are `Ok(None)`, since most callers treat them alike.
+    /// `Ok(None)` then means only that another thread or process still had the lock when the time was over. By default both
+    /// cases are `Ok(None)`, since most callers treat them alike.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -39,13 +39,13 @@ const FORGET: usize = 1;
 ///
 /// **Waking.** One message wakes every process and all its waiting threads, each of which then asks Redis once.
 /// Without a message a thread asks after a second, and then less and less often, up to every 5 s. So a lost message
-/// or a deleted key delays it by at most 5 s. If the server does not allow subscribing, threads ask every 100 ms.
+/// or a deleted key delays it by at most 5 s. If the server does not allow subscribing, threads only ask like that.
 ///
-/// **Rounds.** A latch may be set again as soon as it is open. A thread that waits for the first count continues when
+/// **Rounds.** A latch that has been opened may be set again at once. A thread that waits for the first count continues when
 /// that round ends, even if it wakes late and finds the second count. A thread that waits for the second count is not
-/// released by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate
-/// sets, opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and
-/// start the next, a waiter that wakes late waits for the end of the next round, as in Redisson.
+/// released by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate sets,
+/// opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and start the
+/// next, a waiter that wakes late waits for the end of the next round, as in Redisson.
 ///
 /// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once. Redis
 /// keeps its result at `{name}:request:<id>` until the client's next request about this latch, but no longer than two
@@ -157,8 +157,8 @@ impl Latch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has
-    /// not answered for the command timeout; a reply that is merely late is `false`. A limit of zero cannot be
-    /// cancelled.
+    /// not answered for the command timeout; if it is merely late, the call returns `false`. A limit of zero is one
+    /// question.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }

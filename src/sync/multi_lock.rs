@@ -54,12 +54,12 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
 /// thread does not notice that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one
-/// exception to the release under **Waiting**: if the member that is in the way was taken only a moment ago, its holder
-/// may be about to release it. The thread then keeps the members that sort before that one, and asks again for a while: two
-/// round trips if the call may wait; in `try_lock`, 250 ms or four round trips, whichever is longer, and at most the command
-/// timeout. So of the threads that try for free locks at the same time, one gets its whole set. This requires that all
-/// threads use the same lease and the same server addresses, and that none is stopped for longer than this short time.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. An exception to
+/// **Waiting**: if the taken member was taken only a moment ago, the thread keeps the members that sort before it, and asks
+/// for it again. It does so for two round trips if the call may wait; in `try_lock` for 250 ms or four round trips,
+/// whichever is longer, and at most the command timeout. So of the threads that try for free locks at the same time, one
+/// gets its whole set. This requires that all threads use the same lease and the same server addresses, and that none is
+/// stopped for longer than this short time.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.
@@ -73,7 +73,7 @@ pub type MultiLockGuard = Guard<Multi>;
 pub type OwnedMultiLockGuard = Guard<Multi, Owned>;
 
 impl MultiLock {
-    /// Combines several locks, of any clients and kinds, into one. Sends nothing.
+    /// Combines several locks, of any clients and kinds but [`RedLock`](crate::RedLock), into one. Sends nothing.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};

@@ -24,9 +24,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The lock survives the loss of any minority: of five masters, two may be down, frozen or unreachable, and locking,
-/// renewing and unlocking still work. The lock is reentrant: the thread that holds it may lock it again. [`Handle`]
-/// lists all methods. Source: the [Redlock
+/// Of five masters, two may be down, frozen or unreachable, and locking, renewing and unlocking still work. The lock is
+/// reentrant: the thread that holds it may lock it again. [`Handle`] lists all methods. Source: the [Redlock
 /// algorithm](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) of the Redis documentation.
 /// Redisson's `RedissonRedLock` is a different algorithm, which ignores how long the masters took.
 ///
@@ -52,9 +51,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
 /// its client was closed. A master that was unreachable when the lock was acquired does not join the hold later. So
-/// failures add up while the lock is held, even if the masters return: of five, the third to fail ends the hold.
-/// [`nodes_held`](RedLockGuard::nodes_held) returns how many masters still keep the hold. A long job should release
-/// the lock now and then and acquire it again.
+/// failures add up while the lock is held, even if the masters return: of five that all granted it, the third to fail ends
+/// the hold. [`nodes_held`](RedLockGuard::nodes_held) returns how many masters still keep the hold. A long job should
+/// release the lock now and then and acquire it again.
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
 /// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
@@ -66,9 +65,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// enough. Every release is announced by at least one master of any majority. If several processes then get a part each
 /// and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
 /// whether the lock is free there (`PTTL`): after a second, then less and less often, up to every 5 s, and when the
-/// holder's leases end. The thread then requests the lock only if a majority is free. If a process has had the lock
-/// for its tenure while others listened, a waiting thread of it lets these go first: for four times as long as the last
-/// grant took, at least 1 ms and at most 50 ms.
+/// holder's leases end. The thread then requests the lock only if a majority reports it free. After a whole tenure of one
+/// process, its next waiting thread pauses if other processes listen: for four times as long as the last grant took, at
+/// least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
@@ -122,9 +121,9 @@ impl Handle<Red> {
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
-    /// replica. The uptime of a replacement says nothing, so the master counts only `longest_lease` after the first
-    /// acquire that saw the new `run_id`. A client that was opened after the change knows only the uptime. The setting
-    /// relies on the wall clocks of the masters, which must not be set forward.
+    /// replica. The uptime of a replacement says nothing, so after a changed `run_id` the master counts only `longest_lease`
+    /// after the first acquire that saw it. A client that was opened later cannot see the change. The setting relies on the
+    /// wall clocks of the masters, which must not be set forward.
     ///
     /// A hold that another thread of this process passes on was requested with that thread's setting, so use one setting for
     /// a name.

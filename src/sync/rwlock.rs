@@ -36,16 +36,15 @@ use crate::time;
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
-/// Among processes, Redis remembers at most one waiting writer and one waiting reader: a reader that arrives lets the
-/// remembered writer go first, and a writer the remembered reader. Between other waiters the first to ask gets the
-/// lock. Redis forgets a remembered waiter whose last request is older than
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A
-/// thread that already has the lock locks again without waiting. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
+/// Among processes, Redis remembers at most one waiting writer and one waiting reader: new readers let that writer go first,
+/// and new writers let that reader. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
+/// whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its
+/// process died or was stopped. A thread that already has the lock locks again without waiting. Calls that do not wait, such
+/// as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
 ///
-/// **Starvation.** A waiter has precedence for the first 10 s of its wait. So a writer can wait forever if readers
-/// overlap and each hold the lock for longer than that, if readers of other processes use
-/// [`readers_first`](Self::readers_first), or beside Redisson's readers.
+/// **Starvation.** A waiter goes first only in its first 10 s. So a writer can wait forever if overlapping readers each read
+/// for longer than that, if readers of other processes use [`readers_first`](Self::readers_first), or beside Redisson's
+/// readers.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
@@ -62,11 +61,11 @@ use crate::time;
 /// wait behind that writer for at most 10 s, since then its precedence is over.
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
-/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again at every renewal: at
-/// least every 10 s, and after a renewal that found it shortened, within a third of the time that was left. A case that
-/// this does not cover: a Redisson client sets the time to live to less than the time until the next renewal, and dies.
-/// The lock then ends before this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it;
-/// the next renewal reports the loss. This cannot happen if those times are well over 10 s in every Redisson client.
+/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again, at least every 10 s, and
+/// after a renewal that found it shortened, within a third of the time that was left. A case that this does not cover: a
+/// Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock then ends before
+/// this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the
+/// loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -609,8 +608,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A reader that died counts until its lease ends; if
-    /// others read at that time, until one of them releases or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A reader that died counts until its lease ends or, if
+    /// others read then, until one of them releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -760,8 +759,8 @@ impl<S: Scope> Guard<Write, S> {
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost) if the write hold ended earlier, [`Error::Redis`](crate::Error::Redis) if
-    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. After an error both
-    /// holds are released.
+    /// Redis did not answer, [`Error::Closed`](crate::Error::Closed) once the client is closed. After an error neither hold
+    /// remains.
     pub fn downgrade(self) -> Result<Guard<Read, S>> {
         let name = self.name().to_owned();
         match self.held.below().map_err(|err| err.downgrading(&name))? {

@@ -122,6 +122,8 @@ impl Semaphore {
     ///   may have granted is returned.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
+    /// - [`Error::NotReplicated`], with [`Config::replica_ack`](crate::Config::replica_ack), and [`Error::Spawn`], if the
+    ///   system starts no thread.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`], and [`Error::InvalidSetting`] for zero permits or more than `i32::MAX`, before anything is
     ///   sent.
@@ -353,9 +355,9 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is set to zero and
-    /// the negative number is returned, as in Redisson: permits that were removed while in use become available when
-    /// they are returned. The key keeps its time to live, which Redisson's `drainPermits` drops.
+    /// Blocks for one round trip, at most for the command timeout. A negative number is set to zero and returned, as in
+    /// Redisson. Permits that are still in use then become available when returned, although they had been removed. The key
+    /// keeps its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

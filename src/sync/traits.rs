@@ -175,7 +175,7 @@ pub trait Hold: sealed::Guard + fmt::Debug + Sync {
     where
         Self: Sized;
 
-    /// Returns whether the lock is certainly still held, by the clock of this process: see
+    /// Returns whether the lease of the lock runs and no loss is known, by the clock of this process: see
     /// [`Guard::is_valid`](crate::Guard::is_valid).
     fn is_valid(&self) -> bool;
 

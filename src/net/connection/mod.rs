@@ -243,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection, unless a reply is known to be overdue by `max_silence` or longer.
+    /// Whether there is a connection, unless a reply is known to have been due for `max_silence` or longer.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();

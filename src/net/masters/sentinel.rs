@@ -58,7 +58,7 @@ pub(super) struct Service {
     master: Option<NamedMaster>,
     /// The latest answer of a Sentinel that lags behind; cleared by the answer of one that does not.
     behind: Option<NamedMaster>,
-    /// The latest epoch of a master to which a connection was made.
+    /// The latest epoch of a master to which a connection was made, or with which `begin_again` began.
     epoch: u64,
     /// The connections to masters, each with the epoch of the failover that made its server the master.
     made: Vec<(u64, Weak<Socket>)>,

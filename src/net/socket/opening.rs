@@ -61,7 +61,7 @@ fn look_up(
             (err.kind(), why)
         });
         let mut all = LOOKED_UP.lock();
-        // Still the same entry: the last thread that it counts removes it, and it counts this one.
+        // Still the same entry: only the last counted thread removes it, and this one is counted.
         if let Entry::Occupied(mut its) = all.entry(key) {
             its.get_mut().threads -= 1;
             // All that wait now get this answer. Threads that come later wait for the next one.
@@ -113,7 +113,7 @@ fn connect(addr: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
 
 /// Makes a socket that is connected ready for use.
 fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
-    // Where nobody listens, a socket that is given the very port it connects to finds itself.
+    // Without a listener, a socket whose own port is its destination connects to itself.
     if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
         // Closed by a reset: otherwise the port stays taken for a while.
         socket.set_linger(Some(Duration::ZERO))?;

@@ -16,7 +16,7 @@ impl Subscriber {
         self.leave_moved();
     }
 
-    /// The table of the masters has changed, or was older than the caller's view of it: sends away those who wait on channels
+    /// The table of the masters has changed, perhaps since the caller chose this node: sends away those who wait on channels
     /// that another node has, and ends the thread if nothing is left for it.
     pub(in crate::net) fn masters_changed(&self) {
         self.leave_moved();

@@ -11,8 +11,8 @@
 //! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and goes
 //! out at once, or before the bytes that are written next if a thread is writing.
 //!
-//! Bytes must not be encrypted twice. So if the socket does not take all of it, the writer is told that all but the last byte
-//! is written, and offers that one again until the socket has taken the rest.
+//! Bytes must not be encrypted twice. So if the socket does not take all of it, the writer is told that the last byte is
+//! unwritten, and offers it again until the socket has taken everything.
 
 mod failure;
 mod handshake;
@@ -110,8 +110,8 @@ impl TlsSession {
                 self.failure = Some(self.context.explain(&err));
                 self.has_ended = true;
             }
-            // Without an end, more may come. An end that the server did not announce is one too: every reply says by
-            // itself where it ends.
+            // `WouldBlock` means that more may come. An end that the server did not announce counts too, since each reply
+            // says where it ends.
             let drained = self.tls.reader().read_to_end(&mut self.incoming);
             self.has_ended |=
                 drained.map_or_else(|err| err.kind() != io::ErrorKind::WouldBlock, |_| true);
