@@ -56,7 +56,7 @@
 //! | [`client.fenced_lock(name)`](FencedLock) | a `token()`, greater at each acquisition, by which a database can reject late writes | nothing checks the token |
 //! | [`client.rw_lock(name)`](RwLock) | many readers or one writer; the two sides take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](SpinLock) | very many short-lived names: waiters poll, so Redis keeps no subscription for each name | waiters need it right after its release |
-//! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name can stand for them, or late writes do harm |
+//! | [`client.multi_lock([a, b])`](MultiLock) | several names of one client, all or none | one name suffices, or late writes do harm (no token) |
 //! | [`MultiLock::new(vec![..])`](MultiLock::new) | several locks of any clients and servers, all or none | the names are of one client, or late writes do harm |
 //! | [`RedLock::new([&a, &b, &c], name)`](RedLock) | a lock that survives the loss of a minority of independent masters | late writes do harm: it has no token |
 //! | [`client.election(name)`](Election) | one leader of several processes | the work is short: use a `mutex` |
