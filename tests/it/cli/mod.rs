@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::pty::openpty;
+use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use redlatch::Client;
@@ -465,9 +465,20 @@ fn on_terminal(server: &Server, args: &[&str], answer: &str) -> (i32, String) {
     on_terminal_with(server, args, answer, "")
 }
 
+/// A terminal that no server inherits which another test starts at this moment: it would keep the terminal open for as long as
+/// it runs, and the test would never reach its end.
+fn pty() -> OpenptyResult {
+    let pty = openpty(None, None).unwrap();
+    // A clone is closed in programs that are started.
+    OpenptyResult {
+        master: pty.master.try_clone().unwrap(),
+        slave: pty.slave.try_clone().unwrap(),
+    }
+}
+
 /// With this value of `NO_COLOR`.
 fn on_terminal_with(server: &Server, args: &[&str], answer: &str, no_color: &str) -> (i32, String) {
-    let pty = openpty(None, None).unwrap();
+    let pty = pty();
     let slave = || Stdio::from(pty.slave.try_clone().unwrap());
     let mut command = redlatch(server);
     command

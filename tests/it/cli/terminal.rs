@@ -7,9 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-use nix::pty::openpty;
-
-use super::{Running, done, redlatch};
+use super::{Running, done, pty, redlatch};
 use crate::support::{GENEROUS, Server, eventually, loosely, ms, unique, within};
 
 /// A program in a session of its own, with a terminal of its own.
@@ -22,7 +20,7 @@ struct Terminal {
 
 impl Terminal {
     fn start(server: &Server, command: &[&str]) -> Self {
-        let pty = openpty(None, None).unwrap();
+        let pty = pty();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
         // `setsid --ctty` makes this the controlling terminal. Under `nohup` SIGHUP would be ignored.
         let child = Command::new("setsid")
