@@ -448,12 +448,8 @@ impl Config {
     /// [`Error::InvalidSetting`], naming the setting.
     pub(crate) fn check(&self) -> Result<Server> {
         check_lease("lease", self.lease)?;
-        for (setting, value) in [
-            ("command_timeout", self.command_timeout),
-            ("connect_timeout", self.connect_timeout),
-        ] {
-            check_timeout(setting, value)?;
-        }
+        check_timeout("command_timeout", self.command_timeout)?;
+        check_timeout("connect_timeout", self.connect_timeout)?;
         if self.tenure > Duration::from_secs(1) {
             return Err(Error::setting(format!(
                 "tenure {} is longer than a second",

@@ -346,8 +346,7 @@ impl Semaphore {
     pub fn add_permits(&self, permits: i64) -> Result<()> {
         check_range(permits, -i64::from(i32::MAX))?;
         if permits == 0 {
-            self.handle.entry()?;
-            return self.handle.check_going();
+            return self.handle.unregistered_entry().map(drop);
         }
         let add = |of: &_, keys: &_| semaphore::add(of, keys, permits);
         self.handle.count_once(FORGET, add).map(drop)

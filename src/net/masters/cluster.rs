@@ -51,8 +51,7 @@ impl Masters {
             self.sharded.get_or_init(|| sharded);
         }
         connection.writer.shut_down();
-        let is_new = self.table.write().learn(&shards);
-        if is_new {
+        if self.table.write().learn(&shards) {
             self.record_change();
             report!(Debug, "{address} has named the nodes of the {SLOTS} slots");
         }

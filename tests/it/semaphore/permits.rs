@@ -643,6 +643,9 @@ fn waits_end_in_time_or_when_cancelled() {
             let late = semaphore.clone().cancel_on(&token);
             assert!(matches!(late.try_acquire_for(ms(1)), Err(Error::Cancelled)));
             assert!(matches!(late.try_acquire(), Err(Error::Cancelled)));
+            // Other calls ignore the token, whether they send anything or not.
+            assert_eq!(late.available_permits().unwrap(), 0);
+            late.add_permits(0).unwrap();
         });
     }
     drop(permit);
