@@ -3,15 +3,6 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Tells whether a request has no reply because of time.
-pub(crate) trait Unanswered {
-    /// Whether the server responds (a majority, if there are several), and only this reply came too late.
-    fn is_late(&self) -> bool;
-
-    /// Whether a reply might have come with more time.
-    fn is_unanswered(&self) -> bool;
-}
-
 static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
     let now = Instant::now();
     // An earlier epoch also covers instants that were taken before it was first used.
@@ -123,15 +114,16 @@ impl Budget {
         began + self.until.saturating_duration_since(began) / 2
     }
 
-    /// Whether nothing is known but that the caller's time was up.
-    pub(crate) fn was_too_short(&self, fault: &impl Unanswered) -> bool {
-        self.ends_with_caller && fault.is_late()
+    /// Whether nothing is known but that the caller's time was up. `is_late`: the server responds, and only this reply came
+    /// too late.
+    pub(crate) fn was_too_short(&self, is_late: bool) -> bool {
+        self.ends_with_caller && is_late
     }
 
     /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
-    /// timeout of its own.
-    pub(crate) fn concerns_all(&self, fault: &impl Unanswered) -> bool {
-        !self.ends_with_caller && fault.is_unanswered()
+    /// timeout of its own. `is_unanswered`: a reply might have come with more time.
+    pub(crate) fn concerns_all(&self, is_unanswered: bool) -> bool {
+        !self.ends_with_caller && is_unanswered
     }
 }
 
@@ -192,7 +184,6 @@ pub(crate) fn random(end: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::call::Fault;
 
     #[test]
     fn an_endless_wait_has_no_deadline() {
@@ -206,22 +197,15 @@ mod tests {
     #[test]
     fn only_the_callers_time_can_have_been_too_short() {
         let (now, timeout) = (Instant::now(), Duration::from_secs(3));
-        let err = || redis::RedisError::from(std::io::Error::other("nobody there"));
-        let (late, away, refused) = (
-            Fault::Late(err()),
-            Fault::Unreachable(err()),
-            Fault::Refused(err()),
-        );
         let short = Deadline::at(now + timeout / 2).budget(now, timeout);
         let whole = Deadline::at(now + timeout).budget(now, timeout);
-        assert!(short.was_too_short(&late) && !short.was_too_short(&away));
-        assert!(!whole.was_too_short(&late) && !whole.was_too_short(&away));
-        assert!(whole.concerns_all(&late) && whole.concerns_all(&away));
-        assert!(!short.concerns_all(&late) && !short.concerns_all(&away));
-        assert!(!short.was_too_short(&refused) && !whole.concerns_all(&refused));
+        assert!(short.was_too_short(true) && !short.was_too_short(false));
+        assert!(!whole.was_too_short(true) && !whole.was_too_short(false));
+        assert!(whole.concerns_all(true) && !whole.concerns_all(false));
+        assert!(!short.concerns_all(true) && !short.concerns_all(false));
         // One of several clients, with a shorter command timeout than the others, ends the request for itself.
-        assert!(!short.within(now, timeout / 4).was_too_short(&late));
-        assert!(short.within(now, timeout).was_too_short(&late));
+        assert!(!short.within(now, timeout / 4).was_too_short(true));
+        assert!(short.within(now, timeout).was_too_short(true));
         assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);
     }
 

@@ -512,16 +512,15 @@ impl Strategy for Contender<'_> {
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<GuardInner>, NoReply> {
         let answered = match &self.lock.quorum {
             Some(servers) => {
-                let known = self
-                    .contest
-                    .take_knowledge(self.listening.signals().messages);
+                let messages = self.listening.signals().messages;
+                let is_busy = self.contest.is_still_busy(messages);
                 let (lock, wait) = (self.lock, self.wait);
                 let request = QuorumRequest {
                     lease: self.params.lease,
                     ttl: self.params.ttl,
                     up_for: lock.up_for,
                     asks_again_in: wait.asks_again().then(|| self.contest.longest_pause()),
-                    known,
+                    is_busy,
                 };
                 quorum::ask(servers, lock, &self.entry, request, until)?
             }

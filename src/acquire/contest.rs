@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::acquire::pacer::Pacer;
-use crate::acquire::quorum::{Known, PAUSE};
+use crate::acquire::quorum::PAUSE;
 
 /// The knowledge of a contender about the others that want a majority of the same servers.
 ///
@@ -34,16 +34,13 @@ impl Default for Contest {
 }
 
 impl Contest {
-    /// The contender's knowledge before a request, if `messages` have arrived so far.
-    pub(super) fn take_knowledge(&mut self, messages: u64) -> Known {
-        if std::mem::replace(&mut self.messages_seen, messages) != messages {
+    /// Before a request: whether the lock was refused and nothing was announced since, if `messages` have arrived so far.
+    pub(super) fn is_still_busy(&mut self, messages: u64) -> bool {
+        let is_news = std::mem::replace(&mut self.messages_seen, messages) != messages;
+        if is_news {
             self.pacer.reset();
-            Known::Released
-        } else if self.was_refused {
-            Known::Busy
-        } else {
-            Known::Nothing
         }
+        !is_news && self.was_refused
     }
 
     /// The request was refused, when `messages` had arrived.

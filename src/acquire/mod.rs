@@ -389,10 +389,10 @@ impl<S: Strategy> Waiting<'_, S> {
     /// Ends the wait without a reply: with an error, unless the caller's time was too short.
     fn end_unanswered(&mut self, failure: Failure, budget: &Budget) -> Result<Outcome<S::Grant>> {
         self.strategy.entry().lock().lock.forget_refusal();
-        if budget.was_too_short(&failure) {
+        if budget.was_too_short(failure.is_late()) {
             return self.end(Outcome::without_grant(self.was_refused));
         }
-        if budget.concerns_all(&failure) {
+        if budget.concerns_all(failure.is_unanswered()) {
             // The threads queued behind this one get the error now, instead of each after a timeout of its own. A thread
             // whose handle has a longer timeout goes on.
             let error = self.spec.make_error(S::DOING, failure.clone());

@@ -11,7 +11,6 @@ use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
 use crate::quorum::failure::Short;
 use crate::time;
 
-pub(crate) use crate::quorum::ask::Known;
 pub(crate) use crate::quorum::nodes::{PAUSE, pause};
 
 /// Asks a majority of the servers, and asks again if too few of them answered.
@@ -63,6 +62,6 @@ pub(crate) fn ask(
         before = short.is_away().then_some(short);
         again = true;
         // Too few servers answered, so nothing is known about the lock any more.
-        request.known = Known::Nothing;
+        request.is_busy = false;
     }
 }

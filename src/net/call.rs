@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::net::request::Request;
 use crate::net::socket;
 use crate::net::text::Text;
-use crate::time::{self, Unanswered};
+use crate::time;
 use crate::verdict::{Asked, RequestKind};
 
 /// Why a command has no usable reply.
@@ -54,14 +54,14 @@ impl Fault {
             Self::Stopped | Self::Closed => Error::Closed,
         }
     }
-}
 
-impl Unanswered for Fault {
-    fn is_late(&self) -> bool {
+    /// Whether the server responds, and only this reply came too late.
+    pub(crate) fn is_late(&self) -> bool {
         matches!(self, Self::Late(_))
     }
 
-    fn is_unanswered(&self) -> bool {
+    /// Whether a reply might have come with more time.
+    pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Late(_))
     }
 }

@@ -18,13 +18,13 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::error::is_transient;
 use crate::net::back_off::BackOff;
 use crate::net::channels::{Channels, LINGER, Listener, News};
+use crate::net::connection::Settings;
 use crate::net::dialling::{Dialling, Succession};
 use crate::net::masters::Masters;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, SLICE, Socket};
 use crate::net::write_queue::write_turn;
 use crate::process::Process;
 use crate::report::report;
-use crate::stats::Counters;
 use crate::time;
 use crate::verdict::{Asked, Verdict, verdict};
 
@@ -37,9 +37,7 @@ pub(crate) struct Subscriber {
     map: Arc<Masters>,
     /// Which node it listens to: it has the channels of its slots.
     node: usize,
-    connect_timeout: Duration,
-    command_timeout: Duration,
-    counters: Arc<Counters>,
+    settings: Settings,
     state: Mutex<State>,
     changed: Condvar,
     process: Process,
@@ -85,13 +83,7 @@ pub(crate) struct Subscription {
 
 impl Subscriber {
     /// The subscriber of one node.
-    pub(crate) fn new(
-        map: Arc<Masters>,
-        node: usize,
-        connect_timeout: Duration,
-        command_timeout: Duration,
-        counters: Arc<Counters>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(map: Arc<Masters>, node: usize, settings: Settings) -> Arc<Self> {
         let state = State {
             channels: Channels::new(map.is_sharded()),
             ..State::default()
@@ -100,9 +92,7 @@ impl Subscriber {
             endpoint: map.endpoint(node),
             map,
             node,
-            connect_timeout,
-            command_timeout,
-            counters,
+            settings,
             state: Mutex::new(state),
             changed: Condvar::new(),
             process: Process::this(),
@@ -232,7 +222,7 @@ impl Subscriber {
             return;
         }
         let asked_at = state.asked_at.unwrap_or(now);
-        if now < asked_at.max(heard_at) + self.command_timeout {
+        if now < asked_at.max(heard_at) + self.settings.command_timeout {
             return;
         }
         // So no other waiter closes the connection again.
@@ -367,7 +357,7 @@ impl Subscriber {
                     while let Ok(connection) = next {
                         let again = std::mem::replace(&mut has_connected, true);
                         if again {
-                            self.counters.resubscriptions.add(1);
+                            self.settings.counters.resubscriptions.add(1);
                         }
                         next = self.listen(connection, again);
                         // A greeting alone is no success: the server may reject every SUBSCRIBE.
@@ -408,7 +398,7 @@ impl Subscriber {
     /// Waits for a connection, unless the thread has to stop or another node may have the channels by now.
     fn connect(&self) -> Result<Duplex, RedisError> {
         let version = self.map.version();
-        let timeout = self.connect_timeout;
+        let timeout = self.settings.connect_timeout;
         let dialling = Dialling::start(&self.map, self.node, ROLE, timeout, false)?;
         loop {
             if let Some(made) = dialling.wait(SLICE) {
@@ -446,7 +436,7 @@ impl Subscriber {
                 let soon = lingers || state.has_news(now);
                 (self.write_rest(&mut state) || soon, asks_again_at)
             };
-            let timeout = self.connect_timeout;
+            let timeout = self.settings.connect_timeout;
             match succession.look(&self.map, self.node, ROLE, timeout) {
                 Some(Ok(successor)) => return Ok(successor),
                 Some(Err(why)) => self.endpoint.keeps_login(ROLE, &why),

@@ -12,16 +12,16 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::net::channels::Listener;
+use crate::net::connection::Settings;
 use crate::net::masters::Masters;
 use crate::net::subscriber::{Subscriber, Subscription};
 use crate::report::report;
-use crate::stats::Counters;
 
 /// The name of the threads.
 pub(crate) const THREAD: &str = "redlatch-subscriber";
@@ -29,9 +29,7 @@ pub(crate) const THREAD: &str = "redlatch-subscriber";
 /// The subscribers of a client, which hear of releases for all waiting threads.
 pub(crate) struct Subscribers {
     map: Arc<Masters>,
-    connect_timeout: Duration,
-    command_timeout: Duration,
-    counters: Arc<Counters>,
+    settings: Settings,
     state: Mutex<SubscribersState>,
     /// Hangs up when all threads have ended.
     ended: Receiver<()>,
@@ -48,18 +46,11 @@ struct SubscribersState {
 }
 
 impl Subscribers {
-    pub(crate) fn new(
-        map: Arc<Masters>,
-        connect_timeout: Duration,
-        command_timeout: Duration,
-        counters: Arc<Counters>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(map: Arc<Masters>, settings: Settings) -> Arc<Self> {
         let (running, ended) = bounded(0);
         Arc::new_cyclic(|this| Self {
             map,
-            connect_timeout,
-            command_timeout,
-            counters,
+            settings,
             state: Mutex::new(SubscribersState {
                 known: HashMap::new(),
                 version: 0,
@@ -115,15 +106,7 @@ impl Subscribers {
     }
 
     fn subscriber_of(&self, node: usize) -> Arc<Subscriber> {
-        let map = Arc::clone(&self.map);
-        let counters = Arc::clone(&self.counters);
-        Subscriber::new(
-            map,
-            node,
-            self.connect_timeout,
-            self.command_timeout,
-            counters,
-        )
+        Subscriber::new(Arc::clone(&self.map), node, self.settings.clone())
     }
 
     fn at(&self, node: usize) -> io::Result<Arc<Subscriber>> {
@@ -213,11 +196,18 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use crate::config::server::Server;
+    use crate::net::connection::Housekeeper;
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
     use crate::verdict::Redirection;
 
     struct Deaf;
+
+    impl Housekeeper for Deaf {
+        fn housekeep_soon(&self) {}
+
+        fn housekeep_now(&self) {}
+    }
 
     impl Listener for Deaf {
         fn message(&self) {}
@@ -248,7 +238,13 @@ mod tests {
     fn there_is_a_thread_for_each_master_at_which_somebody_waits_and_no_other() {
         let map = map();
         let timeout = Duration::from_secs(1);
-        let subscribers = Subscribers::new(Arc::clone(&map), timeout, timeout, Arc::default());
+        let settings = Settings {
+            connect_timeout: timeout,
+            command_timeout: timeout,
+            counters: Arc::default(),
+            housekeeper: Arc::new(Deaf),
+        };
+        let subscribers = Subscribers::new(Arc::clone(&map), settings);
         let channels: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);
         for (port, channel) in (2..).zip(&channels) {
             moves(&map, channel, port);

@@ -62,40 +62,24 @@ impl Trial {
             keys
         };
         let delete = || Request::command(doing, &["DEL", key]);
-        let (slots, slots_label) = (entry(&semaphore::KIND, name)?, "semaphores");
-        steps.extend([
-            (
-                slots_label,
-                semaphore::set(&slots.protocol, &request(), 1, Duration::ZERO),
-            ),
-            (
-                slots_label,
-                semaphore::acquire(&slots.protocol, &request(), 1),
-            ),
-            (
-                slots_label,
-                semaphore::release(&slots.protocol, &request(), 1),
-            ),
-            (slots_label, delete()),
-        ]);
-        let (slots, slots_label) = (entry(&permits::KIND, name)?, "expirable semaphores");
-        let (set, id) = (permits::Change::TrySet(1), [PermitId::draw()]);
-        steps.extend([
-            (
-                slots_label,
-                permits::change(&slots.protocol, &request(), set),
-            ),
-            (slots_label, permits::acquire(&slots.protocol, &id, LEASE)),
-            (slots_label, permits::release(&slots.protocol, &id)),
-            (slots_label, delete()),
-        ]);
+        let mut step = |label, request| steps.push((label, request));
+        let (slots, label) = (entry(&semaphore::KIND, name)?, "semaphores");
+        let of = &slots.protocol;
+        step(label, semaphore::set(of, &request(), 1, Duration::ZERO));
+        step(label, semaphore::acquire(of, &request(), 1));
+        step(label, semaphore::release(of, &request(), 1));
+        step(label, delete());
+        let (slots, label) = (entry(&permits::KIND, name)?, "expirable semaphores");
+        let (of, id) = (&slots.protocol, [PermitId::draw()]);
+        let set = permits::Change::TrySet(1);
+        step(label, permits::change(of, &request(), set));
+        step(label, permits::acquire(of, &id, LEASE));
+        step(label, permits::release(of, &id));
+        step(label, delete());
         let gate = entry(&latch::KIND, name)?;
-        steps.extend(
-            [latch::Change::Set(1), latch::Change::CountDown].map(|change| {
-                let step = latch::change(&gate.protocol, &request(), change);
-                ("latches", step)
-            }),
-        );
+        for change in [latch::Change::Set(1), latch::Change::CountDown] {
+            step("latches", latch::change(&gate.protocol, &request(), change));
+        }
         let tidy = ["DEL"].into_iter().chain(left.iter().map(String::as_str));
         let tidy = Request::command(doing, &tidy.collect::<Vec<_>>());
         Ok(Self { steps, tidy })

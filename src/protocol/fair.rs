@@ -18,13 +18,8 @@ pub(crate) static KIND: Kind = Kind {
         request(of, doing, &script::FAIR_REFRESH, None, &tickets)
     }),
     force: |of, key, keep_ms| {
-        request(
-            of,
-            FORCING,
-            &script::FAIR_FORCE,
-            Some(key),
-            &[keep_ms.as_bytes()],
-        )
+        let args = [keep_ms.as_bytes()];
+        request(of, FORCING, &script::FAIR_FORCE, Some(key), &args)
     },
     ..Kind::plain("fair")
 };

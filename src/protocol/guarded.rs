@@ -133,39 +133,15 @@ impl Guarded<'_> {
     }
 }
 
-/// Whether a command changes its connection, or waits on it. Redis rejects most of them in scripts, but some succeed
-/// without effect.
+/// Commands that change their connection, or wait on it. Redis rejects most of them in scripts, but some succeed without
+/// effect.
+const ABOUT_CONNECTIONS: &str = "ASKING AUTH CLIENT DISCARD EXEC HELLO MONITOR MULTI PSUBSCRIBE PSYNC PUNSUBSCRIBE \
+    QUIT READONLY READWRITE REPLCONF RESET SELECT SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE SYNC UNSUBSCRIBE UNWATCH WAIT WAITAOF \
+    WATCH";
+
 fn is_about_connection(name: &[u8]) -> bool {
-    let name = name.to_ascii_uppercase();
-    matches!(
-        &*name,
-        b"ASKING"
-            | b"AUTH"
-            | b"CLIENT"
-            | b"DISCARD"
-            | b"EXEC"
-            | b"HELLO"
-            | b"MONITOR"
-            | b"MULTI"
-            | b"PSUBSCRIBE"
-            | b"PSYNC"
-            | b"PUNSUBSCRIBE"
-            | b"QUIT"
-            | b"READONLY"
-            | b"READWRITE"
-            | b"REPLCONF"
-            | b"RESET"
-            | b"SELECT"
-            | b"SSUBSCRIBE"
-            | b"SUBSCRIBE"
-            | b"SUNSUBSCRIBE"
-            | b"SYNC"
-            | b"UNSUBSCRIBE"
-            | b"UNWATCH"
-            | b"WAIT"
-            | b"WAITAOF"
-            | b"WATCH"
-    )
+    let mut words = ABOUT_CONNECTIONS.split(' ');
+    words.any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
 }
 
 /// The keys among a command's arguments, which include its name.

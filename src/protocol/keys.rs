@@ -154,7 +154,7 @@ fn prefixed(prefix: &str, key: &str) -> String {
     }
 }
 
-/// Joins names into one text, from which [`names`] restores them, whatever characters they have.
+/// Joins names into one text, which no other names give, whatever characters they have. [`first_name`] finds the first.
 pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut list = String::new();
     for name in names {
@@ -165,18 +165,10 @@ pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     list
 }
 
-/// The names of a [`list`].
-pub(crate) fn names(list: &str) -> Vec<&str> {
-    let mut names = Vec::new();
-    let mut rest = list;
-    while let Some((len, tail)) = rest.split_once(':') {
-        let Some((name, tail)) = len.parse().ok().and_then(|len| tail.split_at_checked(len)) else {
-            break;
-        };
-        names.push(name);
-        rest = tail;
-    }
-    names
+/// The first name of a [`list`].
+pub(crate) fn first_name(list: &str) -> Option<&str> {
+    let (len, rest) = list.split_once(':')?;
+    rest.get(..len.parse().ok()?)
 }
 
 #[cfg(test)]

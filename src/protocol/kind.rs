@@ -124,9 +124,9 @@ impl Kind {
     pub(crate) fn shown(&self, id: &Arc<str>) -> Arc<str> {
         match self.id {
             Id::Name => Arc::clone(id),
-            Id::NameAndNodes => keys::names(id)
-                .first()
-                .map_or_else(|| Arc::clone(id), |&name| name.into()),
+            Id::NameAndNodes => {
+                keys::first_name(id).map_or_else(|| Arc::clone(id), |name| name.into())
+            }
         }
     }
 }

@@ -24,22 +24,8 @@ pub(crate) static KIND: Kind = Kind {
         let keys = [of.key(), &of.channel(), request];
         Request::script(FORCING, &script::RW_FORCE, &keys, &[keep_ms])
     },
-    state: |of| {
-        Request::script(
-            "asking for the lock",
-            &script::RW_STATE,
-            &[of.key()],
-            &["who"],
-        )
-    },
-    remaining: |of| {
-        Request::script(
-            "asking for the lease",
-            &script::RW_STATE,
-            &[of.key()],
-            &["left"],
-        )
-    },
+    state: |of| state(of, "asking for the lock", "who"),
+    remaining: |of| state(of, "asking for the lease", "left"),
     is_locked: |mode, state| match mode {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,
@@ -56,6 +42,10 @@ pub(crate) static KIND: Kind = Kind {
     },
     ..Kind::plain("read-write")
 };
+
+fn state(of: &Protocol, doing: &'static str, what: &str) -> Request {
+    Request::script(doing, &script::RW_STATE, &[of.key()], &[what])
+}
 
 /// The key that lives for as long as a read hold. Each owner of this crate has one read hold.
 fn hold_key(of: &Protocol, owner: &[u8]) -> String {

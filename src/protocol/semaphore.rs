@@ -3,6 +3,7 @@
 //! A release that arrives twice looks like two releases. So every request that changes the number counts once: see
 //! [`idempotency`](crate::protocol::idempotency).
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
@@ -11,21 +12,31 @@ use crate::net::text::Digits;
 use crate::protocol::idempotency::RequestKeys;
 use crate::protocol::keys;
 use crate::protocol::kind::{Kind, Protocol};
-use crate::protocol::script::{self, Request, Unexpected, lease_ms};
+use crate::protocol::script::{self, Request, Script, Unexpected, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
     ..Kind::plain("semaphore")
 };
 
+/// A request that counts once; `announces` if it may notify waiters.
+fn request(
+    of: &Protocol,
+    keys: &RequestKeys,
+    announces: bool,
+    (doing, script): (&'static str, &'static LazyLock<Script>),
+    args: &[&str],
+) -> Request {
+    let (key, channel) = (of.key(), of.channel());
+    let own: &[&str] = if announces { &[key, &channel] } else { &[key] };
+    Request::script(doing, script, &keys.after(own), args)
+}
+
 /// Acquires permits, all or none.
 pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, permits: u32) -> Request {
-    Request::script(
-        "acquiring permits",
-        &script::SEMAPHORE_ACQUIRE,
-        &keys.after(&[of.key()]),
-        &[&*Digits::of(permits), &keys.keep_ms],
-    )
+    let what = ("acquiring permits", &script::SEMAPHORE_ACQUIRE);
+    let args = [&*Digits::of(permits), &keys.keep_ms];
+    request(of, keys, false, what, &args)
 }
 
 /// Undoes an acquire of unknown outcome.
@@ -40,56 +51,35 @@ pub(crate) fn undo(of: &Protocol, keys: &RequestKeys) -> Request {
 
 /// Returns permits to the semaphore they came from, if it still exists.
 pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Request {
-    Request::script(
-        "releasing permits",
-        &script::SEMAPHORE_RELEASE,
-        &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), &keys.keep_ms, "0"],
-    )
+    let what = ("releasing permits", &script::SEMAPHORE_RELEASE);
+    let args = [&*Digits::of(permits), &keys.keep_ms, "0"];
+    request(of, keys, true, what, &args)
 }
 
 /// Changes the number of available permits, creating the semaphore if it does not exist.
 pub(crate) fn add(of: &Protocol, keys: &RequestKeys, permits: i64) -> Request {
-    Request::script(
-        "adding permits",
-        &script::SEMAPHORE_RELEASE,
-        &keys.after(&[of.key(), &of.channel()]),
-        &[&*Digits::of(permits), &keys.keep_ms, "1"],
-    )
+    let what = ("adding permits", &script::SEMAPHORE_RELEASE);
+    let args = [&*Digits::of(permits), &keys.keep_ms, "1"];
+    request(of, keys, true, what, &args)
 }
 
 /// Creates the semaphore, unless it exists, with a time to live unless `ttl` is zero.
 pub(crate) fn set(of: &Protocol, keys: &RequestKeys, permits: u32, ttl: Duration) -> Request {
-    Request::script(
-        "setting permits",
-        &script::SEMAPHORE_SET,
-        &keys.after(&[of.key(), &of.channel()]),
-        &[
-            &*Digits::of(permits),
-            &keys.keep_ms,
-            &*Digits::of(lease_ms(ttl)),
-        ],
-    )
+    let (permits, ttl) = (Digits::of(permits), Digits::of(lease_ms(ttl)));
+    let what = ("setting permits", &script::SEMAPHORE_SET);
+    request(of, keys, true, what, &[&*permits, &keys.keep_ms, &*ttl])
 }
 
 /// Deletes the semaphore.
 pub(crate) fn delete(of: &Protocol, keys: &RequestKeys) -> Request {
-    Request::script(
-        "deleting a semaphore",
-        &script::SEMAPHORE_DELETE,
-        &keys.after(&[of.key()]),
-        &[&keys.keep_ms],
-    )
+    let what = ("deleting a semaphore", &script::SEMAPHORE_DELETE);
+    request(of, keys, false, what, &[&keys.keep_ms])
 }
 
 /// Takes all available permits.
 pub(crate) fn drain(of: &Protocol, keys: &RequestKeys) -> Request {
-    Request::script(
-        "draining permits",
-        &script::SEMAPHORE_DRAIN,
-        &keys.after(&[of.key()]),
-        &[&keys.keep_ms],
-    )
+    let what = ("draining permits", &script::SEMAPHORE_DRAIN);
+    request(of, keys, false, what, &[&keys.keep_ms])
 }
 
 /// Asks how many permits are available.

@@ -82,17 +82,8 @@ pub(crate) struct QuorumRequest {
     pub(crate) up_for: Duration,
     /// Within what time the caller asks again if others hold the lock; `None` if it does not ask again.
     pub(crate) asks_again_in: Option<Duration>,
-    pub(crate) known: Known,
-}
-
-/// A caller's knowledge of the lock before it asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
-    Nothing,
-    /// The caller was refused, and no release was announced since.
-    Busy,
-    /// A release was announced.
-    Released,
+    /// The caller was refused, and no release was announced since, so looking is cheaper than asking.
+    pub(crate) is_busy: bool,
 }
 
 impl Quorum {
@@ -188,7 +179,7 @@ impl Quorum {
         // Closing one of the clients waits for this attempt: until it is held, and thus armed, or undone.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
-        if request.known == Known::Busy
+        if request.is_busy
             && let Some(busy) = self.look(request.ttl, until, stop)
         {
             return busy;

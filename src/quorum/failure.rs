@@ -3,7 +3,6 @@
 use crate::error::Error;
 use crate::net::call::Fault;
 use crate::quorum::tally::Majority;
-use crate::time::Unanswered;
 
 /// Too few servers agreed.
 #[derive(Debug, Clone)]
@@ -42,17 +41,17 @@ impl Failure {
             Self::Several(short) => short.into_error(doing, name),
         }
     }
-}
 
-impl Unanswered for Failure {
-    fn is_late(&self) -> bool {
+    /// Whether a majority responds, and only this reply came too late.
+    pub(crate) fn is_late(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_late(),
             Self::Several(short) => !short.is_away(),
         }
     }
 
-    fn is_unanswered(&self) -> bool {
+    /// Whether a reply might have come with more time.
+    pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_unanswered(),
             Self::Several(_) => true,

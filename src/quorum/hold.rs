@@ -24,7 +24,6 @@ use crate::quorum::round::{NodeReply, Round, RoundRequest};
 use crate::quorum::tally::Goal;
 use crate::report::report;
 use crate::session::Session;
-use crate::time::Unanswered as _;
 
 /// A hold that several nodes keep.
 ///

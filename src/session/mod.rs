@@ -122,13 +122,13 @@ impl Session {
         let endpoint = Self::endpoint_of(&config, owners.client())?;
         let counters = Arc::new(Counters::default());
         let watchdog = Watchdog::new(endpoint.log_in_period());
-        let (connect, response) = (config.connect_timeout, config.command_timeout);
+        let connect = config.connect_timeout;
         let housekeeper = Arc::clone(&watchdog);
         let on_change = move || housekeeper.housekeep_soon();
         let masters = Arc::new(Masters::new(endpoint.clone(), connect, on_change));
         let settings = nodes::Settings {
             connect_timeout: connect,
-            command_timeout: response,
+            command_timeout: config.command_timeout,
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
         };
@@ -145,12 +145,7 @@ impl Session {
                 Error::redis("connecting", err).at(&endpoint)
             })?;
         }
-        let subscriber = Subscribers::new(
-            Arc::clone(&masters),
-            connect,
-            response,
-            Arc::clone(&counters),
-        );
+        let subscriber = Subscribers::new(Arc::clone(&masters), settings);
         Ok(Arc::new(Self {
             endpoint,
             lease: config.lease,

@@ -1147,14 +1147,6 @@ impl Drop for ExpirablePermit {
     }
 }
 
-impl fmt::Debug for ExpirableSemaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExpirableSemaphore")
-            .field("name", &self.name())
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for ExpirablePermit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExpirablePermit")

@@ -29,11 +29,16 @@ use crate::time;
 /// ```
 ///
 /// The methods below are the same for all kinds; their examples use a [`Mutex`](crate::Mutex). The page of each kind
-/// says what that kind promises. A handle is cheap to make and to clone, and sends nothing by itself. Clones are the
-/// same lock.
-#[derive(Clone)]
+/// says what that kind promises. A handle is cheap to make and to clone, `Send` and `Sync`, and sends nothing by itself.
+/// Clones are the same lock.
 pub struct Handle<K: AnyKind> {
     pub(crate) target: K::Target,
+}
+
+impl<K: AnyKind> Clone for Handle<K> {
+    fn clone(&self) -> Self {
+        Self::of(self.target.clone())
+    }
 }
 
 // The parameter is `A` and not `K`, since rustdoc sorts the methods of an alias by the text of their `impl`: so `lock` precedes

@@ -1,6 +1,5 @@
 //! The count-down latch.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::acquire;
@@ -281,13 +280,5 @@ impl Latch {
         let mut strategy = LatchWait::new(&self.inner)?;
         let outcome = acquire::acquire(&mut strategy, &self.inner, wait)?;
         Ok(outcome.granted().is_some())
-    }
-}
-
-impl fmt::Debug for Latch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Latch")
-            .field("name", &self.name())
-            .finish_non_exhaustive()
     }
 }

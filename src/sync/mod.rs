@@ -27,6 +27,24 @@ use guard::Guard;
 use handle::Handle;
 use kind::{AnyKind, Scope};
 
+macro_rules! debug_by_name {
+    ($($type:ty: $name:literal,)+) => {$(
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let mut shown = f.debug_struct($name);
+                shown.field("name", &self.name()).finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+
+debug_by_name! {
+    expirable_semaphore::ExpirableSemaphore: "ExpirableSemaphore",
+    latch::Latch: "Latch",
+    rwlock::RwLock: "RwLock",
+    semaphore::Semaphore: "Semaphore",
+}
+
 macro_rules! unwind_safe {
     ($([$($parameters:tt)*] $type:ty,)+) => {$(
         impl<$($parameters)*> std::panic::UnwindSafe for $type {}

@@ -1,6 +1,5 @@
 //! The read-write lock.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::acquire::spec::LockSpec;
@@ -771,13 +770,5 @@ impl<S: Scope> Guard<Write, S> {
             }
             None => Err(self.held.lost_error()),
         }
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RwLock")
-            .field("name", &self.name())
-            .finish_non_exhaustive()
     }
 }

@@ -640,14 +640,6 @@ impl Drop for SemaphorePermit {
     }
 }
 
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore")
-            .field("name", &self.name())
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for SemaphorePermit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphorePermit")

@@ -23,8 +23,9 @@ use crate::net::back_off::BackOff;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
 use crate::net::connection::{Connection, WaitFault};
 use crate::net::request::Request;
-use crate::net::socket::{self, SLICE};
+use crate::net::socket;
 use crate::report::report;
+use crate::time;
 use crate::verdict::Verdict;
 
 /// If a key has the wrong type, at most this many keys are asked for their type.
@@ -167,18 +168,14 @@ impl Nodes {
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
         report!(Debug, "{} failed: {why}; retrying", call.request.doing);
-        let rested = Instant::now() + pause;
-        if rested >= until {
+        if Instant::now() + pause >= until {
             return Err(self.at(call).unreachable(why));
         }
-        while !stop() {
-            let left = rested.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            std::thread::sleep(left.min(SLICE));
+        time::sleep_unless(pause, stop);
+        match stop() {
+            true => Err(Fault::Stopped),
+            false => Ok(()),
         }
-        Err(Fault::Stopped)
     }
 
     /// Sends a command where it belongs, once there is a connection.

@@ -11,7 +11,7 @@ impl Subscriber {
     /// The connection is lost, or there is none: somebody else may have the channels by now.
     pub(super) fn look_around(&self) {
         self.map.doubt();
-        let until = Instant::now() + self.connect_timeout;
+        let until = Instant::now() + self.settings.connect_timeout;
         self.map.look_around(until, &|| self.state.lock().stopped);
         self.leave_moved();
     }

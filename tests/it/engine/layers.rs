@@ -444,7 +444,4 @@ const UPWARD: &[&str] = &[
 
 const IN_CIRCLES: &[&str] = &[];
 
-const WITH_CODES: &[&str] = &[
-    // The name of a command flag.
-    "src/protocol/guarded.rs: READONLY",
-];
+const WITH_CODES: &[&str] = &[];
