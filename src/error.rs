@@ -724,8 +724,7 @@ impl fmt::Display for DeadlockReason {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease expired: a fixed one as intended, a renewed one because this process could not renew it, for example
-    /// while it was stopped.
+    /// The lease expired: a fixed one as intended, a renewed one because this process was stopped or too slow to renew it.
     Expired,
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
     /// came back without its data. Redis does not say which.

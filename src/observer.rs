@@ -30,9 +30,9 @@ use crate::report::report;
 ///
 /// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases; for
 /// a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave slow
-/// work to another thread. An observer may use the client that it observes, but must not own one of its handles, or the
-/// client would never be dropped. A panic is logged and has no other effect. A client has one observer; one that wraps
-/// another, such as `Metrics`, forwards every method.
+/// work to another thread. An observer that owns a clone of its client, or one of its locks, keeps the client open until
+/// [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer; one that
+/// wraps another, such as `Metrics`, forwards every method.
 ///
 /// **Counting.** A hold here is what one thread has of one lock. For each, [`acquired`](Self::acquired) is called once,
 /// and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less released

@@ -171,7 +171,7 @@ counters! {
     /// Waits that ended without a message, by polling or with the holder's lease, and found the lock free: a message
     /// was lost, or none was sent.
     missed_messages,
-    /// Times this process let others go first, because its tenure was over or several others wait.
+    /// Times this process let other processes acquire first, because its tenure was over or several of them wait.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
@@ -191,7 +191,7 @@ counters! {
     resubscriptions,
 
     gauges:
-    /// Now: holds, permits of expirable semaphores, and fair locks that threads wait for.
+    /// Now: holds, permits of expirable semaphores, and places in the queues of fair locks.
     holds,
     /// Now: locks that a thread of this process holds, waits for, or has just released.
     names,

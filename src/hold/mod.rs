@@ -48,8 +48,7 @@ pub(crate) enum GuardStaysOnItsThreadUnlessTakenByLockOwned {}
 
 type NotSend = std::sync::MutexGuard<'static, GuardStaysOnItsThreadUnlessTakenByLockOwned>;
 
-/// The marker of a [`Guard`](crate::Guard) that stays on its thread: `Sync`, but not `Send`. Each thread counts its
-/// bound guards.
+/// The marker of a [`Guard`](crate::Guard) that stays on its thread: `Sync`, but not `Send`.
 #[derive(Debug)]
 pub struct Bound(PhantomData<NotSend>);
 

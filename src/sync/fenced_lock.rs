@@ -36,11 +36,11 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// may happen with a failover to another machine. Tokens can also fall if the lock is acquired within a millisecond of
 /// that loss, since tokens run up to a millisecond ahead of the clock while threads of a process wait for the lock.
 ///
-/// **After a loss.** If a process has lost the lock and does not know that, its threads may still pass the lock among
+/// **After a loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.
 ///
-/// **The counter** is Redisson's: a string at `redisson_lock_token:{name}` without a time to live, one for each name
-/// that was ever locked. [`token_ttl`](FencedLock::token_ttl) lets it expire.
+/// **The counter** is Redisson's: a string without a time to live, one for each name that was ever locked. For a lock
+/// `stock` it is at `redisson_lock_token:{stock}`. [`token_ttl`](FencedLock::token_ttl) lets it expire.
 ///
 /// **Beside Redisson.** A Redisson multi-lock with a lease applies that lease to the counters of its fenced locks
 /// too. If the counter expires before the next token is drawn, the next Redisson holder starts at 1 again. The

@@ -42,13 +42,14 @@ const FORGET: usize = 1;
 ///
 /// **Rounds.** A latch that has been opened may be set again at once. A thread that waits for the first count continues when
 /// that round ends, even if it wakes late and finds the second count. A thread that waits for the second count is not
-/// released by the end of the first. For this, a mark beside the count, at `{name}:round`, changes whenever this crate sets,
-/// opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end one round and start the
-/// next, a waiter that wakes late waits for the end of the next round, as in Redisson.
+/// released by the end of the first. For this, a mark beside the count (at `{jobs}:round` for a latch `jobs`) changes
+/// whenever this crate sets, opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end
+/// one round and start the next, a waiter that wakes late waits for the end of the next round, as in Redisson.
 ///
-/// **Counting once.** A request that was sent twice, because a reply or a connection was lost, counts once. Redis
-/// keeps its result at `{name}:request:<id>` until the client's next request about this latch, but no longer than two
-/// minutes (four command timeouts if that is longer).
+/// **Counting once.** If the client sends a request again because a reply or a connection was lost, Redis applies it once.
+/// For this, Redis keeps its result, at `{jobs}:request:<id>` for a latch `jobs`, until the client's next request about this
+/// latch, but no longer than two minutes (four command timeouts if that is longer). A call that the program repeats counts
+/// again.
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,

@@ -40,9 +40,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived, and repeated within 50 ms. If the majority grants the lock too late, the request is undone too, and the
-/// call returns [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough;
-/// its client reconnects in the background.
+/// arrived, and repeated within 50 ms, until the time limit or the command timeout. If the majority grants the lock too
+/// late, the request is undone too, and the call returns [`Error::Redis`]. A master that is down, or has not replied yet, is
+/// skipped if the others are enough; its client reconnects in the background.
 ///
 /// **Not acquired.** If no majority grants the lock, the masters that replied count, whether they granted it or said that
 /// others have it. If these are a majority, the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters

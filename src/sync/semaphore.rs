@@ -52,12 +52,12 @@ use crate::session::shared::SharedSession;
 /// others want few. A release notifies by message; if a message is lost, waiters notice the release by asking every 1
 /// to 5 s.
 ///
-/// **Faults.** A request without a reply is sent again and counts once. For this, Redis remembers each request in a
-/// key `{name}:request:<client uuid>:<number>`, which the client's next requests delete, or which expires after two
-/// minutes (four command timeouts if that is longer). So a client leaves a handful of such keys, about 150 bytes
-/// each, however often it asks. The keys cost 4 to 5 µs of the server's time per request, about as much as the rest
-/// of the request. If a permit is dropped while Redis is unreachable, or accepts no writes, its return is retried for
-/// up to a minute (two command timeouts if that is longer). After that it stays taken, and
+/// **Faults.** A request without a reply is sent again, and Redis applies it once. For this, Redis remembers each request in
+/// a key such as `{mail}:request:<client uuid>:<number>` for a semaphore `mail`. The client's next requests delete the key;
+/// otherwise it expires after two minutes (four command timeouts if that is longer). So a client leaves a handful of such
+/// keys, about 150 bytes each, however often it asks. The keys cost 4 to 5 µs of the server's time per request, about as
+/// much as the rest of the request. If a permit is dropped while Redis is unreachable, or accepts no writes, its return is
+/// retried for up to a minute (two command timeouts if that is longer). After that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
 /// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets that of the semaphore's key, and

@@ -16,8 +16,8 @@ use crate::sync::kind::{Detachable, Owned, Scope, sealed};
 /// The first word of a ticket's text.
 const WORD: &str = "redlatch-ticket-1";
 
-/// A text with which another client can take over a hold. Until then the hold is not renewed; Redis keeps it for the
-/// time given to `detach`.
+/// A text with which another client can take over a hold. Until the ticket is adopted, nobody renews the hold: Redis keeps
+/// it for the time given to `detach`.
 ///
 /// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). Send the text to
 /// the other process, for example in a message of a queue. That process may be on any machine.
