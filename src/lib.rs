@@ -139,7 +139,6 @@
 mod sync;
 
 mod acquire;
-mod callback;
 mod client;
 mod config;
 mod error;

@@ -1,6 +1,8 @@
 //! The notification that a hold is lost: to its guards, by a channel each, and to the client's listener.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{RecvError, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -8,7 +10,6 @@ use std::time::Duration;
 use crossbeam_channel as channel;
 use parking_lot::Mutex;
 
-use crate::callback::Callback;
 use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
@@ -192,36 +193,72 @@ pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) 
     all.push(listener);
 }
 
-/// Calls the client's listener with one loss after another.
-pub(crate) struct Notices(Option<Arc<Callback<Loss>>>);
+/// Calls the client's listener with one loss after another, on a thread that exists while there are losses.
+///
+/// The listener may block, panic, or use this crate. So it runs neither on the threads of this crate nor on threads
+/// that call into it. Losses are queued, which takes no time and is safe under any mutex.
+pub(crate) struct Notices {
+    listener: Option<OnLost>,
+    state: Mutex<NoticesState>,
+}
+
+#[derive(Default)]
+struct NoticesState {
+    queue: VecDeque<Loss>,
+    running: bool,
+}
 
 impl Notices {
-    pub(crate) fn new(listener: Option<OnLost>) -> Self {
-        let panicked = |loss: &Loss| {
-            report!(
-                Error,
-                "the listener for losses (on_lost) panicked at the loss of `{}`",
-                loss.name
-            );
-        };
-        Self(listener.map(|listener| {
-            Callback::new(
-                "redlatch-listener",
-                move |loss: &Loss| listener(loss),
-                panicked,
-            )
-        }))
+    pub(crate) fn new(listener: Option<OnLost>) -> Arc<Self> {
+        Arc::new(Self {
+            listener,
+            state: Mutex::default(),
+        })
     }
 
-    pub(crate) fn notify(&self, loss: Loss) {
-        if let Some(callback) = &self.0
-            && let Err(err) = callback.give(loss)
-        {
+    /// Queues a loss. If no thread can be started, the loss stays queued, and the next call tries again.
+    pub(crate) fn notify(self: &Arc<Self>, loss: Loss) {
+        if self.listener.is_none() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.queue.push_back(loss);
+        if std::mem::replace(&mut state.running, true) {
+            return;
+        }
+        drop(state);
+        let this = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("redlatch-listener".into());
+        if let Err(err) = thread.spawn(move || this.run()) {
+            self.state.lock().running = false;
             report!(
                 Warn,
                 "the thread that reports losses could not be started: {err}; the next loss tries again"
             );
         }
+    }
+
+    fn run(&self) {
+        while let (Some(listener), Some(loss)) = (&self.listener, self.next()) {
+            let called = std::panic::catch_unwind(AssertUnwindSafe(|| listener(&loss)));
+            if called.is_err() {
+                report!(
+                    Error,
+                    "the listener for losses (on_lost) panicked at the loss of `{}`",
+                    loss.name
+                );
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Loss> {
+        let mut state = self.state.lock();
+        let loss = state.queue.pop_front();
+        if loss.is_none() {
+            state.queue = VecDeque::new();
+            state.running = false;
+        }
+        loss
     }
 }
 
@@ -229,7 +266,11 @@ impl Notices {
 mod tests {
     use super::*;
 
+    use crossbeam_channel::{Receiver, bounded, unbounded};
+
     use crate::error::LossReason;
+
+    const LONG: Duration = Duration::from_secs(20);
 
     fn loss(name: &str) -> Loss {
         Loss {
@@ -266,5 +307,84 @@ mod tests {
             assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
         }
         assert!(listeners.len() < 64, "{} are kept", listeners.len());
+    }
+
+    fn numbered(n: u32) -> Loss {
+        loss(&n.to_string())
+    }
+
+    fn number(loss: &Loss) -> u32 {
+        loss.name.parse().expect("a number")
+    }
+
+    fn notices(listener: impl Fn(u32) + Send + Sync + 'static) -> Arc<Notices> {
+        Notices::new(Some(Arc::new(move |loss: &Loss| listener(number(loss)))))
+    }
+
+    /// Sends every loss except `panics` to the receiver; panics on that one.
+    fn received_unless(panics: u32) -> (Arc<Notices>, Receiver<u32>) {
+        let (sender, received) = unbounded();
+        let listener = move |n| {
+            assert_ne!(n, panics, "on purpose");
+            sender.send(n).unwrap_or_default();
+        };
+        (notices(listener), received)
+    }
+
+    #[track_caller]
+    fn assert_received(received: &Receiver<u32>, losses: impl IntoIterator<Item = u32>) {
+        for n in losses {
+            assert_eq!(received.recv_timeout(LONG), Ok(n));
+        }
+    }
+
+    #[test]
+    fn losses_are_handed_over_in_order() {
+        let (notices, received) = received_unless(u32::MAX);
+        for n in 0..1000 {
+            notices.notify(numbered(n));
+        }
+        assert_received(&received, 0..1000);
+    }
+
+    #[test]
+    fn a_panic_over_one_loss_does_not_keep_the_next_from_being_handed_over() {
+        let (notices, received) = received_unless(1);
+        for n in 0..3 {
+            notices.notify(numbered(n));
+        }
+        assert_received(&received, [0, 2]);
+    }
+
+    #[test]
+    fn a_thread_that_reports_a_loss_does_not_wait_for_the_loss_before() {
+        let (release, released) = bounded::<()>(0);
+        let (sender, received) = unbounded();
+        let notices = notices(move |n| {
+            released.recv_timeout(LONG).unwrap_or_default();
+            sender.send(n).unwrap_or_default();
+        });
+        for n in 0..3 {
+            notices.notify(numbered(n));
+        }
+        assert!(received.is_empty());
+        drop(release);
+        assert_received(&received, 0..3);
+    }
+
+    #[test]
+    fn a_listener_may_cause_more_losses() {
+        let (sender, received) = unbounded();
+        let own: Arc<OnceLock<Arc<Notices>>> = Arc::default();
+        let its_own = Arc::clone(&own);
+        let listener = move |n| {
+            sender.send(n).unwrap_or_default();
+            let own = its_own.get().expect("set before the first loss");
+            if n > 0 {
+                own.notify(numbered(n - 1));
+            }
+        };
+        own.get_or_init(|| notices(listener)).notify(numbered(3));
+        assert_received(&received, (0..=3).rev());
     }
 }

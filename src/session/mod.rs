@@ -76,7 +76,7 @@ pub(crate) struct Session {
     pub(crate) subscriber: Arc<Subscribers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) observer: Observers,
-    notices: Notices,
+    notices: Arc<Notices>,
     give_back_on_close: &'static [GiveBack],
     /// Whether the server answered the last health check, and since when that has been so.
     pub(crate) reached: Mutex<Option<(bool, Instant)>>,

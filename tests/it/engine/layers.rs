@@ -21,8 +21,8 @@ const LAYERS: [&[&str]; 12] = [
     &["local"],
     &["net"],
     &[
-        "callback", "config", "error", "observer", "process", "report", "search", "shown", "stats",
-        "time", "verdict",
+        "config", "error", "observer", "process", "report", "search", "shown", "stats", "time",
+        "verdict",
     ],
 ];
 
