@@ -1,7 +1,5 @@
 //! Counts and logs the outcomes of releases for which no thread has to wait.
 
-use std::sync::Arc;
-
 use redis::{RedisError, Value};
 
 use crate::error::LossReason;
@@ -10,17 +8,7 @@ use crate::protocol::script;
 use crate::report::report;
 use crate::stats::Counters;
 
-pub(crate) struct Releases {
-    counters: Arc<Counters>,
-}
-
-impl Releases {
-    pub(crate) fn new(counters: Arc<Counters>) -> Self {
-        Self { counters }
-    }
-}
-
-impl OnReply for Releases {
+impl OnReply for Counters {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         let (name, owner) = (&release.name, &release.owner);
         match script::released(reply) {
@@ -29,7 +17,7 @@ impl OnReply for Releases {
             // the first time.
             Ok(Err(_)) if release.undo || replayed => {}
             Ok(Err(gone)) => {
-                self.counters.releases_of_lost.add(1);
+                self.releases_of_lost.add(1);
                 let what = match gone {
                     LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
@@ -37,7 +25,7 @@ impl OnReply for Releases {
                 report!(Warn, "releasing `{name}` of {owner} came too late: {what}");
             }
             Err(unexpected) => {
-                self.counters.releases_failed.add(1);
+                self.releases_failed.add(1);
                 report!(Warn, "releasing `{name}` of {owner} failed: {unexpected}");
             }
         }
@@ -50,7 +38,7 @@ impl OnReply for Releases {
             return;
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.
-        self.counters.releases_failed.add(1);
+        self.releases_failed.add(1);
         let (doing, then) = match release.for_good {
             true => (
                 format!("returning permits of `{name}`"),

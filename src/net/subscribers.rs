@@ -195,7 +195,10 @@ mod tests {
 
     use std::time::{Duration, Instant};
 
+    use redis::{RedisError, Value};
+
     use crate::config::server::Server;
+    use crate::net::call::{DeferredInfo, OnReply};
     use crate::net::connection::Housekeeper;
     use crate::net::slot::slot_of;
     use crate::net::socket::Endpoint;
@@ -207,6 +210,12 @@ mod tests {
         fn housekeep_soon(&self) {}
 
         fn housekeep_now(&self) {}
+    }
+
+    impl OnReply for Deaf {
+        fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
+
+        fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
     }
 
     impl Listener for Deaf {
@@ -243,6 +252,7 @@ mod tests {
             command_timeout: timeout,
             counters: Arc::default(),
             housekeeper: Arc::new(Deaf),
+            on_reply: Arc::new(Deaf),
         };
         let subscribers = Subscribers::new(Arc::clone(&map), settings);
         let channels: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);

@@ -21,11 +21,10 @@ use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
-use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
-use crate::net::call::{Answer, Call, Fault, OnReply};
+use crate::net::call::{Answer, Call, Fault};
 use crate::net::connection::WorkLeft;
 use crate::net::masters::Masters;
 use crate::net::nodes::{self, Nodes};
@@ -131,12 +130,9 @@ impl Session {
             command_timeout: config.command_timeout,
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
+            on_reply: Arc::clone(&counters) as _,
         };
-        let releases: Arc<dyn OnReply> = Arc::new(Releases::new(Arc::clone(&counters)));
-        let to_masters = |role| {
-            let (settings, releases) = (settings.clone(), Arc::clone(&releases));
-            Nodes::new(Arc::clone(&masters), role, settings, releases)
-        };
+        let to_masters = |role| Nodes::new(Arc::clone(&masters), role, settings.clone());
         let connection = to_masters(socket::COMMANDS);
         let guarded = to_masters(socket::GUARDED);
         if !config.lazy {

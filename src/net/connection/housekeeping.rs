@@ -31,7 +31,7 @@ impl Connection {
                 in_flight.enqueue(&Call::question(ping), now);
                 drop(state);
                 self.write_out(false);
-                self.housekeeper.housekeep_soon();
+                self.settings.housekeeper.housekeep_soon();
             } else {
                 drop(self.drop_if_ended(state, generation));
                 // Other threads may have left bytes to this one.
@@ -181,9 +181,10 @@ pub(super) mod tests {
             command_timeout: timeout,
             counters: Arc::default(),
             housekeeper: Arc::new(Nobody),
+            on_reply: Arc::new(Nobody),
         };
         let ledger = Arc::new(Ledger::new(masters));
-        Connection::new("test", node, settings, ledger, Arc::new(Nobody))
+        Connection::new("test", node, settings, ledger)
     }
 
     pub(in crate::net::connection) fn undo(name: &Arc<str>, useful_until: Instant) -> Arc<Call> {

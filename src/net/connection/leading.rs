@@ -291,14 +291,14 @@ impl Connection {
             let Some(value) = next.take() else {
                 break;
             };
-            match state.pipeline.reply(value, now, &*self.on_reply) {
+            match state.pipeline.reply(value, now, &*self.settings.on_reply) {
                 Received::Of(replied) => {
                     if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
                         then = Then::StepDown;
                     }
                     // The ledger has the release. No thread waits for it, so housekeeping connects to the other node.
                     if replied.is_elsewhere {
-                        self.housekeeper.housekeep_now();
+                        self.settings.housekeeper.housekeep_now();
                     }
                     if replied.was_followed {
                         served.0.push(replied.call);
@@ -574,7 +574,7 @@ pub(super) mod appointments {
     #[test]
     fn whoever_follows_a_leader_that_panics_does_not_wait_for_ever() {
         let (mut connection, reader, mut server) = led();
-        connection.on_reply = Arc::new(Panics);
+        connection.settings.on_reply = Arc::new(Panics);
         let (connection, until) = (&connection, Instant::now() + GENEROUS);
         let name = "n".into();
         assert!(connection.send(&undo(&name, until)).is_some());

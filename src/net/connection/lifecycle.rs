@@ -167,8 +167,8 @@ impl Connection {
             }
         };
         let timeout = match down.attempts.is_empty() {
-            true => self.connect_timeout,
-            false => self.connect_timeout.min(SHARE),
+            true => self.settings.connect_timeout,
+            false => self.settings.connect_timeout.min(SHARE),
         };
         match dialling::start(&self.masters, self.node, self.role, timeout, done) {
             Ok(attempt) => down.attempts.push(attempt),
@@ -199,7 +199,7 @@ impl Connection {
                 // but this connection, and end right after it.
                 self.flush(true);
                 // Releases of the ledger go out in batches, each behind the replies to the one before.
-                self.housekeeper.housekeep_now();
+                self.settings.housekeeper.housekeep_now();
             }
             // This attempt began in an earlier outage, which is over, so its failure says nothing about now.
             Err(_) if !is_known => return,
@@ -209,7 +209,7 @@ impl Connection {
                     down.fail(by.began, err);
                 }
                 drop(state);
-                self.housekeeper.housekeep_soon();
+                self.settings.housekeeper.housekeep_soon();
             }
         }
         self.changed.notify_all();
@@ -218,7 +218,8 @@ impl Connection {
     /// Puts a connection into use, where there was none.
     pub(super) fn install(&self, state: &mut ConnectionState, connection: Duplex) {
         state.generation += 1;
-        self.counters
+        self.settings
+            .counters
             .reconnects
             .add(u64::from(state.generation > 1));
         state.pipeline.connected(Instant::now());
@@ -251,7 +252,7 @@ impl Connection {
         drop(state);
         // Without the mutex: `look` may start a thread and may log. If the connection is lost in the meantime, its
         // generation does not match any more, and the attempt is given up when `succession` is dropped.
-        let (masters, timeout) = (&self.masters, self.connect_timeout);
+        let (masters, timeout) = (&self.masters, self.settings.connect_timeout);
         let made = succession.look(masters, self.node, self.role, timeout);
         let mut state = self.state.lock();
         // If the connection was lost, the next one has a new login anyway, and the outcome does not matter.
@@ -295,7 +296,7 @@ impl Connection {
             // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader perhaps
             // no thread reads these replies soon, and the queued commands would wait: housekeeping reads them now.
             if in_flight.has_bytes() && !up.leadership.is_led() {
-                self.housekeeper.housekeep_now();
+                self.settings.housekeeper.housekeep_now();
             }
             return false;
         };
@@ -386,7 +387,7 @@ impl Connection {
             call.wake();
         }
         if owes {
-            self.housekeeper.housekeep_soon();
+            self.settings.housekeeper.housekeep_soon();
         }
         // The logger may block, so no thread waits for these records.
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);

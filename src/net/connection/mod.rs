@@ -169,6 +169,7 @@ pub(crate) struct Settings {
     pub(crate) command_timeout: Duration,
     pub(crate) counters: Arc<Counters>,
     pub(crate) housekeeper: Arc<dyn Housekeeper>,
+    pub(crate) on_reply: Arc<dyn OnReply>,
 }
 
 /// The shared connection for the commands of all locks of a client.
@@ -179,14 +180,11 @@ pub(crate) struct Connection {
     role: &'static str,
     /// Which node it leads to.
     pub(crate) node: usize,
-    connect_timeout: Duration,
+    settings: Settings,
     /// How long a connection may be silent with a reply due.
     max_silence: Duration,
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    counters: Arc<Counters>,
-    housekeeper: Arc<dyn Housekeeper>,
-    on_reply: Arc<dyn OnReply>,
 }
 
 impl Connection {
@@ -195,15 +193,14 @@ impl Connection {
         node: usize,
         settings: Settings,
         ledger: Arc<Ledger>,
-        on_reply: Arc<dyn OnReply>,
     ) -> Self {
         Self {
             endpoint: ledger.map.endpoint(node),
             masters: Arc::clone(&ledger.map),
             role,
             node,
-            connect_timeout: settings.connect_timeout,
             max_silence: settings.command_timeout / 2,
+            settings,
             state: Mutex::new(ConnectionState {
                 phase: Phase::Down(Down::new(None)),
                 generation: 0,
@@ -212,9 +209,6 @@ impl Connection {
                 finished: None,
             }),
             changed: Condvar::new(),
-            counters: settings.counters,
-            housekeeper: settings.housekeeper,
-            on_reply,
         }
     }
 
@@ -324,7 +318,7 @@ impl Connection {
 
     /// See [`Housekeeper::housekeep_soon`].
     pub(crate) fn housekeep_soon(&self) {
-        self.housekeeper.housekeep_soon();
+        self.settings.housekeeper.housekeep_soon();
     }
 
     /// The number of the current connection, if there is one.

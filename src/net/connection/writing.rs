@@ -37,7 +37,7 @@ impl Connection {
         if !state.pipeline.submit(call, Instant::now()) {
             return None;
         }
-        self.counters.commands.add(1);
+        self.settings.counters.commands.add(1);
         Some(state)
     }
 
@@ -180,7 +180,7 @@ impl Connection {
         // housekeeping takes them now that the socket has space.
         let was_kept = was_full && !is_full && state.pipeline.owes();
         if is_left || was_kept || is_full && !was_full {
-            self.housekeeper.housekeep_now();
+            self.settings.housekeeper.housekeep_now();
         }
         match is_full {
             true if written > 0 => Wrote::Part,
@@ -242,7 +242,7 @@ pub(super) mod tests {
     pub(in crate::net::connection) fn unled() -> (Arc<Connection>, UnixStream, Arc<Woken>) {
         let (mut connection, reader, server) = led();
         let woken = Arc::new(Woken::default());
-        connection.housekeeper = Arc::clone(&woken) as _;
+        connection.settings.housekeeper = Arc::clone(&woken) as _;
         connection.max_silence = GENEROUS;
         let (up, in_flight) = connection.state.get_mut().up(1).expect("it is up");
         assert!(up.leadership.put_back(reader, in_flight).is_none());

@@ -37,7 +37,7 @@ use redis::{RedisError, Value};
 
 use crate::error::named;
 use crate::net::apart::Apart;
-use crate::net::call::{Call, CallPhase, Deferred, Fault, OnReply};
+use crate::net::call::{Call, CallPhase, Deferred, Fault};
 pub(crate) use crate::net::connection::Settings;
 use crate::net::connection::{Connection, WorkLeft};
 use crate::net::ledger::Ledger;
@@ -55,7 +55,6 @@ pub(crate) struct Nodes {
     role: &'static str,
     settings: Settings,
     ledger: Arc<Ledger>,
-    on_reply: Arc<dyn OnReply>,
     connections: Numbered,
     /// The version of the table of masters when the connections to nodes that are no masters any more were last closed.
     left: AtomicU64,
@@ -86,19 +85,13 @@ impl Numbered {
 }
 
 impl Nodes {
-    pub(crate) fn new(
-        map: Arc<Masters>,
-        role: &'static str,
-        settings: Settings,
-        on_reply: Arc<dyn OnReply>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(map: Arc<Masters>, role: &'static str, settings: Settings) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicU64::new(map.version()),
             ledger: Arc::new(Ledger::new(Arc::clone(&map))),
             map,
             role,
             settings,
-            on_reply,
             connections: Numbered::default(),
             closed: Mutex::default(),
         })
@@ -134,8 +127,7 @@ impl Nodes {
             counters: Arc::default(),
             ..self.settings.clone()
         };
-        let releases = Arc::clone(&self.on_reply);
-        Self::new(Arc::clone(&self.map), role, settings, releases)
+        Self::new(Arc::clone(&self.map), role, settings)
     }
 
     /// Starts connecting to each master that `others` are connected to, if there is no connection.
@@ -169,13 +161,8 @@ impl Nodes {
     }
 
     fn new_connection(&self, node: usize, closed: bool) -> Connection {
-        let connection = Connection::new(
-            self.role,
-            node,
-            self.settings.clone(),
-            Arc::clone(&self.ledger),
-            Arc::clone(&self.on_reply),
-        );
+        let (settings, ledger) = (self.settings.clone(), Arc::clone(&self.ledger));
+        let connection = Connection::new(self.role, node, settings, ledger);
         if closed {
             connection.close();
         }
@@ -239,7 +226,7 @@ impl Nodes {
             // The call is neither in the ledger nor on a connection, so no other thread settles it.
             call.state.lock().phase = CallPhase::Broken(why.clone());
             if let Some(info) = &call.deferred {
-                self.on_reply.given_up(info, &why);
+                self.settings.on_reply.given_up(info, &why);
             }
         }
         match useless.len() {

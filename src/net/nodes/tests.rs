@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::AtomicUsize;
 
 use crate::config::server::Server;
-use crate::net::call::{Deferred, DeferredInfo};
+use crate::net::call::{Deferred, DeferredInfo, OnReply};
 use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
 use crate::net::socket::Endpoint;
@@ -49,9 +49,9 @@ fn at(url: &str, releases: &Arc<Releases>) -> Arc<Nodes> {
         command_timeout: timeout,
         counters: Arc::default(),
         housekeeper: Arc::new(Nobody),
+        on_reply: Arc::clone(releases) as _,
     };
-    let releases = Arc::clone(releases) as _;
-    Nodes::new(Arc::new(map), socket::COMMANDS, settings, releases)
+    Nodes::new(Arc::new(map), socket::COMMANDS, settings)
 }
 
 fn says(line: &str) -> Value {
