@@ -29,7 +29,7 @@ use crate::sync::mutex::Mutex;
 use crate::sync::red_lock::RedLock;
 use crate::sync::reentrant_lock::ReentrantLock;
 use crate::sync::rwlock::RwLock;
-use crate::sync::semaphore::{Semaphore, close as give_back_permits};
+use crate::sync::semaphore::Semaphore;
 use crate::sync::spin_lock::SpinLock;
 use crate::sync::ticket::{Adopt, Ticket};
 
@@ -112,7 +112,7 @@ impl Client {
     /// node of a cluster answers behind a URL that does not say so. [`Error::Redis`](crate::Error::Redis) if Redis cannot
     /// be reached, rejects the credentials, is a replica, or still loads its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
-        let session = Session::open(config.into(), &[give_back_permits])?;
+        let session = Session::open(config.into())?;
         Ok(Self {
             shared: SharedSession::new(session),
         })

@@ -7,9 +7,6 @@ use crate::hold::entry::notify;
 use crate::hold::{Entry, Wakeup};
 use crate::local::semaphore::Given;
 use crate::net::call::Call;
-use crate::protocol::idempotency::FORGET;
-use crate::protocol::owner::OwnerId;
-use crate::protocol::semaphore;
 use crate::session::Session;
 
 /// Releases permits that Redis granted at `since`: to waiting threads of this process, or to Redis. Returns the release
@@ -30,7 +27,7 @@ pub(crate) fn give(
     // Queued with the mutex held, so that on the connection it precedes the request of the thread that is first now:
     // rule 4 at `Entry`.
     let release = (back > 0).then(|| {
-        let release = submit_release(session, entry, back.into());
+        let release = session.release_permits(entry, back.into());
         let cohort = &mut state.local_semaphore().cohort;
         cohort.released(Arc::clone(&release), now);
         release
@@ -54,19 +51,4 @@ pub(crate) fn give(
     notify(first);
     session.watchdog.housekeep_soon();
     release
-}
-
-/// Queues the release of permits, which go back to the semaphore only if it still exists. The caller has to flush the
-/// connection.
-pub(crate) fn submit_release(session: &Session, entry: &Entry, permits: u64) -> Arc<Call> {
-    let (protocol, key) = (&entry.protocol, entry.protocol.key());
-    let keys = session.request_keys(key, FORGET, session.command_timeout);
-    let request = semaphore::release(protocol, &keys, permits);
-    let is_heard = session.subscriber.listens_to(&protocol.channel());
-    let useful_until = Instant::now() + session.replay();
-    let deferred = entry.deferred(request, &OwnerId::default(), useful_until, false);
-    let call = Call::release(deferred.for_good(), is_heard);
-    session.connection.submit(&call);
-    session.requests.pending(key, keys.number, &call);
-    call
 }

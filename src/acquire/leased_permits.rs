@@ -45,7 +45,7 @@ pub(crate) fn adopt(
     let leased = Leased::of(spec, entry, 1)?;
     let batch = leased.draw(session);
     let request = protocol::adopt(&entry.protocol, from, batch.ids[0], leased.ttl);
-    let give_back = || session.connection.send_deferred(batch.release());
+    let give_back = || session.connection.send_deferred(batch.undo());
     let answer = spec.ask_to_adopt(request, until, give_back)?;
     session
         .is_replicated(&answer)
@@ -155,11 +155,11 @@ impl Grants for Leased {
         let now = Instant::now();
         if !holds.iter().all(|hold| hold.is_valid(now)) {
             // The grant was so late that the leases are over, and others may have these permits.
-            session.connection.send_deferred(batch.release());
+            session.connection.send_deferred(batch.undo());
             return Err(spec.granted_too_late());
         }
         if let Err(closed) = session.arm(&holds) {
-            session.connection.send_deferred(batch.release());
+            session.connection.send_deferred(batch.undo());
             return Err(closed);
         }
         // Before the observer is told, which may take its time: a release by id has to find the hold.
@@ -182,18 +182,12 @@ struct Batch {
     ids: Vec<PermitId>,
 }
 
-impl Batch {
-    fn release(&self) -> Deferred {
+impl Undo for Batch {
+    fn undo(&self) -> Deferred {
         let request = protocol::release(&self.entry.protocol, &self.ids);
         // As long as the undo of a hold, for the same reason: see `UNDO_FOR`.
         let useful_until = Instant::now() + self.ttl.max(UNDO_FOR);
         self.entry
             .deferred(request, &OwnerId::default(), useful_until, true)
-    }
-}
-
-impl Undo for Batch {
-    fn undo(&self) -> Option<Deferred> {
-        Some(self.release())
     }
 }

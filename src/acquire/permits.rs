@@ -192,9 +192,8 @@ impl<G: Grants> Permits<'_, G> {
 
     /// Undoes a request that was granted, or whose reply is useless.
     fn give_back(&self, asked: &G::Asked) {
-        if let Some(undo) = asked.undo() {
-            self.spec.session().connection.send_deferred(undo);
-        }
+        let session = self.spec.session();
+        session.connection.send_deferred(asked.undo());
     }
 
     /// Redis had too few.

@@ -93,10 +93,10 @@ struct PermitRequest {
 }
 
 impl Undo for PermitRequest {
-    fn undo(&self) -> Option<Deferred> {
+    fn undo(&self) -> Deferred {
         let request = semaphore::undo(&self.entry.protocol, &self.keys);
         let (owner, useful_until) = (OwnerId::default(), Instant::now() + self.replay);
         let undo = self.entry.deferred(request, &owner, useful_until, true);
-        Some(undo.for_good())
+        undo.for_good()
     }
 }

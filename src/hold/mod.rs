@@ -621,8 +621,8 @@ impl Holding for Arc<Hold> {
 
 impl Undo for Hold {
     /// Always safe: an acquire that is undone is never repeated with the same number, so no valid hold has that number.
-    fn undo(&self) -> Option<Deferred> {
-        Some(self.release(true, Instant::now()))
+    fn undo(&self) -> Deferred {
+        self.release(true, Instant::now())
     }
 }
 

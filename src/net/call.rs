@@ -98,9 +98,9 @@ pub(crate) struct DeferredInfo {
     pub(crate) for_good: bool,
 }
 
-/// Makes the request that undoes an acquire of unknown outcome, if it has to be undone.
+/// Makes the request that undoes an acquire of unknown outcome.
 pub(crate) trait Undo: Send + Sync {
-    fn undo(&self) -> Option<Deferred>;
+    fn undo(&self) -> Deferred;
 }
 
 /// Notified of the outcome of deferred releases.
@@ -405,7 +405,7 @@ impl Call {
 
     /// The undo of the call; `None` if it need not be undone even when executed.
     pub(crate) fn undo(&self) -> Option<Deferred> {
-        self.undo.as_ref()?.undo()
+        Some(self.undo.as_ref()?.undo())
     }
 
     /// Whether any byte of the call may have reached a server.

@@ -22,7 +22,7 @@ use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
-use crate::hold::{Hold, NotRenewed, Reentry, Registry, lost_before};
+use crate::hold::{Entry, Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
 use crate::net::call::{Answer, Call, Fault};
 use crate::net::connection::WorkLeft;
@@ -34,10 +34,11 @@ use crate::net::socket::Endpoint;
 use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
-use crate::protocol::idempotency::{IdempotencyKeys, RequestKeys};
+use crate::protocol::idempotency::{FORGET, IdempotencyKeys, RequestKeys};
 use crate::protocol::kind::RENEWING;
-use crate::protocol::owner::Owners;
+use crate::protocol::owner::{OwnerId, Owners};
 use crate::protocol::script::{self, Renewed, Request, lease_ms};
+use crate::protocol::semaphore;
 use crate::report::report;
 use crate::session::known_master::KnownMaster;
 use crate::session::reminders::Reminders;
@@ -76,7 +77,6 @@ pub(crate) struct Session {
     pub(crate) counters: Arc<Counters>,
     pub(crate) observer: Observers,
     notices: Arc<Notices>,
-    give_back_on_close: &'static [GiveBack],
     /// Whether the server answered the last health check, and since when that has been so.
     pub(crate) reached: Mutex<Option<(bool, Instant)>>,
     closed: AtomicBool,
@@ -98,9 +98,6 @@ pub(crate) struct Session {
 /// that closes.
 type CloseOutcome = std::result::Result<(), (&'static str, String)>;
 
-/// Queues the releases of holds without a lease when the client is closed.
-pub(crate) type GiveBack = fn(&Session);
-
 /// Counts a thread that may have an acquire under way.
 pub(crate) struct Contending<'a>(&'a Session);
 
@@ -111,12 +108,8 @@ impl Drop for Contending<'_> {
 }
 
 impl Session {
-    /// Checks the settings and connects, unless the settings leave that to the first call. When the client is closed,
-    /// `give_back_on_close` releases the holds that the watchdog does not know.
-    pub(crate) fn open(
-        config: Config,
-        give_back_on_close: &'static [GiveBack],
-    ) -> Result<Arc<Self>> {
+    /// Checks the settings and connects, unless the settings leave that to the first call.
+    pub(crate) fn open(config: Config) -> Result<Arc<Self>> {
         let owners = Arc::new(Owners::new());
         let endpoint = Self::endpoint_of(&config, owners.client())?;
         let counters = Arc::new(Counters::default());
@@ -169,7 +162,6 @@ impl Session {
             counters,
             observer: config.observer,
             notices: Notices::new(config.on_lost),
-            give_back_on_close,
             reached: Mutex::default(),
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -422,6 +414,32 @@ impl Session {
         lease_ms(2 * self.replay().max(2 * timeout)).to_string()
     }
 
+    /// Queues the release of permits, which go back to the semaphore only if it still exists. The caller has to flush the
+    /// connection.
+    pub(crate) fn release_permits(&self, entry: &Entry, permits: u64) -> Arc<Call> {
+        let (protocol, key) = (&entry.protocol, entry.protocol.key());
+        let keys = self.request_keys(key, FORGET, self.command_timeout);
+        let request = semaphore::release(protocol, &keys, permits);
+        let is_heard = self.subscriber.listens_to(&protocol.channel());
+        let useful_until = Instant::now() + self.replay();
+        let deferred = entry.deferred(request, &OwnerId::default(), useful_until, false);
+        let call = Call::release(deferred.for_good(), is_heard);
+        self.connection.submit(&call);
+        self.requests.pending(key, keys.number, &call);
+        call
+    }
+
+    /// Queues the release of all plain permits of this process when the client is closed. The caller flushes the queue.
+    fn give_back_permits(&self) {
+        for entry in self.registry.of(&semaphore::KIND) {
+            let mut state = entry.lock();
+            let out = state.local_semaphore().close();
+            if out > 0 {
+                self.release_permits(&entry, out);
+            }
+        }
+    }
+
     /// Closes the client, or waits until another thread has closed it. All these threads get the same result, since
     /// each may then end the process.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
@@ -489,9 +507,7 @@ impl Session {
                 self.give_up(&hold);
             }
         }
-        for give_back in self.give_back_on_close {
-            give_back(self);
-        }
+        self.give_back_permits();
         self.connection.flush(true);
         let released = self.connection.drain(until);
         self.guarded.close();

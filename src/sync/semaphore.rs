@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::acquire::give_permits::{give, submit_release};
+use crate::acquire::give_permits::give;
 use crate::acquire::plain_permits;
 use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
@@ -15,7 +15,6 @@ use crate::local::waiter::CancelToken;
 use crate::observer::Observed;
 use crate::protocol::idempotency::FORGET;
 use crate::protocol::semaphore;
-use crate::session::Session;
 use crate::session::shared::SharedSession;
 
 /// A counting semaphore whose permits **stay taken if their process dies**: prefer
@@ -520,17 +519,6 @@ impl Semaphore {
             done: false,
             observed,
         }))
-    }
-}
-
-/// Queues the release of all permits of this process when the client is closed. The caller flushes the queue.
-pub(crate) fn close(session: &Session) {
-    for entry in session.registry.of(&semaphore::KIND) {
-        let mut state = entry.lock();
-        let out = state.local_semaphore().close();
-        if out > 0 {
-            submit_release(session, &entry, out);
-        }
     }
 }
 

@@ -50,8 +50,8 @@ fn release(id: usize, key: &str, ends: Instant) -> Deferred {
 struct TakeBack;
 
 impl Undo for TakeBack {
-    fn undo(&self) -> Option<Deferred> {
-        Some(release(UNDOING, "a", at(1_000_000)))
+    fn undo(&self) -> Deferred {
+        release(UNDOING, "a", at(1_000_000))
     }
 }
 

@@ -67,7 +67,7 @@ fn every_script_is_of_a_kind_and_every_command_is_tried() {
 /// A report with every finding, as servers with all kinds of faults give rise to them.
 pub(crate) fn samples() -> String {
     let config = Config::new("redis://10.0.0.7/").replica_ack(ReplicaAck::AtLeast(2));
-    let session = Session::open(config.lazy(), &[]).expect("a client");
+    let session = Session::open(config.lazy()).expect("a client");
     let mut checked = Checked {
         session: &session,
         server: "10.0.0.7:6379".into(),
