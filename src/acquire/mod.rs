@@ -72,6 +72,8 @@ use crate::net::call::{Call, Fault};
 use crate::quorum::failure::Failure;
 use crate::time::{self, Budget, Deadline};
 
+pub(crate) use crate::quorum::ask::Busy;
+
 /// The reply to a request.
 pub(crate) enum Reply<G> {
     Granted(G),
@@ -79,16 +81,6 @@ pub(crate) enum Reply<G> {
     /// A thread of this process handed over permits before the reply arrived. So Redis's grant was passed on, and the
     /// asking thread takes the permits that were handed over.
     HandedOver,
-}
-
-/// The reply of a server if somebody else has the lock, or the permits.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Busy {
-    /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
-    pub(crate) retry_after: Option<Duration>,
-    /// Several contenders ask several servers at the same time, and each may have been granted too few of them, so
-    /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
-    pub(crate) is_contested: bool,
 }
 
 /// Why a request has no reply.

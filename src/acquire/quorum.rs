@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::acquire::spec::LockSpec;
-use crate::acquire::{Busy, NoReply, Reply};
+use crate::acquire::{NoReply, Reply};
 use crate::hold::{Entry, Hold};
 use crate::protocol::kind::ACQUIRING;
 use crate::quorum::ask::{Quorum, QuorumReply, QuorumRequest};
@@ -28,15 +28,7 @@ pub(crate) fn ask(
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {
             QuorumReply::Granted(hold) => return Ok(Reply::Granted(hold)),
-            QuorumReply::Busy {
-                free_in,
-                is_contested,
-            } => {
-                return Ok(Reply::Busy(Busy {
-                    retry_after: free_in,
-                    is_contested,
-                }));
-            }
+            QuorumReply::Busy(busy) => return Ok(Reply::Busy(busy)),
             QuorumReply::GrantedTooLate => return Err(lock.granted_too_late().into()),
             QuorumReply::TooFew(short) => short,
             QuorumReply::Stopped => return Err(lock.stopped().into()),

@@ -55,17 +55,20 @@ pub(crate) struct Quorum {
     granted_in: AtomicU64,
 }
 
+/// The reply of a server, or of a majority, if somebody else has the lock, or the permits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Busy {
+    /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
+    pub(crate) retry_after: Option<Duration>,
+    /// Several contenders ask several servers at the same time, and each may have been granted too few of them, so
+    /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
+    pub(crate) is_contested: bool,
+}
+
 /// The reply of a majority to an acquire.
 pub(crate) enum QuorumReply {
     Granted(Arc<Hold>),
-    /// The lock is held by others.
-    Busy {
-        /// The time after which a majority of nodes will be free if nobody renews.
-        free_in: Option<Duration>,
-        /// The lock was requested, and not only looked at: others may have done so at the same time, and perhaps nobody
-        /// has a majority.
-        is_contested: bool,
-    },
+    Busy(Busy),
     /// Granted, but with too little of the lease left; the grant is being given back.
     GrantedTooLate,
     TooFew(Short),
@@ -251,11 +254,11 @@ impl Quorum {
         });
         let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
-        QuorumReply::Busy {
+        QuorumReply::Busy(Busy {
             // Asks a little later, when the other nodes are free as well.
-            free_in: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
+            retry_after: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
             is_contested,
-        }
+        })
     }
 
     /// Checks, without requesting the lock, whether others have it on so many nodes that no majority is free.

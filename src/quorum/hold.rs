@@ -13,11 +13,11 @@ use redis::Value;
 use crate::error::{LossReason, RELEASING, Result};
 use crate::hold::{Entry, Hold, NotRenewed, Reentry, Several, lost_before};
 use crate::local::lock::{LeasePolicy, Mode};
-use crate::net::call::{Answer, Attempt, Call, Fault, Undo};
+use crate::net::call::{Answer, Attempt, Call, Undo};
 use crate::protocol::kind::{AcquireArgs, RENEWING};
 use crate::protocol::red;
 use crate::protocol::script::{self, Renewed, renewed};
-use crate::quorum::failure::{Failure, Short};
+use crate::quorum::failure::Short;
 use crate::quorum::nodes::{Node, QuorumNodes};
 use crate::quorum::parts::{Part, Parts};
 use crate::quorum::round::{NodeReply, Round, RoundRequest};
@@ -296,7 +296,10 @@ impl QuorumHold {
     }
 
     /// Locks again with a fixed lease: asks all nodes, and needs a majority of the parts.
-    fn renew_all(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), Failure> {
+    fn renew_all(
+        &self,
+        again: &Reentry<'_>,
+    ) -> std::result::Result<(Renewed, Instant), NotRenewed> {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let round = self.ask_again(again);
         let mut state = self.state.lock();
@@ -326,9 +329,15 @@ impl QuorumHold {
             nodes.housekeep_soon();
             Ok((Ok(()), sent_at))
         } else if (again.stop)() {
-            Err(Fault::Stopped.into())
+            Err(NotRenewed::Stopped)
         } else {
-            Err(nodes.short(agreed, round.replies).into())
+            let short = nodes.short(agreed, round.replies);
+            let is_away = short.is_away();
+            let error = short.into_error(RENEWING, self.name());
+            Err(match is_away {
+                true => NotRenewed::Failed(error),
+                false => NotRenewed::Late(error),
+            })
         }
     }
 
@@ -545,17 +554,6 @@ impl Several for QuorumHold {
     }
 
     fn renew(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed> {
-        self.renew_all(again).map_err(|failure| match failure {
-            Failure::One(Fault::Stopped) => NotRenewed::Stopped,
-            failure => {
-                let is_late = failure.is_late();
-                let error = failure.into_error(RENEWING, self.name());
-                if is_late {
-                    NotRenewed::Late(error)
-                } else {
-                    NotRenewed::Failed(error)
-                }
-            }
-        })
+        self.renew_all(again)
     }
 }
