@@ -333,19 +333,18 @@ impl<'a> Contender<'a> {
         let sent_at = answer.sent_at;
         let has_tokens = self.entry.protocol.kind().has_tokens;
         let acquired = match self.turn {
-            Some(_) => script::acquired_in_turn(answer.value)
-                .map(|(acquired, seen)| (acquired, Some(seen))),
-            None => script::acquired(answer.value, has_tokens).map(|acquired| (acquired, None)),
+            Some(_) => script::acquired_in_turn(answer.value),
+            None => script::acquired(answer.value, has_tokens),
         };
         // An odd reply says nothing about whether the lock was granted.
-        let (acquired, seen) = acquired.map_err(|unexpected| {
+        let acquired = acquired.map_err(|unexpected| {
             if let Some(Asked { hold, .. }) = &asked {
                 session.give_back(hold);
             }
             session.error(ACQUIRING, &self.lock.name, unexpected)
         })?;
         match (acquired, asked) {
-            (Acquired::Taken { tokens }, Some(Asked { hold, .. })) => {
+            (Acquired::Taken { tokens, left }, Some(Asked { hold, .. })) => {
                 self.place = None;
                 // Granted, but too few replicas have it: a failover could grant the lock again.
                 replicated.inspect_err(|_| session.give_back(&hold))?;
@@ -353,22 +352,22 @@ impl<'a> Contender<'a> {
                 if let Some((first, last)) = tokens {
                     hold.set_tokens(first, last);
                 }
-                if let Some(left) = seen.and_then(|seen| seen.left) {
+                if left.is_some() {
                     // Before this grant the lock's key had only `left` to live. If another client shortens the key again, a
                     // renewal extends it in time.
-                    hold.change(|lease| lease.adapt_keep_lock(Some(left)));
+                    hold.change(|lease| lease.adapt_keep_lock(left));
                 }
                 Ok(Reply::Granted(hold))
             }
-            (Acquired::Busy { left }, Some(Asked { hold, place })) => {
+            (Acquired::Busy { left, behind }, Some(Asked { hold, place })) => {
                 if place == Place::New {
                     self.keep_place(hold.number, sent_at);
                 }
                 if let (Some(spin), Some(left)) = (&mut self.spin, left) {
                     spin.record_refusal(sent_at + left);
                 }
-                if let (Some(turn), Some(seen)) = (&mut self.turn, seen) {
-                    turn.set_behind(hold.number, seen.behind);
+                if let (Some(turn), Some(behind)) = (&mut self.turn, behind) {
+                    turn.set_behind(hold.number, behind);
                 }
                 Ok(Reply::Busy(Busy {
                     retry_after: left,

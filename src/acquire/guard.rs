@@ -89,7 +89,9 @@ impl Held for GuardInner {
 
     fn unlock(self) -> Result<()> {
         let until = Instant::now() + self.command_timeout;
-        self.begin_unlock()?.finish(until)
+        let unlocking = self.queue_unlock()?;
+        unlocking.send();
+        unlocking.finish(until)
     }
 }
 
@@ -219,11 +221,8 @@ impl GuardInner {
             )));
         }
         let (session, hold) = (Arc::clone(&self.shared.session), Arc::clone(&self.hold));
-        let now = Instant::now();
-        hold.keep_until(now + lease);
-        let until = now + self.command_timeout;
-        let detached = self.begin_unlock().and_then(|its| its.finish(until));
-        if let Err(err) = detached {
+        hold.keep_until(Instant::now() + lease);
+        if let Err(err) = self.unlock() {
             // The request may be executed all the same, and nobody would have the ticket.
             hold.take_kept_until();
             session.give_back(&hold);
@@ -232,14 +231,8 @@ impl GuardInner {
         Ok(hold.owner())
     }
 
-    /// Releases the hold; [`Unlocking::finish`] waits for the reply.
-    fn begin_unlock(self) -> Result<Unlocking> {
-        let unlocking = self.queue_unlock()?;
-        unlocking.send();
-        Ok(unlocking)
-    }
-
     /// Queues the release. Other releases may be queued behind it before it is [sent](Unlocking::send).
+    /// [`Unlocking::finish`] waits for the reply.
     pub(crate) fn queue_unlock(mut self) -> Result<Unlocking> {
         self.released = true;
         if self.is_copy() {
@@ -261,14 +254,6 @@ impl GuardInner {
             in_time,
             release,
         })
-    }
-
-    fn unlocked(&self, call: &Arc<Call>, in_time: bool, until: Instant) -> Result<()> {
-        let session = &self.shared.session;
-        match session.released(&self.hold, call, in_time, until)? {
-            None => Ok(()),
-            Some(reason) => Err(self.hold.lost(reason)),
-        }
     }
 
     fn send(&self, release: Option<&Arc<Call>>) {
@@ -366,10 +351,15 @@ impl Unlocking {
     }
 
     pub(crate) fn finish(mut self, until: Instant) -> Result<()> {
-        let unlocked = match &self.release {
-            Some(call) => self.held.unlocked(call, self.in_time, until),
-            None => Ok(()),
+        let (session, hold) = (&self.held.shared.session, &self.held.hold);
+        let lost_by = match &self.release {
+            Some(call) => session.released(hold, call, self.in_time, until),
+            None => Ok(None),
         };
+        let unlocked = lost_by.and_then(|reason| match reason {
+            Some(reason) => Err(hold.lost(reason)),
+            None => Ok(()),
+        });
         self.held.tell_end(unlocked.as_ref().err());
         unlocked
     }

@@ -39,26 +39,43 @@ impl std::error::Error for Unexpected {}
 pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 
 /// The outcome of an acquire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// The caller has the lock; with the first and the last of the tokens that were drawn, if the lock has tokens.
-    Taken { tokens: Option<(u64, u64)> },
-    /// The lock is taken. `left` is the rest of the holder's lease, or `None` if the hold never ends.
-    Busy { left: Option<Duration> },
+    /// The caller has the lock.
+    Taken {
+        /// The first and the last of the tokens that were drawn, if the lock has tokens.
+        tokens: Option<(u64, u64)>,
+        /// For a reader: the rest of the lock's time to live, if the lock was not free.
+        left: Option<Duration>,
+    },
+    /// The lock is taken.
+    Busy {
+        /// The rest of the holder's lease, or `None` if the hold never ends.
+        left: Option<Duration>,
+        /// Of a read-write lock: the waiter of the other side that goes first.
+        behind: Option<String>,
+    },
 }
 
 /// Reads the reply to an acquire. With `has_tokens`, a grant without a token is unexpected, and the reverse.
 pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexpected> {
     let acquired = match &reply {
         &PLACE_LOST => None,
-        Value::Nil if !has_tokens => Some(Acquired::Taken { tokens: None }),
-        Value::Int(ms) => Some(busy(*ms)),
+        Value::Nil if !has_tokens => Some(Acquired::Taken {
+            tokens: None,
+            left: None,
+        }),
+        Value::Int(ms) => Some(Acquired::Busy {
+            left: span(*ms),
+            behind: None,
+        }),
         Value::Array(parts) => match parts.as_slice() {
             [first, last] if has_tokens => number(first)
                 .zip(number(last))
                 .filter(|(first, last)| (1..=*last).contains(first))
                 .map(|tokens| Acquired::Taken {
                     tokens: Some(tokens),
+                    left: None,
                 }),
             _ => None,
         },
@@ -67,35 +84,22 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexp
     acquired.ok_or(Unexpected(reply))
 }
 
-fn busy(ms: i64) -> Acquired {
-    Acquired::Busy { left: span(ms) }
-}
-
 /// A duration that a server gives in milliseconds; a negative number means that there is none.
 fn span(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// The rest of the reply to an acquire of a read-write lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// For a reader: the rest of the lock's time to live, if the lock was not free.
-    pub(crate) left: Option<Duration>,
-    /// The waiter of the other side that goes first.
-    pub(crate) behind: String,
-}
-
-pub(crate) fn acquired_in_turn(reply: Value) -> Result<(Acquired, Seen), Unexpected> {
+/// Reads the reply to an acquire of a read-write lock.
+pub(crate) fn acquired_in_turn(reply: Value) -> Result<Acquired, Unexpected> {
     if let Value::Array(parts) = &reply
         && let [Value::Int(taken @ 0..=1), Value::Int(ms), behind] = parts.as_slice()
         && let Some(behind) = text(behind)
     {
-        let acquired = match taken {
-            0 => busy(*ms),
-            _ => Acquired::Taken { tokens: None },
-        };
-        let (left, behind) = (span(*ms), behind.to_owned());
-        return Ok((acquired, Seen { left, behind }));
+        let (tokens, left, behind) = (None, span(*ms), Some(behind.to_owned()));
+        return Ok(match taken {
+            0 => Acquired::Busy { left, behind },
+            _ => Acquired::Taken { tokens, left },
+        });
     }
     Err(Unexpected(reply))
 }
@@ -181,7 +185,7 @@ pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpec
         Value::Int(0) => Ok(Err(LossReason::Expired)),
         Value::Int(-1) => Ok(Err(LossReason::TakenOver)),
         Value::Array(_) => match acquired(reply, has_tokens)? {
-            Acquired::Taken { tokens } => Ok(Ok(tokens)),
+            Acquired::Taken { tokens, .. } => Ok(Ok(tokens)),
             Acquired::Busy { .. } => unreachable!("that reply is an integer"),
         },
         other => Err(Unexpected(other)),

@@ -6,7 +6,7 @@ use crate::net::strange;
 
 #[test]
 fn replies_become_enums() {
-    let taken = |tokens| Some(Acquired::Taken { tokens });
+    let taken = |tokens| Some(Acquired::Taken { tokens, left: None });
     let tokens = |of: &[&str]| {
         let of = of.iter().map(|token| Value::BulkString((*token).into()));
         acquired(Value::Array(of.collect()), true).ok()
@@ -31,11 +31,14 @@ fn replies_become_enums() {
     let left = Some(Duration::from_millis(7));
     assert_eq!(
         acquired(Value::Int(7), false).ok(),
-        Some(Acquired::Busy { left })
+        Some(Acquired::Busy { left, behind: None })
     );
     assert_eq!(
         acquired(Value::Int(-1), true).ok(),
-        Some(Acquired::Busy { left: None })
+        Some(Acquired::Busy {
+            left: None,
+            behind: None
+        })
     );
     assert!(acquired(Value::Okay, false).is_err());
     assert!(acquired(Value::Nil, true).is_err());
@@ -61,15 +64,15 @@ fn replies_become_enums() {
         ]))
         .ok()
     };
-    let seen = |left, behind: &str| {
-        let behind = behind.to_owned();
-        Some(Seen { left, behind })
+    let taken = |left| Some(Acquired::Taken { tokens: None, left });
+    let busy = |left, behind: &str| {
+        let behind = Some(behind.to_owned());
+        Some(Acquired::Busy { left, behind })
     };
-    let busy = |left| Some(Acquired::Busy { left });
-    assert_eq!(in_turn(1, 7, ""), taken(None).zip(seen(left, "")));
-    assert_eq!(in_turn(1, -2, ""), taken(None).zip(seen(None, "")));
-    assert_eq!(in_turn(0, 7, "u:3"), busy(left).zip(seen(left, "u:3")));
-    assert_eq!(in_turn(0, -1, ""), busy(None).zip(seen(None, "")));
+    assert_eq!(in_turn(1, 7, ""), taken(left));
+    assert_eq!(in_turn(1, -2, ""), taken(None));
+    assert_eq!(in_turn(0, 7, "u:3"), busy(left, "u:3"));
+    assert_eq!(in_turn(0, -1, ""), busy(None, ""));
     assert_eq!(in_turn(2, 7, ""), None);
     assert!(acquired_in_turn(Value::Nil).is_err());
     assert_eq!(renewed(&Value::Int(7)).ok(), Some(Ok(())));
@@ -139,7 +142,7 @@ proptest! {
     fn whatever_a_server_answers_it_is_understood_or_an_error(reply in strange::value()) {
         for has_tokens in [false, true] {
             match acquired(reply.clone(), has_tokens) {
-                Ok(Acquired::Taken { tokens }) => prop_assert_eq!(tokens.is_some(), has_tokens),
+                Ok(Acquired::Taken { tokens, .. }) => prop_assert_eq!(tokens.is_some(), has_tokens),
                 Ok(Acquired::Busy { .. }) => prop_assert_ne!(&reply, &PLACE_LOST),
                 Err(unexpected) => {
                     prop_assert!(unexpected.to_string().chars().count() <= 220);
