@@ -3,25 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{FromRedisValue, Value};
 
 use crate::error::{Error, Result, lasting};
 use crate::hold::Hold;
 use crate::net::call::Fault;
-use crate::net::request::{Request, Script};
+use crate::net::request::Request;
 use crate::net::socket::TOO_LARGE;
-use crate::protocol::guarded::{Guarded, RUNNING, not_held};
+use crate::protocol::guarded::{Guarded, RUNNING, Unfit, not_held};
 use crate::session::Session;
 
-/// The guarded command or script.
-pub(crate) enum Work<'a> {
-    Command(&'a Cmd),
-    Script {
-        script: &'a Arc<Script>,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    },
-}
+/// Makes the request of a guarded command or script, or says why that is impossible.
+pub(crate) type Work<'a> = dyn Fn(&Guarded<'_>) -> std::result::Result<Request, Unfit> + 'a;
 
 impl Session {
     /// Runs `work` once, if the hold is in force, and reads the reply.
@@ -84,10 +77,6 @@ impl Session {
             owner: &hold.owner(),
             is_cluster: self.registry.is_cluster,
         };
-        let request = match work {
-            Work::Command(command) => guarded.command(command),
-            Work::Script { script, keys, args } => guarded.script(script, keys, args),
-        };
-        request.map_err(|why| Error::InvalidCommand { reason: why })
+        work(&guarded).map_err(|why| Error::InvalidCommand { reason: why })
     }
 }

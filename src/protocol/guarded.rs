@@ -22,7 +22,7 @@ const MOST: usize = 7_900;
 const OWN: &str = "local KEYS, ARGV = {unpack(KEYS, 3)}, {unpack(ARGV, 3)}";
 
 /// Why a command cannot be guarded, and what to do instead.
-type Unfit = String;
+pub(crate) type Unfit = String;
 
 /// Wraps a user's script: puts a check in front of it that the hold is in force.
 pub(crate) fn wrapped(text: &str) -> Arc<Script> {

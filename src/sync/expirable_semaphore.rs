@@ -925,7 +925,7 @@ impl ExpirablePermit {
     ///   more than 7,900 arguments, a `cursor_arg`, or a command about a connection, such as `SELECT`.
     /// - [`Error::Closed`]: the client is closed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        self.run(&Work::Command(command))
+        self.run(&|guarded| guarded.command(command))
     }
 
     /// Runs a script only if this permit is still in force; Redis checks that in the same step.

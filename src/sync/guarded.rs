@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use redis::{Cmd, FromRedisValue, ToRedisArgs};
 
-use crate::acquire::guarded::Work;
 use crate::error::Result;
-use crate::net::request::Script;
-use crate::protocol::guarded as wrapping;
+use crate::net::request::{Request, Script};
+use crate::protocol::guarded::{self as wrapping, Guarded, Unfit};
 use crate::sync::guard::Guard;
 use crate::sync::kind::{OneServer, Scope};
 
@@ -64,12 +63,13 @@ impl GuardedScript {
         }
     }
 
-    pub(crate) fn work(&self, keys: impl ToRedisArgs, args: impl ToRedisArgs) -> Work<'_> {
-        Work::Script {
-            script: &self.script,
-            keys: keys.to_redis_args(),
-            args: args.to_redis_args(),
-        }
+    pub(crate) fn work(
+        &self,
+        keys: impl ToRedisArgs,
+        args: impl ToRedisArgs,
+    ) -> impl Fn(&Guarded<'_>) -> std::result::Result<Request, Unfit> {
+        let (keys, args) = (keys.to_redis_args(), args.to_redis_args());
+        move |guarded| guarded.script(&self.script, &keys, &args)
     }
 }
 
@@ -124,7 +124,7 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     ///   as `SELECT`.
     /// - [`Error::Closed`](crate::Error::Closed): the client is closed.
     pub fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        self.held.run(&Work::Command(command))
+        self.held.run(&|guarded| guarded.command(command))
     }
 
     /// Runs a script only if this hold is still in force; Redis checks that in the same step.
