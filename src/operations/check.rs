@@ -595,17 +595,11 @@ fn tries(key: &str) -> Vec<(&'static str, Vec<String>)> {
     for (file, text) in lua::ALL {
         let kind = KINDS.iter().find(|(front, _)| file.starts_with(front));
         let kind = kind.map_or(INSPECTING, |(_, kind)| *kind);
-        for command in commands(text) {
-            if command != "publish" {
-                push(
-                    kind,
-                    &[&[command], arguments(command)]
-                        .concat()
-                        .iter()
-                        .map(|arg| if *arg == "K" { key } else { arg })
-                        .collect::<Vec<_>>(),
-                );
-            }
+        for command in commands(text).filter(|command| *command != "publish") {
+            let mut args = vec![command];
+            let arguments = arguments(command).iter();
+            args.extend(arguments.map(|arg| if *arg == "K" { key } else { arg }));
+            push(kind, &args);
         }
     }
     for (kind, beside) in [
@@ -648,16 +642,11 @@ fn arguments(command: &str) -> &'static [&'static str] {
     match command {
         "time" => &[],
         "info" => &["server"],
-        "get" | "pttl" | "type" | "exists" | "del" | "persist" | "hlen" | "hgetall" | "llen"
-        | "lpop" | "rpop" | "zcard" | "incr" | "decr" | "hrandfield" | "hvals" => &["K"],
+        "set" => &["K", "1", "px", "1000"],
         "hget" | "hexists" | "hdel" | "zscore" | "zrem" | "lindex" | "incrby" | "decrby"
-        | "hscan" | "pexpire" | "lpush" | "rpush" | "incrbyfloat" => &["K", "1"],
-        "hset" | "hincrby" | "zadd" | "lrange" | "lrem" | "zrange" | "zcount" | "set"
-        | "zremrangebyrank" | "zremrangebyscore" | "zrangebyscore" | "pexpireat" => match command {
-            "set" => &["K", "1", "px", "1000"],
-            "pexpireat" => &["K", "1"],
-            _ => &["K", "1", "1"],
-        },
+        | "hscan" | "pexpire" | "pexpireat" | "lpush" | "rpush" | "incrbyfloat" => &["K", "1"],
+        "hset" | "hincrby" | "zadd" | "lrange" | "lrem" | "zrange" | "zcount"
+        | "zremrangebyrank" | "zremrangebyscore" | "zrangebyscore" => &["K", "1", "1"],
         _ => &["K"],
     }
 }
