@@ -462,10 +462,7 @@ impl LockSpec {
         let mut sendings = 0;
         let mut attempt = || {
             sendings += 1;
-            Attempt {
-                request: request.clone(),
-                undo: None,
-            }
+            Attempt::without_undo(request.clone())
         };
         let (until, stop) = (self.until(), || session.is_closed());
         let answer = session.connection.call(until, &stop, None, &mut attempt);

@@ -195,12 +195,9 @@ impl TlsConfig {
             })?),
             None => None,
         };
-        let (roots, trusts) = match &self.ca {
-            Some(ca) => {
-                let roots = own_roots(ca).map_err(|what| bad(format!("CA: {what}")))?;
-                (roots, Trusts::Own)
-            }
-            None => (system_roots().map_err(bad)?, Trusts::System),
+        let roots = match &self.ca {
+            Some(ca) => own_roots(ca).map_err(|what| bad(format!("CA: {what}")))?,
+            None => system_roots().map_err(bad)?,
         };
         // The process's default provider is not used: it may be missing, or set by another library.
         let provider = Arc::new(ring::default_provider());
@@ -231,8 +228,10 @@ impl TlsConfig {
         Ok(TlsSettings {
             rustls: Arc::new(rustls),
             name,
-            trusts,
-            has_certificate: self.client_certificate.is_some(),
+            context: TlsContext {
+                has_own_ca: self.ca.is_some(),
+                has_certificate: self.client_certificate.is_some(),
+            },
         })
     }
 }
@@ -272,11 +271,13 @@ fn system_roots() -> std::result::Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// Where the trusted root certificates are from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Trusts {
-    System,
-    Own,
+/// The facts about the settings that explain a failure.
+#[derive(Clone, Copy)]
+pub(crate) struct TlsContext {
+    /// Whether a CA was given, which is trusted instead of the system's.
+    pub(crate) has_own_ca: bool,
+    /// Whether the client has a certificate to present.
+    pub(crate) has_certificate: bool,
 }
 
 /// The settings shared by all encrypted connections of a client. Built once, since reading the system's roots takes
@@ -286,9 +287,7 @@ pub(crate) struct TlsSettings {
     pub(crate) rustls: Arc<ClientConfig>,
     /// The name that the server's certificate must be for, if not the host in the URL.
     pub(crate) name: Option<ServerName<'static>>,
-    pub(crate) trusts: Trusts,
-    /// Whether the client has a certificate to present.
-    pub(crate) has_certificate: bool,
+    pub(crate) context: TlsContext,
 }
 
 #[cfg(test)]

@@ -122,6 +122,13 @@ pub(crate) struct Attempt {
     pub(crate) undo: Option<Arc<dyn Undo>>,
 }
 
+impl Attempt {
+    pub(crate) fn without_undo(request: Request) -> Self {
+        let undo = None;
+        Self { request, undo }
+    }
+}
+
 /// A reply, and when its command was sent.
 #[derive(Debug)]
 pub(crate) struct Answer {

@@ -270,12 +270,9 @@ impl Quorum {
     ) -> Option<QuorumReply> {
         let nodes = &self.nodes;
         // The previous acquire has checked the type of the key, so the time to live is all that matters.
-        let look = |node: usize| Attempt {
-            request: Request::command(
-                "asking for the lease",
-                &["PTTL", nodes.list[node].entry.protocol.key()],
-            ),
-            undo: None,
+        let look = |node: usize| {
+            let key = nodes.list[node].entry.protocol.key();
+            Attempt::without_undo(Request::command("asking for the lease", &["PTTL", key]))
         };
         let free = |_, value: &Value| matches!(value, Value::Int(-2));
         let round = nodes.round(&RoundRequest {
@@ -301,10 +298,7 @@ impl Quorum {
         question: impl Fn(&Protocol) -> Request,
     ) -> std::result::Result<Vec<i64>, Short> {
         let nodes = &self.nodes;
-        let ask = |node: usize| Attempt {
-            request: question(&nodes.list[node].entry.protocol),
-            undo: None,
-        };
+        let ask = |node: usize| Attempt::without_undo(question(&nodes.list[node].entry.protocol));
         let home = nodes.home();
         let number = |_, value: &Value| matches!(value, Value::Int(_));
         let round = nodes.round(&RoundRequest {

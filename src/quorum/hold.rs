@@ -363,10 +363,8 @@ impl QuorumHold {
         for part in &self.parts {
             part.change(|its| its.record_request(again.ttl));
         }
-        let renew = |node: usize| Attempt {
-            request: self.parts[node].renew_for(again.ttl, again.count),
-            undo: None,
-        };
+        let renew =
+            |node: usize| Attempt::without_undo(self.parts[node].renew_for(again.ttl, again.count));
         self.nodes.round(&RoundRequest {
             goal: Goal::Majority,
             lease: again.ttl,

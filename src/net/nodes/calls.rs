@@ -86,10 +86,8 @@ impl Nodes {
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<Answer, Fault> {
-        self.call(until, stop, None, &mut || Attempt {
-            request: request.clone(),
-            undo: None,
-        })
+        let mut attempt = || Attempt::without_undo(request.clone());
+        self.call(until, stop, None, &mut attempt)
     }
 
     fn answer(
@@ -290,10 +288,8 @@ fn with_types(
     let mut found = Vec::new();
     for key in refused.request.asked_keys().take(TYPES) {
         let key = String::from_utf8_lossy(key);
-        let asking = Call::attempt(Attempt {
-            request: Request::command("asking what a key holds", &["TYPE", &key]),
-            undo: None,
-        });
+        let what = Request::command("asking what a key holds", &["TYPE", &key]);
+        let asking = Call::question(what);
         if to.send(&asking).is_none() {
             break;
         }

@@ -5,24 +5,10 @@ use std::io;
 use redis::RedisError;
 use rustls::{AlertDescription, CertificateError, Error};
 
-use crate::config::tls::{TlsSettings, Trusts};
+use crate::config::tls::TlsContext;
 use crate::error::{excerpt, lasting};
 
-/// The facts about the settings that this needs.
-#[derive(Clone, Copy)]
-pub(super) struct Context {
-    trusts: Trusts,
-    has_certificate: bool,
-}
-
-impl Context {
-    pub(super) fn of(settings: &TlsSettings) -> Self {
-        Self {
-            trusts: settings.trusts,
-            has_certificate: settings.has_certificate,
-        }
-    }
-
+impl TlsContext {
     /// Explains `err`. An error that lasts until the settings or a certificate change is no reason to try again.
     pub(super) fn explain(self, err: &Error) -> RedisError {
         match err {
@@ -56,11 +42,11 @@ impl Context {
                 )
             }
             // A CA of the same name, with another key.
-            UnknownIssuer | BadSignature => match self.trusts {
-                Trusts::System => {
+            UnknownIssuer | BadSignature => match self.has_own_ca {
+                false => {
                     "the server's certificate is signed by no CA that this system trusts; name its CA with `TlsConfig::ca_file`"
                 }
-                Trusts::Own => {
+                true => {
                     "the server's certificate is not signed by the CA given with `TlsConfig::ca_file` or `ca_pem`"
                 }
             }

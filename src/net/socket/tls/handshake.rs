@@ -9,7 +9,6 @@ use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 
 use super::TlsStream;
-use super::failure::Context;
 use crate::config::tls::TlsSettings;
 use crate::error::lasting;
 use crate::net::socket::dial::Dial;
@@ -35,7 +34,7 @@ pub(in crate::net::socket) fn secure(
             ))
         })?,
     };
-    let context = Context::of(settings);
+    let context = settings.context;
     let mut tls = ClientConnection::new(Arc::clone(&settings.rustls), name)
         .map_err(|err| context.explain(&err))?;
     dial.waits_for(timed_out(BEGINNING));

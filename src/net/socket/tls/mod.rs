@@ -26,9 +26,9 @@ use redis::RedisError;
 use redis::io::tcp::socket2::SockRef;
 use rustls::ClientConnection;
 
-use self::failure::Context;
 pub(super) use self::handshake::secure;
 use super::{GLANCE, WriteAtOnce, written};
+use crate::config::tls::TlsContext;
 use crate::report::report;
 
 /// How many encrypted bytes are read at once.
@@ -57,11 +57,11 @@ struct TlsSession {
     has_ended: bool,
     /// Why, if there is more to say than that the server closed the connection.
     failure: Option<RedisError>,
-    context: Context,
+    context: TlsContext,
 }
 
 impl TlsSession {
-    fn new(tls: ClientConnection, context: Context) -> Self {
+    fn new(tls: ClientConnection, context: TlsContext) -> Self {
         Self {
             tls,
             outgoing: Vec::new(),
@@ -153,7 +153,7 @@ impl<S: WriteAtOnce> TlsStream<S>
 where
     for<'a> &'a S: Read,
 {
-    fn new(socket: S, tls: ClientConnection, context: Context) -> Self {
+    fn new(socket: S, tls: ClientConnection, context: TlsContext) -> Self {
         Self {
             socket,
             session: Mutex::new(TlsSession::new(tls, context)),

@@ -79,7 +79,7 @@ fn configs(version: &'static SupportedProtocolVersion) -> (ClientConfig, ServerC
 
 fn connections(
     version: &'static SupportedProtocolVersion,
-) -> (ClientConnection, ServerConnection, Context) {
+) -> (ClientConnection, ServerConnection, TlsContext) {
     let (client, server) = configs(version);
     let name = ServerName::try_from("here").expect("a name");
     let client = ClientConnection::new(Arc::new(client), name).expect("a client");
@@ -88,7 +88,7 @@ fn connections(
     let params = CertificateParams::new(["here".to_owned()]).expect("a name");
     let pem = params.self_signed(&key).expect("a certificate").pem();
     let settings = TlsConfig::new().ca_pem(pem).build().expect("settings");
-    (client, server, Context::of(&settings))
+    (client, server, settings.context)
 }
 
 /// A stream and the server that it is connected to.

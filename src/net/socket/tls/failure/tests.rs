@@ -6,9 +6,9 @@ use rustls::pki_types::{ServerName, UnixTime};
 
 use crate::error::is_transient;
 
-fn context(has_certificate: bool) -> Context {
-    Context {
-        trusts: Trusts::Own,
+fn context(has_certificate: bool) -> TlsContext {
+    TlsContext {
+        has_own_ca: true,
         has_certificate,
     }
 }
