@@ -14,7 +14,7 @@ use crate::operations::inspect::{LockInfo, inspect};
 use crate::operations::list::Locks;
 use crate::operations::release::unlock_owner;
 use crate::protocol::kind::Kind;
-use crate::protocol::{fair, fenced, latch, permits, reentrant, rw, semaphore, spin};
+use crate::protocol::{fenced, latch, permits, rw, semaphore};
 use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::stats::Stats;
@@ -133,10 +133,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex::of(
-            self.handle(name.as_ref(), &reentrant::KIND)
-                .non_reentrant("mutex"),
-        )
+        Mutex::named(&self.shared, name.as_ref())
     }
 
     /// Returns the reentrant lock of this name: Redisson's `RLock`. Sends nothing.
@@ -148,7 +145,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> ReentrantLock {
-        ReentrantLock::of(self.handle(name.as_ref(), &reentrant::KIND))
+        ReentrantLock::named(&self.shared, name.as_ref())
     }
 
     /// Returns the fair lock of this name: first come, first served across all processes. Sends nothing.
@@ -160,7 +157,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
-        FairLock::of(self.handle(name.as_ref(), &fair::KIND))
+        FairLock::named(&self.shared, name.as_ref())
     }
 
     /// Returns the fair, non-reentrant lock of this name. Sends nothing.
@@ -174,10 +171,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fair_mutex(&self, name: impl AsRef<str>) -> FairMutex {
-        FairMutex::of(
-            self.handle(name.as_ref(), &fair::KIND)
-                .non_reentrant("fair"),
-        )
+        FairMutex::named(&self.shared, name.as_ref())
     }
 
     /// Returns the lock of this name whose holds have tokens: Redisson's `RFencedLock`. Sends nothing.
@@ -190,7 +184,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> FencedLock {
-        FencedLock::of(self.handle(name.as_ref(), &fenced::KIND))
+        FencedLock::named(&self.shared, name.as_ref())
     }
 
     /// Returns the election of this name: one process of many leads. Sends nothing.
@@ -215,7 +209,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn spin_lock(&self, name: impl AsRef<str>) -> SpinLock {
-        SpinLock::of(self.handle(name.as_ref(), &spin::KIND))
+        SpinLock::named(&self.shared, name.as_ref())
     }
 
     /// Returns the read-write lock of this name: Redisson's `RReadWriteLock`. Sends nothing.

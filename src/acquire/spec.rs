@@ -110,15 +110,6 @@ impl LockSpec {
         }
     }
 
-    /// The settings for locks that their holder cannot take again.
-    pub(crate) fn non_reentrant(self, reported_as: &'static str) -> Self {
-        Self {
-            is_reentrant: false,
-            reported_as,
-            ..self
-        }
-    }
-
     /// Makes these the settings of a shared hold of the same lock.
     pub(crate) fn sharing(mut self) -> Self {
         self.mode = Mode::Shared;

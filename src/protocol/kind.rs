@@ -19,7 +19,7 @@ use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Renewed, Request, Unexpected, lease_ms};
 
 /// A kind of lock or semaphore. Each kind is a static, and equal to itself only.
-pub(crate) struct Kind {
+pub struct Kind {
     /// The name for the observer, and for `Debug`.
     pub(crate) name: &'static str,
     pub(crate) id: Id,

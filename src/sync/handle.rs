@@ -1,6 +1,7 @@
 //! The handle of a lock, the same for all kinds.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::spec::LockSpec;
@@ -10,8 +11,9 @@ use crate::error::{Error, Result};
 use crate::hold::Bound;
 use crate::local::waiter::CancelToken;
 use crate::protocol::owner;
+use crate::session::shared::SharedSession;
 use crate::sync::guard::{Guard, OwnedGuard};
-use crate::sync::kind::{AnyKind, Owned, Scope};
+use crate::sync::kind::{AnyKind, Detachable, Owned, Scope};
 use crate::sync::traits::{Hold, Lock, sealed};
 use crate::time;
 
@@ -46,6 +48,16 @@ impl<K: AnyKind> Clone for Handle<K> {
 impl<A: AnyKind> Handle<A> {
     pub(crate) fn of(target: A::Target) -> Self {
         Self { target }
+    }
+
+    /// The lock of this kind with this name.
+    pub(crate) fn named(shared: &Arc<SharedSession>, name: &str) -> Self
+    where
+        A: Detachable,
+    {
+        let mut spec = LockSpec::new(shared, name.into(), A::PROTOCOL);
+        (spec.is_reentrant, spec.reported_as) = (A::IS_REENTRANT, A::REPORTED_AS);
+        Self::of(spec)
     }
 
     /// Changes the settings of each member, or of the one lock.

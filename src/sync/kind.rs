@@ -3,6 +3,8 @@
 use crate::acquire::multi::Members;
 use crate::acquire::spec::LockSpec;
 use crate::hold::Bound;
+use crate::protocol::kind::Kind;
+use crate::protocol::{fair, fenced, reentrant, spin};
 
 /// A kind of lock, the type parameter of [`Handle`](crate::Handle) and [`Guard`](crate::Guard). Sealed.
 ///
@@ -106,12 +108,14 @@ impl OneServer for Write {}
 /// ```
 pub trait Detachable: OneServer + sealed::Detachable {}
 
-/// Declares which kinds are detachable: the name of the protocol in a ticket, and the kind that an observer hears of.
+/// Declares which kinds are detachable: the protocol, the kind that an observer hears of, and whether a thread that holds
+/// the lock may take it again.
 macro_rules! detachable {
-    ($($kind:ident: $ticket:literal, $reported_as:literal;)+) => {$(
+    ($($kind:ident: $protocol:ident, $reported_as:literal, $is_reentrant:literal;)+) => {$(
         impl sealed::Detachable for $kind {
-            const TICKET: &'static str = $ticket;
+            const PROTOCOL: &'static Kind = &$protocol::KIND;
             const REPORTED_AS: &'static str = $reported_as;
+            const IS_REENTRANT: bool = $is_reentrant;
         }
 
         impl Detachable for $kind {}
@@ -119,12 +123,12 @@ macro_rules! detachable {
 }
 
 detachable! {
-    Reentrant: "reentrant", "reentrant";
-    NonReentrant: "reentrant", "mutex";
-    Fair: "fair", "fair";
-    FairNonReentrant: "fair", "fair";
-    Fenced: "fenced", "fenced";
-    Spin: "spin", "spin";
+    Reentrant: reentrant, "reentrant", true;
+    NonReentrant: reentrant, "mutex", false;
+    Fair: fair, "fair", true;
+    FairNonReentrant: fair, "fair", false;
+    Fenced: fenced, "fenced", true;
+    Spin: spin, "spin", true;
 }
 
 /// Whether a guard stays on its thread ([`Bound`]) or may move ([`Owned`]), the second type parameter of
@@ -166,6 +170,7 @@ pub(crate) mod sealed {
     use crate::acquire::spec::LockSpec;
     use crate::acquire::target::Target;
     use crate::error::Result;
+    use crate::protocol::kind;
 
     pub trait Scope: Sync {
         const IS_OWNED: bool;
@@ -181,9 +186,10 @@ pub(crate) mod sealed {
     }
 
     pub trait Detachable {
-        /// The kind that a ticket names.
-        const TICKET: &'static str;
+        /// The protocol, whose name a ticket has.
+        const PROTOCOL: &'static kind::Kind;
         const REPORTED_AS: &'static str;
+        const IS_REENTRANT: bool;
     }
 
     /// A guard that a ticket can become.

@@ -159,7 +159,7 @@ pub trait Adopt: sealed::Adopt {}
 impl<A: sealed::Adopt> Adopt for A {}
 
 impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
-    const TICKET: &'static str = <K as sealed::Detachable>::TICKET;
+    const TICKET: &'static str = K::PROTOCOL.name;
 
     fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
         (spec.as_thread, spec.reported_as) = (Some(owner::no_thread()), K::REPORTED_AS);
@@ -196,11 +196,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
         config::check_lease("lease", lease)?;
         let name = self.name().to_owned();
         let owner = self.held.detach(lease)?;
-        Ok(Ticket::new(
-            <K as sealed::Detachable>::TICKET,
-            &owner,
-            &name,
-        ))
+        Ok(Ticket::new(K::PROTOCOL.name, &owner, &name))
     }
 }
 
