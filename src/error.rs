@@ -460,7 +460,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// The error below the cause. The text contains the cause itself, so mostly nothing is left.
+    /// The source of the cause, mostly `None`: the text contains the cause itself.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,
@@ -507,9 +507,9 @@ pub(crate) fn said(err: &(dyn std::error::Error + 'static)) -> String {
         Some(format!("{code} {}", err.detail().unwrap_or_default()))
     });
     let text = refusal.unwrap_or_else(|| err.to_string());
-    // How the client crate marks texts that are not a server's.
+    // How the crate `redis` marks texts that are not a server's.
     let text = text.replacen(" - InvalidClientConfig", "", 1);
-    // The arguments of an unknown command are hashes and keys.
+    // The arguments of an unknown command are left out: hashes and keys help nobody.
     let text = text
         .split(", with args beginning with")
         .next()
@@ -754,8 +754,8 @@ impl LossReason {
         matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }
 
-    /// Why a hold is lost that the server did not find. If the hold was no longer valid (`in_time` is false), its key is
-    /// gone because it expired, not because someone removed it.
+    /// Corrects the reason of a hold that the server did not find: if the hold was no longer valid (`in_time` is false), it
+    /// expired.
     pub(crate) fn or_expired(self, in_time: bool) -> Self {
         if in_time { self } else { Self::Expired }
     }

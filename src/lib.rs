@@ -93,7 +93,7 @@
 //!
 //! `Ok(None)`: somebody else had the lock, or Redis was too slow for the time limit;
 //! [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`: Redis is unreachable or rejected the command;
-//! [`Error`] says what to do about each. In both cases redlatch releases anything that the attempt may have acquired. A
+//! [`Error`] says what to do about each. After either result redlatch releases anything that the attempt may have acquired. A
 //! time limit covers everything that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised

@@ -83,7 +83,7 @@ impl Deadline {
 /// | ended by | the server may be healthy | the server is known to be unreachable, or rejected the request |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the command timeout | an error, also for the threads queued behind this one | an error; a rejection concerns the caller alone |
+/// | the command timeout | an error, also for the threads queued behind this one | an error; if unreachable, also for the threads queued behind this one |
 ///
 /// If several of these hold at the same moment, the first counts:
 ///
@@ -131,11 +131,11 @@ impl Budget {
 /// of 32 or more at a multiple of four.
 const TICK: Duration = Duration::from_millis(64);
 
-/// How many times a tick is doubled at most. With longer ticks, more and more threads would wake at the same moment.
+/// How many times a tick is doubled at most. With longer ticks, too many threads would wake at the same moment.
 const DOUBLED: u32 = 2;
 
-/// When `span` is over, or up to an eighth earlier if it is long: at one of few moments that all threads of this
-/// process share, and other processes do not.
+/// The end of `span`; of a long one up to an eighth earlier, at a tick that all threads of this process share and other
+/// processes do not.
 ///
 /// Threads that wake at the same moment write and read together, and only the first of them has to wake the
 /// processor. Measured with 1,000 threads that poll 200 times a second: ticks of 64 ms halve the processor time for

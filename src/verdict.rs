@@ -3,11 +3,11 @@
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | send the text; never if the text was sent | the same, if the server says it | like the first column |
-//! | `MOVED`, `ASK`, in a cluster | elsewhere; but later, after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | like the first column, and later if it names no node |
-//! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | later | never | later |
-//! | `MISCONF`, `OOM` | never | never | later |
-//! | any other | never | never | never |
+//! | `NOSCRIPT` | `SendText`; `Never` if the text was sent | the same, if the server says it | like the first column |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | like the first column; `Later` if it names no node |
+//! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
+//! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
+//! | any other | `Never` | `Never` | `Never` |
 //!
 //! A user's script can return any code, so a code does not prove that the script has not run. The texts of the server
 //! prove it, and the slot of a redirection.
@@ -104,9 +104,9 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
     }
 }
 
-/// Whether the error comes from the server. Of those with which a request is sent again, it proves that the request has not
-/// run. A user's script can return any code, but is unlikely to return the server's text, or a redirection that names the
-/// slot of its own keys.
+/// Whether the error comes from the server, not from a user's script. If the request is sent again because of it, the
+/// request has not run. A user's script can return any code, but is unlikely to return the server's text, or a redirection
+/// that names the slot of its own keys.
 fn is_servers(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;

@@ -48,7 +48,7 @@ impl LockSpec {
         // The copy of a client in a forked process shares the connections of its parent, and must not use them.
         self.check_going()?;
         let (params, entry) = self.start(WaitMode::Once)?;
-        // A thread of this process that waits for the lock is refused for as long as this one holds it.
+        // Not queued: Redis simply refuses the threads of this process that ask for the lock at the same time.
         entry.lock().lock.ask_beside(self.mode);
         let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);

@@ -33,15 +33,15 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. Tokens stay near the server's clock, one for each
-/// microsecond: less than 1024 µs after the last draw there are fewer, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. Tokens follow the server's clock in microseconds, so a draw
+/// less than 1024 µs after the last one gets fewer, but at least one.
 const TOKENS: u64 = 1024;
 
 /// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
 /// that is shorter.
 ///
-/// If very many threads wait for a short time, a thread becomes the next only when all ahead of it have timed out, a moment
-/// before its own time is up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
+/// If very many threads wait for a short time, each becomes the next only when all ahead of it have timed out. By then its
+/// own time is nearly up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
 /// untaken. So a thread leaves the queue early if its last request finds the lock free but another waiter first.
 const LAST: Duration = Duration::from_millis(50);
 
@@ -204,7 +204,7 @@ impl<'a> Contender<'a> {
 
     /// Takes over the hold of the owner `from` for this thread.
     ///
-    /// A loss is reported even if too few replicas have confirmed the adoption too.
+    /// If too few replicas have confirmed the adoption as well, the loss is reported.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());

@@ -101,8 +101,7 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        // Not `check_going`: `acquire` has just checked that this process is no copy, which costs a system call (bench:
-        // one8).
+        // Not `check_going`: the callers have checked that this process is no copy, which costs a system call (bench: one8).
         if self.must_stop() {
             return Err(self.stopped());
         }

@@ -31,7 +31,7 @@ pub(crate) struct Listening {
     has_begun: bool,
     /// Empty if nothing is announced; one subscription for each master of a quorum.
     subscriptions: Vec<Subscription>,
-    /// How many of the subscriptions are enough: every majority has one of these masters.
+    /// How many subscriptions are enough: every majority includes one of so many masters.
     needed: usize,
     /// When the wait began, and when it is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,
@@ -148,8 +148,8 @@ impl Listening {
         waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Logs a long wait, since a thread that waits without end shows no other sign, with how long the lease of the
-    /// holder still lasts, if that is known. Returns when to log next, if ever. The wait begins with the first call.
+    /// Logs a long wait, of which there is no other sign, and how long the lease of the holder still lasts, if that is
+    /// known. Returns when to log next, if ever. The wait begins with the first call.
     fn log_long_wait(
         &mut self,
         spec: &LockSpec,

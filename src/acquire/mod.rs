@@ -154,7 +154,8 @@ pub(crate) trait Strategy {
     /// The work that errors name.
     const DOING: &'static str;
 
-    /// Whether a grant without a message means that the message was lost. Permits that expire announce nothing.
+    /// Whether grants that no message announced are counted as missed messages. Not for permits with a lease, most of which
+    /// end by expiring.
     const IS_ANNOUNCED: bool = true;
 
     /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
@@ -234,7 +235,7 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages `yield_to_others` is done with: it has paused after them, or had no time left for a pause.
+    /// The number of messages up to which `yield_to_others` need not pause: it has paused, or had no time left for that.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
@@ -302,7 +303,7 @@ impl<S: Strategy> Waiting<'_, S> {
             let now = Instant::now();
             let is_late = has_waited && self.wait.deadline().has_passed(now);
             if is_late || self.spec.must_stop() {
-                // A thread that never became the contender has not asked Redis itself.
+                // A thread that has not asked Redis itself goes by the last reply to others.
                 let is_taken = self.was_refused || self.strategy.entry().lock().lock.is_taken();
                 let ended = self.end(Outcome::without_grant(is_taken))?;
                 return Ok(ControlFlow::Break(ended));
@@ -399,7 +400,7 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Ends the wait with `outcome`, unless a grant or a reason to stop precedes it: see [`Budget`].
+    /// Ends the wait with `outcome`, unless there is a grant or a reason to stop: see [`Budget`].
     fn end(&mut self, outcome: Outcome<S::Grant>) -> Result<Outcome<S::Grant>> {
         match self.strategy.withdraw()? {
             Some(grant) => Ok(Outcome::Granted(grant)),

@@ -20,10 +20,10 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a thread that does not wait, and has all earlier members, asks again for a member that was taken a moment ago;
-/// four round trips if that is longer.
+/// How long a single attempt that has all earlier members repeats its request for a member that was taken a moment ago; four
+/// round trips if that is longer.
 ///
-/// The holder may be about to be refused an earlier member, and then releases this one.
+/// The thread that took it may yet be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
 /// Pauses between these requests, and between waiting for one member and the next: up to 4 ms.

@@ -23,7 +23,7 @@ pub(crate) fn ask(
 ) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
     let stop = || lock.must_stop();
     let mut again = false;
-    // The previous round, if in it too many servers were unreachable or rejected the request.
+    // The previous round, if too many servers were unreachable in it or rejected the request.
     let mut before: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {

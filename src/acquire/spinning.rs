@@ -15,8 +15,8 @@ const LATER: Duration = Duration::from_millis(20);
 /// Source: the exponential back-off of Redisson's spin lock.
 ///
 /// Pauses are short again once somebody else has taken the lock. In Redisson each thread asks for itself, so one of its
-/// threads soon has short pauses again. A process in which one thread asks would otherwise get the lock less and less
-/// often.
+/// threads soon has short pauses again. Here one thread asks for all: without the reset its process would get the lock less
+/// and less often.
 pub(super) struct Spin {
     pacer: Pacer,
     /// The pauses of the handle, which replace the usual ones.

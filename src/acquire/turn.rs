@@ -1,8 +1,8 @@
 //! The turns of the readers and writers of several processes.
 //!
-//! A waiter is behind the waiter of the other side that was noted in Redis when it first asked, and behind nobody else.
-//! So readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that
-//! asked earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
+//! A waiter that first asks while a waiter of the other side is noted in Redis is behind that one, and behind nobody else.
+//! So readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that asked
+//! earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
 //!               refused, nobody is noted: notes itself        granted; a reader's grant ends the readers' note
@@ -16,7 +16,7 @@
 //!    precedence.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
-//!    newcomer's: with the old number, once others have come and gone, two waiters could be behind each other.
+//!    newcomer's. If it kept the old number, others could come and go, and two waiters would be behind each other.
 
 #[cfg(test)]
 mod model;

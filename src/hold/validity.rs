@@ -232,7 +232,7 @@ impl Lease {
         self.until = self.until.min(end_of(asked_at, self.ttl));
     }
 
-    /// Redis has confirmed a lease requested at `sent_at`; no other request under way makes it shorter than `ttl`.
+    /// Redis has confirmed a lease requested at `sent_at`; no request under way makes it shorter than `ttl`.
     pub(crate) fn replace(&mut self, sent_at: Instant, ttl: Duration) {
         self.set_until(end_of(sent_at, span(ttl)));
     }

@@ -66,16 +66,16 @@ impl<R> Cohort<R> {
         self.others = Others::Unknown;
     }
 
-    /// By `now`, the moment of a grant, the reply to the last release has arrived, and the release has notified nobody.
+    /// At `now`, the moment of a grant, the reply to the last release has arrived: the release has notified nobody.
     pub(super) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. If the cohort has started again, Redis has
-        // granted the lock to another thread of this process while the reply was on its way, so the notified processes
-        // have had their turn to ask.
+        // A single other process is next in any case, so it needs no debt. If the cohort has started again, another thread
+        // of this process was granted the lock before the reply to the release came, so the notified processes have had
+        // their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -143,10 +143,10 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // Within the last tenure a release was found to have notified nobody, so the thread does not yield: waiting for
-        // the reply to the last release would cost a round trip, and a process that has begun to wait since is notified
-        // by a release of the next tenure. The tenure counts from the grant at which this became known, and not from the
-        // release, since a reply may take longer than a tenure (bench: distance, one name again and again).
+        // Within the last tenure a release was found to have notified nobody, so the thread does not yield. That saves the
+        // round trip for the reply to the last release. A process that has begun to wait since is notified in the next
+        // tenure. The tenure counts from the grant at which this became known, and not from the release, since a reply may
+        // take longer than a tenure (bench: distance, one name again and again).
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

@@ -18,15 +18,15 @@
 //!                                   leave or lost: the next in the queue contends
 //! ```
 //!
-//! A *tenure* is the time for which this process hands the lock over among its threads. Short gaps without a holder do not end
-//! a tenure. After a tenure, the next contender first checks whether other processes were notified of the release
-//! (`yields_after`), and lets them go first if so. Otherwise this process would win again and again.
+//! A *tenure* is the time for which this process may hand the lock over among its threads (see `cohort`). After a tenure,
+//! the next contender first checks whether other processes were notified of the release (`yields_after`), and lets them go
+//! first if so. Otherwise this process would win again and again.
 //!
 //! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
-//! hold, unless threads wait; with a single attempt, or with `readers_first`, it also passes queued readers, but no queued
-//! writer. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease differs or may not
-//! be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first. A thread
-//! that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
+//! hold, unless threads are queued. A queued writer always keeps it out; queued readers do not if it tries once or is
+//! `readers_first`. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease differs or
+//! may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first. A
+//! thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
 //! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
 //! second one that cannot join, or a writer, has to wait, and so does every thread behind it.
@@ -204,8 +204,8 @@ pub(crate) enum Left<W, H> {
 ///
 /// Rules on which the callers rely; the tests walk through all short schedules and check them:
 ///
-/// 1. With [`Order::Local`], a thread that asks for an exclusive hold is the only one of the process that asks, and no
-///    thread of the process holds; except a thread that adopts a hold ([`ask_beside`](Self::ask_beside)).
+/// 1. With [`Order::Local`], while a thread asks for an exclusive hold, no other thread of the process asks or holds. An
+///    adopter may ask beside it ([`ask_beside`](Self::ask_beside)).
 /// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter, for which the
 ///    caller stores a wakeup before it releases the mutex of the entry. So a thread whose `withdraw` finds nothing has
 ///    a wakeup.
@@ -241,9 +241,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait, or
-    /// any with `readers_first`, may ask although another reader asks already, since a writer of another process may delay that
-    /// reader's grant.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait,
+    /// or is `readers_first`, may ask beside a reader that asks already, since a writer of another process may delay the
+    /// grant of the first.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -417,8 +417,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);
-                // Rule 1 excludes a holder, except with `Order::Server` or beside an adopter: then Redis has found its lease
-                // over, and the caller reports its loss.
+                // By rule 1 there is no holder, except with `Order::Server` or beside an adopter. Redis has found that
+                // holder's lease over, and the caller reports the loss.
                 self.exclusive = Some(ExclusiveHolder {
                     hold,
                     thread,
@@ -573,8 +573,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // If a writer has started a tenure, it goes on while threads of this process read. The last reader's release then
-        // notifies other processes. While the writer still holds, its own release will do that.
+        // A writer's tenure goes on while threads of this process read. The last reader's release then notifies other
+        // processes, unless the writer still holds: then the writer's release will.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }

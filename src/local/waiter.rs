@@ -41,11 +41,11 @@ struct WaiterState<W> {
     signals: Signals,
 }
 
-/// The events for which a thread parks after Redis has refused its request.
+/// The events that a thread awaits once Redis has refused its request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
-    /// How many messages have arrived on the channel to which the thread listens. A cancelled token counts as a
-    /// message.
+    /// How many messages have arrived on the channel to which the thread listens. A cancelled token, a closed client and a
+    /// lost place in a fair queue count as messages.
     pub(crate) messages: u64,
     /// The server has confirmed the subscription, or rejected it; false again once the subscription is lost.
     pub(crate) listening: bool,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// How pauses grow while the same thing fails again and again: each is twice as long as the one before, up to the longest.
 ///
-/// Everything that retries does so by one of the rules that stand here.
+/// Everything that reconnects or retries a call does so by one of these rules; a connection rests by `REST` of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
     pub(crate) first: Duration,
@@ -61,8 +61,8 @@ impl NextTry {
         }
     }
 
-    /// An attempt that began at `began` has failed, or has brought nothing new; after a long rest this counts as the first
-    /// failure.
+    /// An attempt begun at `began` failed or brought nothing new. If the last failure is long ago, this one counts as the
+    /// first.
     pub(crate) fn after_failure(&self, began: Instant) -> Self {
         let rested = began.saturating_duration_since(self.since);
         let pause = BackOff::BACKGROUND.after(self.failures);

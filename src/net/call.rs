@@ -22,8 +22,8 @@ pub(crate) enum Fault {
     Late(RedisError),
     /// The server answered with an error that will not pass by itself.
     Refused(RedisError),
-    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and for
-    /// requests that Redis counts once.
+    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and
+    /// for requests that Redis applies once.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
@@ -89,8 +89,7 @@ pub(crate) struct DeferredInfo {
     pub(crate) name: Arc<str>,
     /// The owner of the released hold, for the log; empty if there is no hold.
     pub(crate) owner: Text<LONGEST_OWNER>,
-    /// From then on the release is given up: the lease is over, or Redis may have forgotten the keys of a release that
-    /// counts once.
+    /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
     pub(crate) useful_until: Instant,
     /// Whether the release undoes an acquire of unknown outcome, and so may find nothing to release.
     pub(crate) undo: bool,
@@ -107,7 +106,7 @@ pub(crate) trait Undo: Send + Sync {
 ///
 /// Called with the mutex of the connection held, except for useless entries of the ledger, and never with the call's mutex
 /// held. After a reply, this is called before the call is settled, so a thread that sees the call settled also sees what was
-/// counted. An implementation counts and logs (the records are held back), and never blocks.
+/// counted. An implementation counts and logs (the leader holds its records back), and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed the release. `replayed`: an earlier sending may have been executed as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
@@ -152,7 +151,7 @@ pub(crate) struct Call {
     /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
     /// or keeps it in the ledger; an atomic, since finding the connection must not need the connection's mutex.
     node: AtomicUsize,
-    /// Of a release: this process listens to its channel, and counts among those notified.
+    /// Of a release: this process subscribes to its channel, so the reply's number of receivers includes it.
     pub(crate) is_heard_by_us: bool,
     pub(crate) state: CallProgress,
     changed: Condvar,
@@ -199,8 +198,8 @@ pub(crate) struct CallState {
     pub(crate) redirected: u8,
 }
 
-/// The threads that [follow](Call::follow) a call. Each may be made leader of the connection that the call was sent over, so
-/// threads that follow an earlier sending do not count.
+/// The threads that [follow](Call::follow) a call. Only threads that follow the latest sending count, since one of them may
+/// be made leader of its connection.
 #[derive(Clone, Copy, Default)]
 struct Followers {
     sending: u64,
@@ -209,7 +208,7 @@ struct Followers {
 
 #[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
-    /// On no connection; with the error, if the call was on one before.
+    /// On no connection; with the error if the call's connection failed.
     Idle(Option<RedisError>),
     Awaiting,
     Done(Value),

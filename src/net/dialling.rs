@@ -72,8 +72,8 @@ impl Dialling {
     ) -> RedisResult<Self> {
         let (done, made) = bounded(1);
         let progress = start(masters, node, role, timeout, move |made, attempt| {
-            // The old connection works, so a failure does not mean that the server is gone. An attempt that counts as given up
-            // is not logged, and the observer is told nothing.
+            // The old connection works, so a failure does not mean that the server is gone: `give_up` keeps it from the log
+            // and the observer.
             if is_successor {
                 attempt.give_up();
             }
@@ -100,7 +100,7 @@ impl Drop for Dialling {
     }
 }
 
-/// The replacement of a connection before its login is too old.
+/// Replaces a connection before its login is too old.
 #[derive(Default)]
 pub(crate) struct Succession {
     /// When the successor is made, if ever.

@@ -19,9 +19,9 @@
 //!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects
-//!    the release for now, its connection rests for a moment: it takes no batches (step 4), and nothing for a thread that
-//!    merely waits for a release (step 5). A new command still takes the entries about its keys, which must precede it. If
-//!    another node has to execute the release, the map of slots is corrected, and housekeeping is woken.
+//!    the release for now, its connection rests for a moment: until then it takes only the entries that must precede a new
+//!    command (step 5). If another node has to execute the release, the map of slots is corrected, and housekeeping is
+//!    woken.
 //! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry,
 //!    at the position that it had if it was one before, and is sent again as it was.
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
@@ -59,8 +59,8 @@ use crate::verdict::Redirection;
 /// batch is transferred.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
-/// How many entries about the same name are sent before a command. Also the number of commands in flight from which the server
-/// counts as busy: then each new attempt waits for the undos of earlier ones (`Pipeline::backlog_end`).
+/// How many entries about the same name are sent before a command. With so many commands in flight the server counts as
+/// busy: then a new attempt waits until an undo that is under way is answered (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
@@ -76,8 +76,8 @@ type LedgerPlace = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; until then
-    /// no command finds them by their keys.
+    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; a command
+    /// to that node takes all of them, whatever their keys.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
@@ -192,7 +192,8 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns how many were releases, and how many were undos of acquires.
+    /// Removes all entries. Returns how many were releases or undos of permits without a lease, and how many were other
+    /// undos.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

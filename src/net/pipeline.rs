@@ -19,8 +19,8 @@
 //!
 //! A script is sent by its hash, and by its text once the server has answered that it does not know it. If the reply to a
 //! call may never be read, no thread could react to that answer: the process may end after a release, and a master of several
-//! may answer after the others. So the first such call over a connection carries the text, and so does the first one after
-//! such an answer.
+//! may answer after the others. So the first call of this kind over a connection carries the text, and so does the first one
+//! after a `NOSCRIPT`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,11 +44,11 @@ const REST: Duration = Duration::from_millis(50);
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// After how long without a command the connection is [in doubt](InFlight::is_in_doubt) once one is sent, and is tested
-/// with a PING while anything is held.
+/// After this long without a command, the next one puts the connection [in doubt](InFlight::is_in_doubt). While anything is
+/// held, a PING tests it first.
 pub(super) const PING_AFTER: Duration = Duration::from_secs(2);
 
-/// The commands of a client, over one connection after another.
+/// The commands of a client to one node, over one connection after another.
 pub(super) struct Pipeline {
     /// The node to which the connections lead.
     node: usize,
@@ -56,8 +56,8 @@ pub(super) struct Pipeline {
     in_flight: Option<InFlight>,
     /// Deferred calls that are on no connection.
     ledger: Arc<Ledger>,
-    /// The server has replied that it cannot serve now. Until this moment no batch is taken from the ledger, and nothing for a
-    /// thread that waits for a release. A command still takes the entries about its keys, which have to precede it.
+    /// The server has replied that it cannot serve now. Until this moment only the entries that have to precede a new
+    /// command are taken from the ledger.
     rests_until: Option<Instant>,
     /// The last undo that was submitted, until its outcome is known: see [`backlog_end`](Self::backlog_end).
     last_undo: Option<Arc<Call>>,
@@ -76,13 +76,13 @@ pub(super) struct InFlight {
     batch_ends: u64,
     /// When the last reply came, a full socket took bytes, or a command was sent while none was due.
     pub(super) last_heard: Instant,
-    /// The latest moment by which everything that had arrived is known to have been read: a thread read then, and found nothing.
+    /// When a read last found nothing: everything that had arrived by then has been read.
     pub(super) quiet_at: Instant,
     /// The connection was idle for so long before the queued command that the server may have closed it. The thread that
     /// writes next checks that first.
     pub(super) check_before_write: bool,
-    /// The server has sent nothing since a command followed a long idle time, in which a firewall may have forgotten the
-    /// connection, or since a caller timed out. Until the server sends something, a shorter silence ends the connection.
+    /// The server has sent nothing since a caller timed out, or since the first command after a long idle time (a firewall
+    /// may have forgotten the connection). Until the server sends something, a shorter silence ends the connection.
     pub(super) is_in_doubt: bool,
     /// The scripts whose texts were sent with calls whose replies may never be read.
     introduced: Vec<&'static Script>,
@@ -105,7 +105,7 @@ pub(super) struct Replied {
     /// Another node has to execute the call, and its connection takes the call from the ledger.
     pub(super) is_elsewhere: bool,
     /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. This is read before
-    /// the call can be sent again, because the leader of another connection would not wake that thread.
+    /// the call can be sent again: each sending counts its own followers.
     pub(super) was_followed: bool,
     /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
@@ -313,7 +313,7 @@ impl Pipeline {
             // has found the hold, and hears of the release when it is executed now.
             Verdict::SendText => {
                 call.send_text();
-                // The call is idle only while this mutex is held, so no thread that waits here takes it for a lost one.
+                // The call is idle only while the connection's mutex is held, so no waiting thread takes it for a lost one.
                 call.discount_sending(None);
                 if let Some(in_flight) = &mut self.in_flight {
                     in_flight.enqueue(call, now);
@@ -478,7 +478,7 @@ impl InFlight {
         self.queued - (self.awaiting.len() as u64) < self.batch_ends
     }
 
-    /// How many replies are due.
+    /// How many calls are unanswered.
     pub(super) fn due(&self) -> usize {
         self.awaiting.len()
     }
@@ -504,13 +504,13 @@ impl InFlight {
         awaiting.filter(|call| call.state.lock().is_followed())
     }
 
-    /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may have nothing to
-    /// do before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
+    /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may run out of
+    /// work before the leader writes. More writes cost more than they bring (bench: many3, many8, many64; scale, network).
     pub(super) fn is_worth_a_write(&self) -> bool {
         self.unwritten.calls >= self.due() / 3
     }
 
-    /// Whether every command is answered that was written, even in part.
+    /// Whether every command of which any byte was written is answered.
     pub(super) fn is_answered(&self) -> bool {
         self.awaiting.len() <= self.unwritten.calls && !self.unwritten.is_full()
     }

@@ -57,7 +57,7 @@ impl Script {
     }
 
     /// The text with the commands of sharded channels in place of those of plain ones. The names of commands stay literal,
-    /// since some servers read scripts before they run them.
+    /// since some servers search the text of a script for them before they run it.
     pub(crate) fn sharded_text(&self) -> String {
         self.text.replace("call('publish'", "call('spublish'")
     }
@@ -134,7 +134,7 @@ pub(crate) struct Request {
     pub(crate) acknowledgements: Option<Acknowledgements>,
     /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
-    /// The request counts once, however often it is sent; a second request for the same call would count again.
+    /// Redis applies the request once, however often it is sent; a new request for the same action would be applied again.
     pub(crate) counts: bool,
 }
 
@@ -249,7 +249,7 @@ impl Request {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }
 
-    /// How many bytes its keys and arguments take, which is what it adds to another request of its script.
+    /// About how many bytes this request adds to another of its script: its keys and arguments.
     pub(crate) fn joined_len(&self) -> usize {
         self.packed.len()
     }

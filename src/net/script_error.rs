@@ -1,13 +1,13 @@
 //! The meaning of an error in a script, whichever server reports it.
 //!
-//! | | how a script's `redis.call` that was refused for want of memory is answered |
+//! | | the reply to a script whose `redis.call` was refused for lack of memory |
 //! | --- | --- |
 //! | 6.2 | `ERR Error running script (call to f_…): @user_script:24: @user_script: 24: -OOM command not allowed …` |
 //! | — by a `redis.pcall` whose refusal is returned | `@user_script: 24: -OOM command not allowed …` |
 //! | 7.0 and later, Valkey 8 | `OOM command not allowed … script: 7dcc…, on @user_script:24.` |
 //! | Valkey 9.1 | `OOM command not allowed … script: on @user_script:24.` |
 //!
-//! Every server says `ERR` where it is the user who lacks the right to run a command of the script.
+//! If the user lacks the right to run a command of the script, every server says `ERR`.
 
 use redis::{ServerError, Value};
 

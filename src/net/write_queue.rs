@@ -37,7 +37,7 @@ pub(super) struct WriteQueue {
     spare: Vec<u8>,
     /// How many calls were queued since somebody last took them.
     pub(super) calls: usize,
-    /// Part of the first command in `bytes` has been written.
+    /// Part of the first command in `bytes` may have been written.
     torn: bool,
     /// The socket did not take all of the last write.
     full: bool,

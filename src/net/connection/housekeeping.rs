@@ -74,8 +74,8 @@ impl Connection {
             }
             Phase::Up(_) => {}
         }
-        // As a rule a reply makes `feed` take the next batch. After a pause of the ledger, or a full socket, no reply may be
-        // due, so the batch is taken here.
+        // As a rule a reply makes `feed` take the next batch. After a rest, or a full socket, perhaps no reply is due, so
+        // the batch is taken here.
         state.pipeline.feed(Instant::now());
         let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {

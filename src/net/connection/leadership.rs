@@ -17,7 +17,7 @@ use crate::net::pipeline::InFlight;
 ///    appoints the next one, and an appointed thread that leaves instead of leading passes the appointment on.
 /// 5. A call has followers only while it awaits its reply, and all of them follow it over the connection that it was sent
 ///    over. The count belongs to one [sending](crate::net::call::CallState::begin_sending): all threads that have followed
-///    an earlier one were woken, and leave.
+///    an earlier one were woken, and look again.
 /// 6. A thread that follows is woken when the call has its reply, goes to the ledger, or loses its connection.
 ///
 /// Every schedule of three threads is searched in the tests.

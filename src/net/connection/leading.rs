@@ -7,7 +7,7 @@
 //! | `sent_at` | the caller's command was queued |
 //! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due |
 //! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
-//! | `quiet_at` | the end of the last read that found nothing: all that had arrived by then has been read |
+//! | `quiet_at` | the end of the last read that found nothing, or its beginning if this thread may have been suspended: all that had arrived by then has been read |
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | the end of this turn's read, or park |
 //!
@@ -43,8 +43,8 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
-    /// Waits for the reply for one slice of the caller's wait, which ends at `until`. `until` does not shorten the patience with
-    /// a connection in doubt. The outcome stays in the call, where the caller looks for it.
+    /// Waits for the reply until `until`, the end of a slice of the caller's time. So `until` does not shorten the patience
+    /// with a connection in doubt. The outcome stays in the call, where the caller looks for it.
     pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
         self.wait_for(call, false, until, &|| false).ok();
     }
@@ -110,7 +110,7 @@ impl Connection {
             }
             let own_sent_at = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
-            // A reply to this call may lie unread if the last read ended before the call was sent. Then read first.
+            // Not before a read since the call was sent has found nothing: its reply might lie unread.
             if !looks_again
                 && in_flight.is_silent(patience)
                 && in_flight.has_read_all_by(mine.sent_at)
@@ -152,8 +152,8 @@ impl Connection {
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
             // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
-            // together. Only the thread with the reader ends a call, and taking the reader has ended an appointment: rule 3. So
-            // a call that is done is not appointed, and its thread need not `leave`.
+            // together. Only the thread with the reader gives a call its reply, and taking the reader has ended an
+            // appointment: rule 3. So a call that is done is not appointed, and its thread need not `leave`.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }
@@ -179,21 +179,21 @@ impl Connection {
         }
     }
 
-    /// Reads replies and hands them to their calls, from `now` on until the reply to `call` has arrived, or `until`.
+    /// Reads replies and hands them to their calls, from `now` on until the reply to `call` has arrived, or `slice_ends`.
     pub(super) fn lead(
         &self,
         reader: Reader,
         generation: u64,
         call: Option<&Arc<Call>>,
         now: Instant,
-        until: Instant,
+        slice_ends: Instant,
     ) {
         let mut leader = FailOnPanic {
             connection: self,
             generation,
             is_done: false,
         };
-        self.read_for_all(reader, generation, call, now, until);
+        self.read_for_all(reader, generation, call, now, slice_ends);
         leader.is_done = true;
     }
 
@@ -203,14 +203,14 @@ impl Connection {
         generation: u64,
         call: Option<&Arc<Call>>,
         now: Instant,
-        until: Instant,
+        slice_ends: Instant,
     ) {
         // The logger is user code and may block, while all followers wait for this thread. Records wait until the reader is
         // back in its place.
         let _held_back = report::hold_back();
         // When the next read begins.
         let mut read_at = now;
-        let mut slice = until.saturating_duration_since(read_at);
+        let mut slice = slice_ends.saturating_duration_since(read_at);
         // Calls that were answered by this thread. Their threads are woken once there is nothing left to read, or each of
         // them would interrupt this one. However this function ends, dropping `served` wakes them.
         let mut served = Served::default();
@@ -220,7 +220,7 @@ impl Connection {
                 let mut wrote = self.write_out(true);
                 // A socket that has taken part of a long command has space again soon, since the server is reading. A read in
                 // between would cost a `GLANCE` for each part.
-                while wrote == Wrote::Part && Instant::now() < until {
+                while wrote == Wrote::Part && Instant::now() < slice_ends {
                     wrote = self.write_out(true);
                 }
                 match wrote {
@@ -234,12 +234,12 @@ impl Connection {
                 Ok(Some(value)) => value,
                 Ok(None) => {
                     let now = Instant::now();
-                    slice = until.saturating_duration_since(now);
+                    slice = slice_ends.saturating_duration_since(now);
                     if slice.is_zero() {
                         if let Some((_, in_flight)) = self.state.lock().up(generation) {
                             // If this thread was suspended, bytes may have arrived after its last read. Then only the
                             // moment at which that read began proves silence.
-                            let in_time = now < until + LATE;
+                            let in_time = now < slice_ends + LATE;
                             in_flight.quiet_at = if in_time { now } else { read_at };
                         }
                         return self.step_down(reader, generation, now, served);
@@ -255,7 +255,7 @@ impl Connection {
             let then = self.hand_out(first, &mut reader, generation, call, now, &mut served);
             match then {
                 // The leader stops in time, however many replies come for others.
-                Then::ReadOn if now < until => {}
+                Then::ReadOn if now < slice_ends => {}
                 Then::ReadOn | Then::StepDown => {
                     return self.step_down(reader, generation, now, served);
                 }
@@ -264,7 +264,7 @@ impl Connection {
                 Then::Gone => return,
             }
             read_at = now;
-            slice = in_time(slice, now, until);
+            slice = shortened(slice, now, slice_ends);
         }
     }
 
@@ -281,8 +281,8 @@ impl Connection {
     ) -> Then {
         let mut then = Then::ReadOn;
         let mut state = self.state.lock();
-        // A thread that closed the client may have taken the connection down while this thread read. All calls have
-        // their outcomes then, so the reply is discarded.
+        // Another thread may have taken the connection down while this thread read. The call then has its outcome or is back
+        // in the ledger, so the reply is discarded.
         if state.up(generation).is_none() {
             return Then::Gone;
         }
@@ -296,7 +296,8 @@ impl Connection {
                     if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
                         then = Then::StepDown;
                     }
-                    // The ledger has the release. No thread waits for it, so housekeeping connects to the other node.
+                    // The ledger has the release. Perhaps no thread waits for it, so housekeeping connects to the other
+                    // node.
                     if replied.is_elsewhere {
                         self.settings.housekeeper.housekeep_now();
                     }
@@ -412,9 +413,9 @@ enum Then {
 
 /// How long to read on after a reply to another call. A slice that is slightly too long stays, since each change costs a system
 /// call.
-fn in_time(slice: Duration, now: Instant, until: Instant) -> Duration {
-    if now + slice > until + GLANCE {
-        until.saturating_duration_since(now)
+fn shortened(slice: Duration, now: Instant, slice_ends: Instant) -> Duration {
+    if now + slice > slice_ends + GLANCE {
+        slice_ends.saturating_duration_since(now)
     } else {
         slice
     }
@@ -466,13 +467,13 @@ mod tests {
         while now < until {
             assert!(now + slice <= until + GLANCE);
             now += GLANCE / 4;
-            let next = in_time(slice, now, until);
+            let next = shortened(slice, now, until);
             changes += u32::from(next != slice);
             slice = next;
         }
         // The time limit is not changed for each reply.
         assert!(changes <= 64, "{changes}");
-        assert_eq!(in_time(GLANCE, began, until), GLANCE);
+        assert_eq!(shortened(GLANCE, began, until), GLANCE);
     }
 }
 

@@ -78,7 +78,8 @@ impl Up {
 }
 
 impl Connection {
-    /// Makes the first connection. Waits for a server that is starting up, but not for one that cannot be reached.
+    /// Makes the first connection. Waits for one attempt to connect, which waits for a server that is starting up, but not
+    /// for one that cannot be reached.
     pub(crate) fn open(self: &Arc<Self>, until: Instant) -> Result<(), RedisError> {
         let mut state = self.state.lock();
         self.dial(&mut state);

@@ -31,7 +31,7 @@
 //! If the login of a connection is old, a successor is made while the connection works, and takes over between two replies:
 //! queued commands go out over the successor. Nothing is lost, sent twice, or undone.
 //!
-//! No thread waits for a full socket (longer than a `GLANCE`, where the system cannot do without): the leader, between two
+//! No thread waits for a full socket (on systems whose writes must block, at most a `GLANCE`): the leader, between two
 //! reads, and housekeeping write the rest.
 //!
 //! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. `submit` alone may be called with the
@@ -237,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection, unless a reply is known to have been due for `max_silence` or longer.
+    /// Whether there is a connection that has not been silent for `max_silence` with a reply due.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
@@ -249,9 +249,9 @@ impl Connection {
         })
     }
 
-    /// How long the connection may be silent before a caller gives it up: as a rule `max_silence`. In doubt, a caller whose own
-    /// command was sent at `sent_at` gives up after a third of its time, which leaves enough for another connection, but not
-    /// before a server that works would have answered.
+    /// How long the connection may be silent before a caller gives it up: as a rule `max_silence`. In doubt, a caller whose
+    /// own command was sent at `sent_at` waits a third of its time, which leaves enough for another connection, but at least
+    /// as long as a server that works needs for an answer.
     fn patience(
         &self,
         up: &Up,
@@ -306,8 +306,8 @@ impl Connection {
         self.unreachable(why)
     }
 
-    /// The fault of a caller that has no connection in time. While a connection that was given up in doubt might only have been
-    /// slow, a timeout counts as late and not as unreachable.
+    /// The fault of a caller that has no connection in time. Until `doubted_until` a timeout counts as late, not as
+    /// unreachable: the connection given up in doubt may only have been slow.
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
         match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
             true => Fault::Late(why),
