@@ -358,7 +358,9 @@ impl<S: Strategy> Waiting<'_, S> {
         }
         let (spec, wait) = (self.spec, self.wait);
         let until = Deadline::at(wait.deadline().or(until));
-        let left = |now| Some(free_at?.saturating_duration_since(now));
+        // With notes, the reply says when to ask again, which need not be the end of a lease.
+        let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
+        let left = |now| Some(lease_ends?.saturating_duration_since(now));
         let stop = || spec.must_stop();
         let listening = self.strategy.listening();
         listening.park(spec, seen, until, left, &stop);

@@ -34,7 +34,10 @@ impl OnReply for Counters {
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
         let (name, owner) = (&release.name, &release.owner);
         if release.undo && !release.for_good {
-            report!(Debug, "undoing an acquire of `{name}` failed: {why}");
+            report!(
+                Debug,
+                "releasing what may be left of `{name}` failed: {why}"
+            );
             return;
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.

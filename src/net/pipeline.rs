@@ -519,7 +519,8 @@ impl InFlight {
         !self.unwritten.is_empty()
     }
 
-    /// The unwritten bytes go over another connection, perhaps to another server.
+    /// The unwritten bytes go over another connection, perhaps to another server. A reason to leave stays: the successor may
+    /// have been made to the server that is to be left.
     pub(super) fn go_on(&mut self, now: Instant) {
         (self.last_heard, self.check_before_write, self.is_in_doubt) = (now, false, false);
         self.introduced.clear();

@@ -54,7 +54,7 @@ impl Failure {
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_unanswered(),
-            Self::Several(_) => true,
+            Self::Several(short) => !short.is_final(),
         }
     }
 }
@@ -130,6 +130,26 @@ mod tests {
             servers: vec![String::new(); 3],
             failures: (1..3).map(|node| (node, fault(timed_out("")))).collect(),
         }
+    }
+
+    #[test]
+    fn a_majority_that_rejects_for_good_would_not_answer_later() {
+        let failures: [fn(_) -> Fault; 3] = [Fault::Late, Fault::Unreachable, Fault::Refused];
+        let several = failures.map(|fault| Failure::from(round(fault)));
+        let one = failures.map(|fault| Failure::from(fault(timed_out(""))));
+        assert_eq!(
+            several.each_ref().map(Failure::is_unanswered),
+            [true, true, false]
+        );
+        assert_eq!(
+            one.each_ref().map(Failure::is_unanswered),
+            [true, true, false]
+        );
+        assert_eq!(
+            several.map(|failure| failure.is_late()),
+            [true, false, false]
+        );
+        assert_eq!(one.map(|failure| failure.is_late()), [true, false, false]);
     }
 
     #[test]

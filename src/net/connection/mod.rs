@@ -282,10 +282,11 @@ impl Connection {
         }
     }
 
-    /// Whether a wait for a reply may end at once: bytes have come that no thread has read, or there is no connection. Never
-    /// waits.
+    /// Whether a wait for a reply may end at once: bytes have come that belong to no reply yet, or there is no connection.
+    /// Never waits.
     pub(crate) fn has_news(&self) -> bool {
         let socket = match &self.state.lock().phase {
+            Phase::Up(up) if up.leadership.reader().is_some_and(Reader::has_unread) => return true,
             Phase::Up(up) => Arc::clone(&up.writer),
             _ => return true,
         };

@@ -139,11 +139,18 @@ fn whatever_a_thread_waits_for_is_logged() {
         semaphore.acquire().unwrap(),
         permits.acquire().unwrap(),
     );
+    let elsewhere = Client::open(server.url()).unwrap();
+    let (noted, reading) = (
+        elsewhere.rw_lock(named("noted")),
+        client.rw_lock(named("noted")),
+    );
+    let noted = noted.write().unwrap();
     // The second waiter first waits for its turn in this process, then for the stranger.
     let first = there.lock().unwrap();
     scoped(|scope| {
         scope.spawn(|| assert!(here.try_lock_for(span).unwrap().is_none()));
         scope.spawn(|| assert!(writing.try_read_for(span).unwrap().is_none()));
+        scope.spawn(|| assert!(reading.try_read_for(span).unwrap().is_none()));
         scope.spawn(|| assert!(fair.try_lock_for(span).unwrap().is_none()));
         for _ in 0..2 {
             scope.spawn(|| assert!(semaphore.try_acquire_for(span).unwrap().is_none()));
@@ -158,10 +165,11 @@ fn whatever_a_thread_waits_for_is_logged() {
         server.cli(&["HSET", &named("after"), STRANGER, "1"]);
         drop(first);
     });
-    drop(holds);
+    drop((holds, noted));
     for (kind, waiters) in [
         ("here` (reentrant)", 1),
         ("rw` (read-write)", 1),
+        ("noted` (read-write)", 1),
         ("fair` (fair)", 1),
         ("sem` (semaphore)", 2),
         ("permits` (permits)", 2),
@@ -180,6 +188,9 @@ fn whatever_a_thread_waits_for_is_logged() {
         here[0].1.contains("of its holder lasts another"),
         "{here:?}"
     );
+    // The reply of a read-write lock says when to ask again, not how long the holder's lease lasts.
+    let noted = logs.about(&named("noted` (read-write)"));
+    assert!(!noted[0].1.contains("holder"), "{noted:?}");
 }
 
 #[test]
