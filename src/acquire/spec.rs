@@ -304,6 +304,11 @@ impl LockSpec {
                 handle.max_hold,
                 handle.min_hold,
                 handle.mode,
+                handle.late_is_error,
+                handle.readers_first,
+                handle.token_ttl,
+                handle.command_timeout,
+                handle.cancel.as_ref().map(CancelToken::address),
             )
         };
         Arc::ptr_eq(self.session(), other.session())

@@ -199,6 +199,11 @@ impl CancelToken {
         }
     }
 
+    /// The same for all clones of a token, and for no other.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
     /// Returns whether [`CancelToken::cancel`] has been called. Does not block.
     ///
     /// ```

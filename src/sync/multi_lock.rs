@@ -94,7 +94,7 @@ impl MultiLock {
     /// - there are no members,
     /// - a member is a [`RedLock`](crate::RedLock), or
     /// - two members lock the same key of one server as different kinds, through different clients, or with different
-    ///   leases, `max_hold` or `min_hold`.
+    ///   settings.
     ///
     /// If members have the same key, the servers are asked whether their addresses lead to one server (`INFO`),
     /// before anything is acquired and once for each connection. A server that does not answer this counts as a

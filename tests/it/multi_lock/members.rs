@@ -188,6 +188,14 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
             Box::new(one.mutex(name).max_hold(LONG)),
             Box::new(one.mutex(name)),
         ]),
+        MultiLock::new(vec![
+            Box::new(one.mutex(name).cancel_on(&CancelToken::new())),
+            Box::new(one.mutex(name).cancel_on(&CancelToken::new())),
+        ]),
+        MultiLock::new(vec![
+            Box::new(one.mutex(name).command_timeout(LONG)),
+            Box::new(one.mutex(name)),
+        ]),
     ];
     for lock in &cannot {
         for verdict in verdicts(lock) {
