@@ -312,6 +312,8 @@ impl QuorumHold {
         let is_renewed = nodes.majority.has(agreed);
         // During the round a majority may have been lost, or the client closed, which releases all parts. If the hold has ended
         // otherwise, the caller finds that and gives it back.
+        let whole = self.whole.upgrade();
+        let in_time = whole.is_some_and(|hold| hold.is_valid(Instant::now()));
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);
@@ -322,7 +324,8 @@ impl QuorumHold {
             let lost = match round.values().any(|(_, value)| is_taken(value)) {
                 true => LossReason::TakenOver,
                 false => LossReason::Forced,
-            };
+            }
+            .or_expired(in_time);
             self.lose(lost);
             Ok((Err(lost), sent_at))
         } else if is_renewed {

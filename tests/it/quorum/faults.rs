@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
-use redlatch::{Client, Config, Error, LossReason, RedLockGuard};
+use crossbeam_channel::{Receiver, bounded};
+use redlatch::{Client, Config, Error, Loss, LossReason, Observer, RedLockGuard};
 
 use crate::support::quorum::{
     LEASE, TAKE_OVER, all_keep, confirmed_by_all, keepers, masters, nothing_is_left, open,
@@ -975,4 +975,43 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
     // Each of the six others takes a millisecond to be found silent, one after the other. On a busy machine the last of
     // these ends with the second tick of the clock, 4 ms each.
     assert!((0..16).any(in_time));
+}
+
+/// Keeps the thread that reports the loss of the lock `blocks` until the sender is dropped.
+struct Blocks(Receiver<()>);
+
+impl Observer for Blocks {
+    fn lost(&self, loss: &Loss) {
+        if loss.name == "blocks" {
+            _ = self.0.recv();
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_ends_while_it_is_renewed_has_expired() {
+    let servers = masters(3);
+    let (gate, gates) = bounded::<()>(0);
+    let clients = open_with(&servers, |config| {
+        config.lease(LEASE).observer(Blocks(gates.clone()))
+    });
+    let lock = red(&clients, &unique("late")).fixed_lease(ms(1000));
+    let guard = take_from_all(&lock, 3);
+    // No watchdog reports the loss first, as after a suspension of the process.
+    for client in &clients {
+        let blocking = client.mutex("blocks").fixed_lease(ms(50)).lock().unwrap();
+        eventually("the watchdog is blocked", || !blocking.is_valid());
+    }
+    servers.iter().for_each(Server::freeze);
+    let left = guard
+        .valid_until()
+        .saturating_duration_since(Instant::now());
+    thread::sleep(left.saturating_sub(ms(20)));
+    // Each master has 50 ms to reply.
+    let again = lock.try_lock_for(ms(300));
+    servers.iter().for_each(Server::thaw);
+    assert!(!matches!(again, Ok(Some(_))), "{again:?}");
+    let loss = guard.lost().recv_timeout(LONG).unwrap();
+    assert_eq!(loss.reason, LossReason::Expired);
+    drop(gate);
 }
