@@ -29,9 +29,6 @@ use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{LossChannel, LossListener, LossReceiver};
 use crate::sync::traits::{Hold, Lock, sealed};
 
-/// How long a hold is valid from now on, until it is lost.
-const LEASE: Duration = Duration::from_secs(30);
-
 /// A lock for unit tests, which grants, refuses and fails as ordered, and needs no Redis.
 ///
 /// If no order is queued, the lock grants every attempt, also while it is held: it excludes nobody. No call blocks.
@@ -308,7 +305,8 @@ impl Hold for FakeGuard {
 
     fn valid_until(&self) -> Instant {
         match self.is_valid() {
-            true => Instant::now() + LEASE,
+            // The default lease, as if it were just renewed.
+            true => Instant::now() + Duration::from_secs(30),
             false => self.granted_at,
         }
     }
