@@ -42,8 +42,8 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A client may be shared among threads, or cloned for each: clones are the same client. When the last clone, lock and
-/// guard are dropped, the client is closed as by [`Client::close`], within two seconds.
+/// A client may be shared among threads, or cloned for each: clones are the same client. Dropping the last clone, lock or
+/// guard closes the client as by [`Client::close`], and blocks for up to 2 s.
 ///
 /// ```
 /// fn may_be_shared<T: Send + Sync + 'static>() {}
@@ -124,7 +124,7 @@ impl Client {
 
     /// Returns the mutex of this name: the default lock, not reentrant. Sends nothing.
     ///
-    /// The reentrant lock of the name uses the same key, so the two exclude each other.
+    /// The reentrant lock of the name is the same lock: a thread that holds the mutex gets the reentrant lock too.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -162,7 +162,7 @@ impl Client {
 
     /// Returns the fair, non-reentrant lock of this name. Sends nothing.
     ///
-    /// The fair lock of the name uses the same keys and the same queue, so the two exclude each other.
+    /// The fair lock of the name is the same lock: a thread that holds the mutex gets the fair lock too.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -322,14 +322,14 @@ impl Client {
     ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
-    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind;
-    ///   [`Error::WrongType`](crate::Error::WrongType), [`Error::Closed`](crate::Error::Closed).
+    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind; `WrongType`, `Closed`,
+    ///   `Spawn`, and `NotReplicated`, which releases the hold.
     pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
         ticket.adopt(&self.shared)
     }
 
-    /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released,
-    /// both threads are joined.
+    /// Closes the client: waiting threads get [`Error::Closed`](crate::Error::Closed), everything held is released, its
+    /// lasting threads are joined.
     ///
     /// Call `close` before `std::process::exit`, which may end the process before the releases of dropped guards are
     /// sent. The locks then stay taken until their leases are over, and permits of a [`Semaphore`] for good.
@@ -517,11 +517,11 @@ impl Client {
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The lock has the lease, the command timeout, the tenure and the `on_lost` of the first client. For its own
-    /// server, each client uses its key prefix and connect timeout, and replaces a connection for renewals that is
-    /// silent for a quarter of its own lease. So give all clients the same settings. Two locks of one name over the
-    /// same clients, with the same first client, are the same lock. Four masters survive the loss of one, like three,
-    /// since a majority is more than half.
+    /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
+    /// first client, whose [`stats`](Client::stats) count its grants and losses. At its server, each client uses its own key
+    /// prefix and connect timeout, and replaces a renewal connection that is silent for a quarter of its own lease. So give
+    /// all clients the same settings. Two locks of one name over the same clients, with the same first client, are the same
+    /// lock. Four masters survive the loss of one, like three, since a majority is more than half.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask
@@ -539,11 +539,10 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for fewer than two clients, for two clients of one server (the same
-    /// `run_id`, whatever the address), for a server that answers that it is a replica, and for a client that waits for
-    /// replicas ([`Config::replica_ack`](crate::Config::replica_ack));
-    /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients
-    /// is.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for fewer than two clients, for a client of a cluster, for
+    /// two clients of one server (the same `run_id`, whatever the address), for a server that answers that it is a replica,
+    /// and for a client that waits for replicas ([`Config::replica_ack`](crate::Config::replica_ack));
+    /// [`Error::InvalidName`](crate::Error::InvalidName); [`Error::Closed`](crate::Error::Closed) if one of the clients is.
     pub fn new<'a>(
         clients: impl IntoIterator<Item = &'a Client>,
         name: impl AsRef<str>,

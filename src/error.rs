@@ -30,9 +30,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// | error | what to do |
 /// | --- | --- |
-/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | call again later if [`is_retryable`](Self::is_retryable); otherwise the text says what to change |
+/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | call again later if [`is_retryable`](Self::is_retryable); after a release, do nothing; otherwise the text says what to change |
 /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later |
-/// | [`Lost`](Self::Lost) | stop: somebody else may have worked at the same time, so check or repeat the work |
+/// | [`Lost`](Self::Lost) | stop, or do not begin: somebody else may have worked at the same time, so check or repeat the work |
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
 /// | [`Cancelled`](Self::Cancelled), [`Closed`](Self::Closed) | end this thread's work, as the program has asked for |
 /// | [`WrongType`](Self::WrongType) | use one kind of lock for each name; a string may be a lock by `SET NX` |
@@ -56,11 +56,12 @@ pub enum Error {
         name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
-        /// The error of Redis or of the connection. This error's text contains it already, so
-        /// [`source`](std::error::Error::source) leads to the error below it.
+        /// The error of Redis or of the connection. This error's text contains it, so the method
+        /// [`source`](std::error::Error::source) skips it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The lock was held, and was lost before it was released.
+    /// The hold ended before it was released, used or adopted. Of a [`SemaphorePermit`](crate::SemaphorePermit): the
+    /// semaphore no longer exists.
     #[non_exhaustive]
     Lost {
         /// The lock's name, as given to the client.
@@ -174,7 +175,7 @@ impl Error {
     /// | `Redis`: wrong credentials, missing rights, a certificate | any call | no |
     /// | `Redis` with `after_work` | releasing, downgrading, closing | no |
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
-    /// | [`Lost`](Self::Lost) | after the grant | no |
+    /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
     /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if a majority of the servers has no lasting error |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
@@ -733,7 +734,8 @@ pub enum LossReason {
     TakenOver,
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,
-    /// The handle's `max_hold` is over: renewal has stopped, and the lock becomes free when its lease expires.
+    /// The handle's `max_hold` is over: renewal has stopped, and the lock becomes free when the guard is dropped or the
+    /// lease expires; after a write hold of an `RwLock`, at once.
     MaxHold,
     /// The client was closed and released the lock.
     Closed,

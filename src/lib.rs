@@ -40,8 +40,9 @@
 //!
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped, also by
 //! a panic. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
-//! instead of polling. A *hold* is one acquisition of a lock, from the grant to the release: each guard has one. All holds
-//! that a thread has of one reentrant lock share one lease, and are renewed and lost together.
+//! instead of polling. A *hold* is what a guard has of a lock, from the grant to the release; a multi-lock's guard has one
+//! of each member. All holds that a thread has of one reentrant lock share one lease, and are renewed and lost together:
+//! [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one.
 //!
 //! # Which lock?
 //!

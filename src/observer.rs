@@ -34,17 +34,19 @@ use crate::report::report;
 /// [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer; one that
 /// wraps another, such as `Metrics`, forwards every method.
 ///
-/// **Counting.** A hold here is what one thread has of one lock. For each, [`acquired`](Self::acquired) is called once,
-/// and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less released
-/// less lost. In detail:
+/// **Counting.** All holds that one thread has of one lock count as one. For each, [`acquired`](Self::acquired) is called
+/// once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less
+/// released less lost. In detail:
 ///
 /// - Locking again is not reported, and only the last guard of the thread reports the release.
 /// - Threads that share a read hold in Redis are reported one by one.
-/// - Each member of a multi-lock is a hold, under its own name. A `RedLock` is one hold.
+/// - Each member of a multi-lock is a hold, under its own name; if the set is not acquired, each is
+///   [`refused`](Self::refused). A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
 ///   one call are one hold; permits that are forgotten stay acquired.
 /// - `unlock` waits for Redis, and reports `lost` if the hold had ended. Dropping a guard does not wait, and reports
 ///   `released`.
+/// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.
     fn acquired(&self, _event: &Acquired<'_>) {}
@@ -64,7 +66,7 @@ pub trait Observer: Send + Sync {
     /// Not called for a [`RedLock`](crate::RedLock), whose parts fail one by one.
     fn renewal_failed(&self, _event: &RenewalFailed<'_>) {}
 
-    /// A connection to the server failed: the first attempt, or the first failure after the server was reached.
+    /// A connection to the server failed, for the first time ever or since the server was last reached.
     fn server_down(&self, _server: &str, _why: &str) {}
 
     /// A connection to the server was made: the first one, and the first after each

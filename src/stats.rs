@@ -179,9 +179,9 @@ counters! {
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
-    /// Holds lost, for any reason.
+    /// Holds lost, counted as `Config::on_lost` reports them: without losses that only a release finds.
     lost,
-    /// Releases that found that the hold had already ended.
+    /// Releases that found that the hold had already ended; `lost` does not count these.
     releases_of_lost,
     /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,
@@ -191,7 +191,7 @@ counters! {
     resubscriptions,
 
     gauges:
-    /// Now: holds, permits of expirable semaphores, and places in the queues of fair locks.
+    /// Now: holds (one for each thread and lock), permits of expirable semaphores, and places in the queues of fair locks.
     holds,
     /// Now: locks that a thread of this process holds, waits for, or has just released.
     names,

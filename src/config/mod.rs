@@ -155,8 +155,8 @@ impl Config {
         }
     }
 
-    /// Sets how long Redis keeps a hold or a permit that is not renewed. The client renews each every third of this
-    /// time, unless its handle has a fixed lease.
+    /// Sets how long Redis keeps a hold or a permit that is not renewed. The client renews it every third of this time,
+    /// unless its handle has a fixed lease.
     ///
     /// The lease is how long others wait after a holder's process has died; the work may take longer
     /// ([which lease to choose](crate::guide::recipes#which-lease-to-choose)).
@@ -222,10 +222,9 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// A living client confirms all its places every third of this time. So waiters that died delay those behind them
-    /// by at most four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was
-    /// stopped for longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s.
-    /// Default: 3 s.
+    /// A living client confirms all its places every third of this time. So dead waiters delay those behind them by at most
+    /// four thirds of it; if all waiters died, newcomers wait for this time on top. A waiter that was stopped for longer
+    /// joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -287,7 +286,7 @@ impl Config {
 
     /// Sets how many replicas must acknowledge an acquire, of a lock or of permits, before it succeeds.
     ///
-    /// If too few acknowledge within a quarter of the command timeout, the lock or the permits are released and the
+    /// If too few acknowledge within at most a quarter of the command timeout, the lock or the permits are released and the
     /// call returns [`Error::NotReplicated`]. Default: [`ReplicaAck::None`].
     ///
     /// ```
@@ -297,11 +296,11 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires waits for up to a quarter of the command timeout, and the others for up to 1/32 of it. After a
-    /// failure, each later acquire waits for at most 20 ms, until an acquire has been acknowledged again.
-    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
-    /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// The client's other commands wait too, since they share the connection. To limit that, of simultaneous acquires only
+    /// one may wait for a quarter of the command timeout, and the others for 1/32 of it. After a failure, each later acquire
+    /// waits for at most 20 ms, until an acquire is acknowledged. [`Client::open`](crate::Client::open) rejects a server
+    /// that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients
+    /// of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -384,7 +383,11 @@ impl Config {
         self
     }
 
-    /// Sets a listener that is called once for every hold of this client that is lost; readers that share one count as one.
+    /// Sets a listener that is called for each hold of this client that is lost, once for each thread and lock; readers that
+    /// share a hold count as one.
+    ///
+    /// The listener does not hear of a loss that only a release finds: that is [`Error::Lost`] of `unlock`, a *warn* in the
+    /// log, and counts in [`Stats::releases_of_lost`](crate::Stats::releases_of_lost).
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -14,10 +14,11 @@ use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
 
-/// Receives the first loss of a guard's holds, at most once: what [`Guard::lost`](crate::Guard::lost) returns.
+/// Receives the loss of a guard's hold, of a multi-lock the first, at most once: what [`Guard::lost`](crate::Guard::lost)
+/// returns.
 ///
-/// The channel is disconnected once the loss was received, or the guard was dropped or unlocked. Errors are those of
-/// [`std::sync::mpsc`].
+/// The channel is disconnected once the loss was received, or the guard was dropped or unlocked; a loss that came earlier
+/// can still be received. Errors are those of [`std::sync::mpsc`].
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -32,7 +33,7 @@ use crate::report::report;
 /// ```
 ///
 /// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected.
-/// A loop that works under the lock checks [`is_valid`](crate::Guard::is_valid) instead. A clone can wait on a thread of its
+/// A loop that works under the lock just checks [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its
 /// own, which ends with the guard:
 ///
 /// ```no_run
@@ -76,7 +77,7 @@ impl LossReceiver {
     ///
     /// # Errors
     ///
-    /// [`RecvError`]: the loss was received before, or the guard was dropped or unlocked.
+    /// [`RecvError`]: the loss was received before, or the guard was dropped or unlocked without one.
     pub fn recv(&self) -> Result<Loss, RecvError> {
         self.0.recv().map_err(|_| RecvError)
     }

@@ -18,7 +18,7 @@ use crate::sync::kind::{FairNonReentrant, Owned};
 /// [`Handle`] lists all methods.
 ///
 /// The queue, the leases and what happens to waiters that die are those of the [`FairLock`](crate::FairLock), the
-/// reentrant kind. Locks of both kinds with the same name share keys and queue, so they exclude each other.
+/// reentrant kind. Both kinds are one lock if the name is the same: a thread that holds the mutex gets the `FairLock` too.
 pub type FairMutex = Handle<FairNonReentrant>;
 
 /// The [`Guard`] of a [`FairMutex`]: holds the lock until it is dropped, and stays on its thread.

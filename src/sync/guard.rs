@@ -20,9 +20,10 @@ use crate::sync::traits::{Hold, sealed};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// **Releasing.** Dropping the guard sends the release and does not wait for the reply; [`unlock`](Self::unlock)
-/// waits. A guard that is leaked (`std::mem::forget`) is renewed until the handle's
-/// [`max_hold`](crate::Handle::max_hold), or until its client is closed or its process ends.
+/// **Releasing.** Dropping the guard sends as much of the release as the socket takes, without waiting; the client sends the
+/// rest. [`unlock`](Self::unlock) waits for the reply. Only a drop that [closes the client](crate::Client) blocks. A guard
+/// that is leaked (`std::mem::forget`) is renewed until the handle's [`max_hold`](crate::Handle::max_hold), or until its
+/// client is closed or its process ends.
 ///
 /// **Threads.** A guard stays on its thread, which owns the hold: other threads may use a reference (`Sync`), but the
 /// guard cannot move to them (it is not `Send`). An [`OwnedGuard`], returned by
@@ -78,8 +79,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// Releases the hold and waits for Redis to confirm it.
     ///
     /// Blocks for one round trip, at most for the command timeout; not at all if the thread has further holds of the
-    /// lock, or another thread of this process takes the hold over. Dropping the guard releases the hold too, without
-    /// waiting and without an error.
+    /// lock, or another thread of this process takes the hold over. Dropping the guard releases too, without waiting or an
+    /// error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -92,16 +93,17 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold ended earlier. [`Error::Redis`] if Redis did not confirm: the release is sent again until
-    /// Redis confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed,
-    /// [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
+    /// [`Error::Lost`] if the hold ended earlier; a call that does not ask Redis reports only a loss that is known already.
+    /// [`Error::Redis`] if Redis did not confirm, so that a loss may be unknown: the client resends the release until Redis
+    /// confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed, [`Error::NoQuorum`] if
+    /// too few servers of a `RedLock` answered.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
     }
 
     /// Returns whether the lease is not over by the clock of this process, and no loss is known. No I/O.
     ///
-    /// A deleted key, a forced release or a failover is noticed at the next renewal.
+    /// A deleted key, a failover or a release forced by another client is noticed at the next renewal.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -104,8 +104,9 @@ impl<A: AnyKind> Handle<A> {
     ///   [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
-    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds
-    ///   the name as another kind of lock, except a read-write lock.
+    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
+    ///   name as another kind of lock, except a read-write lock. A mutex and a reentrant lock are one kind here, and so are
+    ///   both fair locks.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -130,10 +131,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If this process has just had the lock for a whole tenure ([`Config::tenure`](crate::Config::tenure)) and others
-    /// wait for it, the call first waits for 1 ms, so that these can ask. Whether others wait is in Redis' reply to the last
-    /// release, so the call first waits for that, except with a [`RedLock`](crate::RedLock). A [`SpinLock`](crate::SpinLock)
-    /// has no such reply, and always waits for 1 ms after a whole tenure.
+    /// After a whole tenure ([`Config::tenure`](crate::Config::tenure)) of this process, the call first awaits Redis' reply
+    /// to the last release, which says whether other processes wait. If so, it waits for 1 ms, so that they can ask. A
+    /// [`RedLock`](crate::RedLock) does not await the reply; a [`SpinLock`](crate::SpinLock) has none, and always waits for
+    /// 1 ms.
     ///
     /// # Errors
     ///
@@ -200,10 +201,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the
-    /// loss ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do
-    /// [`Config::on_lost`](crate::Config::on_lost) and the log. To get the loss as an error, use [`lock`](Self::lock)
-    /// and then [`unlock`](Guard::unlock).
+    /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
+    /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
+    /// log. If only the release finds the loss, only the log does. To get the loss as an error, use [`lock`](Self::lock) and
+    /// then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -230,8 +231,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that stays on its
-    /// thread, even if the lock is reentrant.
+    /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that is not owned, even if
+    /// the lock is reentrant.
     pub fn lock_owned(&self) -> Result<OwnedGuard<A>> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
@@ -304,9 +305,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A thread that locks again what it holds with a fixed lease restarts that lease, which costs a round trip. If the
-    /// thread already has a renewed hold, the lease of this handle is ignored. If another thread of this process passes the
-    /// lock on, the lease is shorter by at most a tenth, or by the client's tenure if that is less.
+    /// Locking again what the thread holds with a fixed lease costs a round trip. The hold takes over the lease settings of
+    /// the handle used, but never an earlier end. If the thread already has a renewed hold, the lease of this handle is
+    /// ignored. If another thread of this process passes the lock on, up to a tenth of the lease, or the client's tenure if
+    /// less, is over already.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -315,9 +317,10 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
-    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free within one lease of the client.
-    /// `Duration::MAX` means no limit, which is the default. For zero, and together with a fixed lease, the methods
-    /// that lock return [`Error::InvalidSetting`].
+    /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free once the guard is dropped, or within
+    /// one lease of the client. A thread that locks a renewed hold again does not change its limit. `Duration::MAX` means no
+    /// limit, which is the default. For zero, and together with a fixed lease, the methods that lock return
+    /// [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -348,7 +351,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// An early release sets the rest of `min_hold` as the key's time to live, and notifies no waiter: waiting threads
     /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
-    /// Threads of this process do not pass such a hold on. If the process dies, the lease ends the hold as usual.
+    /// Threads of this process do not pass such a hold on. Locking again keeps the name for `min_hold` from then on. If the
+    /// process dies, the lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
     /// lock return [`Error::InvalidSetting`].
@@ -384,8 +388,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, for as long as
-    /// that thread's handle allows.
+    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, for as long as that
+    /// thread's handle and the call's own limit and token allow.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))
@@ -437,7 +441,7 @@ impl<A: AnyKind> Handle<A> {
         Ok(false)
     }
 
-    /// Returns whether the calling thread holds the lock and its hold is valid. No I/O.
+    /// Returns whether the calling thread has a valid hold, by [`hold_count`](Self::hold_count). No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -451,7 +455,8 @@ impl<A: AnyKind> Handle<A> {
         self.hold_count() > 0
     }
 
-    /// Returns how many holds the calling thread has; zero once they are lost. No I/O.
+    /// Returns how many holds the calling thread has, owned guards excluded; zero once they are lost. No I/O. Of a
+    /// multi-lock, the member with the fewest counts.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -508,8 +513,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// Waiting threads are notified as by a release: all of them for most locks, only the first in the queue of a
-    /// fair lock, none for a spin lock. A request that is sent again after a lost reply counts once, and takes
-    /// nothing from the next holder.
+    /// fair lock, none for a spin lock. If the client resends the request after a lost reply, it counts once; no later
+    /// holder loses the lock.
     ///
     /// # Errors
     ///

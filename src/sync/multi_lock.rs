@@ -28,14 +28,15 @@ use crate::sync::traits::Lock;
 /// [`FencedLock`](crate::FencedLock) for each name, in the order of the names, and let one script
 /// ([`invoke`](Guard::invoke) of the last guard) compare each token with the greatest that it has stored.
 ///
-/// **Members.** Each member is a lock and a hold of its own. A name stands for the
-/// [`ReentrantLock`](crate::ReentrantLock) of that name, so both exclude each other, and Redisson's multi-locks too. If
-/// a member is lost, the guard reports it, and the others stay held until the guard is dropped.
+/// **Members.** Each member is a lock and a hold of its own. A name stands for the [`ReentrantLock`](crate::ReentrantLock)
+/// of that name, which excludes other threads and Redisson's multi-locks; a thread that holds it, or its
+/// [`Mutex`](crate::Mutex), gets the member too. If a member is lost, the guard reports it, and the others stay held until
+/// the guard is dropped.
 ///
 /// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members with
-/// it, unless a shared member is a [`Mutex`](crate::Mutex) or a [`FairMutex`](crate::FairMutex). A thread that holds a
-/// name as another kind of lock would wait for itself: waiting returns
-/// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock` returns `Ok(None)`.
+/// it, unless a shared member is a `Mutex` or a [`FairMutex`](crate::FairMutex). A thread that holds a name as another kind
+/// of lock would wait for itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock`
+/// returns `Ok(None)`.
 ///
 /// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), apply to all members.
 ///
@@ -54,22 +55,22 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
 /// thread does not notice that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. An exception to
-/// **Waiting**: if the taken member was taken only a moment ago, the thread keeps the members that sort before it, and asks
-/// for it again. It does so for two round trips if the call may wait; in `try_lock` for 250 ms or four round trips,
-/// whichever is longer, and at most the command timeout. So of the threads that try for free locks at the same time, one
-/// gets its whole set. This requires that all threads use the same lease and the same server addresses, and that none is
-/// stopped for longer than this short time.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. Unlike above, if the
+/// taken member was taken only a moment ago, the thread keeps the members that sort before it, and asks for it again. It
+/// does so for two round trips if the call may wait; in `try_lock` for 250 ms or four round trips, whichever is longer, and
+/// at most the command timeout. So of the threads that try for free locks at the same time, one gets its whole set. This
+/// requires that all threads use the same server addresses and one lease (what is left of it dates a hold), and that none
+/// stops for that long.
 pub type MultiLock = Handle<Multi>;
 
-/// The [`Guard`] of a [`MultiLock`]: the holds of all members, released when it is dropped, that stays on its thread.
+/// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.
 ///
 /// The guard is valid as long as every member's hold is valid, and reports the first loss. The members may be on
 /// several servers, so the guard has no [guarded commands](Guard::query).
 pub type MultiLockGuard = Guard<Multi>;
 
-/// The [`OwnedGuard`](crate::OwnedGuard) of a [`MultiLock`]: the holds of all members, released when it is dropped,
-/// that may move to other threads.
+/// The [`OwnedGuard`](crate::OwnedGuard) of a [`MultiLock`]: one hold of each member, released when it is dropped, that may
+/// move to other threads.
 pub type OwnedMultiLockGuard = Guard<Multi, Owned>;
 
 impl MultiLock {

@@ -30,8 +30,8 @@ use crate::sync::kind::{NonReentrant, Owned};
 /// lease expired, somebody deleted the key, or a replica without the key was promoted. The guard reports it
 /// ([`is_valid`](MutexGuard::is_valid), [`lost`](MutexGuard::lost)).
 ///
-/// The [`ReentrantLock`](crate::ReentrantLock) of the same name uses the same key in Redis, so the two exclude each
-/// other.
+/// The [`ReentrantLock`](crate::ReentrantLock) of the same name is the same lock. Other threads are excluded, but the thread
+/// that holds the mutex gets the reentrant lock too.
 pub type Mutex = Handle<NonReentrant>;
 
 /// The [`Guard`] of a [`Mutex`]: holds the lock until it is dropped, and stays on its thread.

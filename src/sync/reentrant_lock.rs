@@ -23,7 +23,7 @@ use crate::sync::kind::{Owned, Reentrant};
 ///
 /// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis (with a [fixed
 /// lease](ReentrantLock::fixed_lease) after one round trip). The lock is free when the last of them is dropped, in any
-/// order. All handles of the name are one lock.
+/// order. All handles of the name are one lock, the [`Mutex`](crate::Mutex) included.
 ///
 /// **Leases.** All holds that a thread has of the lock share one lease (30 s unless set), which is renewed every third
 /// of it until the last of their guards is dropped. If the process dies, the lock is free once the lease is over.
