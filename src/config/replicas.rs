@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 /// # let _ = config;
 /// ```
 ///
-/// Acknowledgements make a failover that forgets a lock rarer, but do not exclude it: Redis does not choose the new
-/// master by who has acknowledged what. A [`RedLock`](crate::RedLock) depends on no replica. Where two holders at once do
-/// harm, let the resource check a [fencing token](crate::FencedLock).
+/// With acknowledgements, failovers forget a lock less often, but still may: Redis does not choose the new master by who has
+/// acknowledged what. A [`RedLock`](crate::RedLock) depends on no replica. Where two holders at once do harm, let the
+/// resource check a [fencing token](crate::FencedLock).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReplicaAck {

@@ -22,17 +22,18 @@ use crate::sync::kind::Red;
 /// The kind of lock that the keys of a name look like.
 ///
 /// Some kinds look alike in Redis: a [`ReentrantLock`](crate::ReentrantLock), a [`Mutex`](crate::Mutex), a
-/// [`SpinLock`](crate::SpinLock) and one node's part of a [`RedLock`](crate::RedLock) are all [`LockKind::Lock`].
+/// [`SpinLock`](crate::SpinLock), one node's part of a [`RedLock`](crate::RedLock) and a fair lock without a queue are all
+/// [`LockKind::Lock`]. An [`Election`](crate::Election) is a [`LockKind::FencedLock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LockKind {
-    /// No lock: there is no key, or no holder.
+    /// No lock: there is no key.
     Free,
     /// A plain lock, held.
     Lock,
-    /// A fair lock: held, or waited for.
+    /// A fair lock that is waited for, held or not.
     FairLock,
     /// A fenced lock: held, or held before.
     FencedLock,
@@ -40,7 +41,7 @@ pub enum LockKind {
     RwLock,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
-    /// A semaphore, or a latch that only Redisson has used: both are a number.
+    /// A semaphore (an expirable one if no permit is taken), or a latch that only Redisson has used: all are a number.
     Semaphore,
     /// A latch, closed.
     Latch,
@@ -97,7 +98,8 @@ pub struct Holder {
     /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
     /// the id.
     pub owner: String,
-    /// How many times the thread holds it; 0 if it was released and the name is kept (`min_hold`).
+    /// How many times the thread holds it (in this crate: at the last renewal); 0 if released while the name is kept
+    /// (`min_hold`).
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,

@@ -145,7 +145,8 @@ impl Election {
         self.stand(WaitMode::moment(instant))
     }
 
-    /// Returns a handle whose campaigns end with [`Error::Cancelled`] once `token` is cancelled.
+    /// Returns a handle whose campaigns, and [`observe`](Self::observe), end with [`Error::Cancelled`] once `token` is
+    /// cancelled.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

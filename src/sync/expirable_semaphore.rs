@@ -62,10 +62,10 @@ const MOST_IDS: usize = 10_000;
 ///
 /// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
 /// call changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
-/// [`set_permits`](Self::set_permits) changes the number. Available and taken permits are counted separately, so after
-/// a reduction the available number can be negative until enough permits have returned. If the key of the number is
-/// deleted or evicted, the number counts as not set, and permits that are returned do not set it. The next number that
-/// is set includes the permits that are still taken.
+/// [`set_permits`](Self::set_permits) changes the number. A reduction takes no permit away: it lowers the available number,
+/// which can be negative until enough permits have returned. If the key of the number is deleted or evicted, the number
+/// counts as not set, and permits that are returned do not set it. The next number that is set includes the permits that are
+/// still taken.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
 /// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
@@ -76,8 +76,8 @@ const MOST_IDS: usize = 10_000;
 /// overtaken forever. [`try_acquire`](Self::try_acquire) does not overtake waiting threads either. Among processes,
 /// the first to ask gets what is available.
 ///
-/// **Panics** drop the permit, which releases it; there is no poisoning. A thread may take several permits. If it waits
-/// for more than there are in all, it waits forever.
+/// **Panics** drop the permit, which releases it; there is no poisoning. A thread may take several permits. If it waits for
+/// more than there are in all, it waits until permits are added.
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     inner: LockSpec,
@@ -249,7 +249,7 @@ impl ExpirableSemaphore {
 
     /// Waits up to `wait` for `n` permits at once; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt.
+    /// `wait` is the whole budget; zero is one attempt.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -305,8 +305,8 @@ impl ExpirableSemaphore {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If the number was deleted while permits were taken, these are among the `n`. A request that is sent again
-    /// after a lost reply counts once, and returns the first answer.
+    /// If the number was deleted while permits were taken, these are among the `n`. A request that the client resends after
+    /// a lost reply counts once, and returns the first answer.
     ///
     /// # Errors
     ///
@@ -338,9 +338,9 @@ impl ExpirableSemaphore {
         self.change(Change::Set(n)).map(drop)
     }
 
-    /// Adds `more` permits, or removes some if `more` is negative.
+    /// Adds `more` permits, or removes some if `more` is negative. A number that was not set counts as zero.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost reply
+    /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
     ///
     /// ```no_run
@@ -365,8 +365,8 @@ impl ExpirableSemaphore {
     ///
     /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
     /// renewal, or at its release if its lease is fixed. All threads that want a permit wait until a number is set
-    /// again. Blocks for one round trip, at most for the command timeout. A request that is sent again after a lost
-    /// reply counts once, so it never deletes a semaphore that was created since.
+    /// again. Blocks for one round trip, at most for the command timeout. A request that the client resends after a lost
+    /// reply counts once, so it deletes no semaphore that was created since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -388,7 +388,7 @@ impl ExpirableSemaphore {
         Ok(is_deleted)
     }
 
-    /// Returns how many permits are available; negative after a reduction.
+    /// Returns how many permits are available; negative after a reduction, zero if no number is set.
     ///
     /// Blocks for one round trip, at most for the command timeout.
     ///
@@ -442,7 +442,7 @@ impl ExpirableSemaphore {
     /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the
-    /// loss at once ([`LossReason::Forced`]), any other at its next renewal. A request that is sent again after a lost
+    /// loss at once ([`LossReason::Forced`]), any other at its next renewal. A request that the client resends after a lost
     /// reply returns the first answer.
     ///
     /// ```no_run
@@ -493,8 +493,7 @@ impl ExpirableSemaphore {
         Ok(possible.iter().map(was_released).collect())
     }
 
-    /// Releases the permits with these ids, whichever clients acquired them; `false`, and none is released, unless all
-    /// are taken.
+    /// Releases the permits with these ids, whichever clients acquired them; if any is not taken, none is released: `false`.
     ///
     /// At most 1,000. Holders are notified as by [`release_id`](Self::release_id). Blocks for one round trip, at most
     /// for the command timeout.
@@ -582,7 +581,7 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: the permit ends there as before. Its next renewal lengthens but never
+    /// [`ExpirablePermit`] does not see the new end: for it, the old end counts. Its next renewal lengthens but never
     /// shortens the lease, so Redis may keep the permit beyond [`max_hold`](Self::max_hold). The holder itself calls
     /// [`ExpirablePermit::update_lease`].
     ///
@@ -627,9 +626,9 @@ impl ExpirableSemaphore {
     /// Returns a handle whose permits are renewed for at most `max_hold` after they were granted.
     ///
     /// This limits jobs that hang and permits that are leaked. After `max_hold`, renewal stops, the permit is lost
-    /// ([`LossReason::MaxHold`]), and others can get it within one lease of the client. `Duration::MAX` means no limit,
-    /// which is the default. For zero, and together with a fixed lease, the methods that acquire return
-    /// [`Error::InvalidSetting`].
+    /// ([`LossReason::MaxHold`]), and others can get it once it is dropped, or within one lease of the client.
+    /// `Duration::MAX` means no limit, which is the default. For zero, and together with a fixed lease, the methods that
+    /// acquire return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -845,9 +844,8 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The answer can be outdated as soon as it is returned; where a late write does harm, use
-    /// [`query`](Self::query). On Linux the monotonic clock stops while the machine is suspended, so this method can
-    /// return `true` after the lease has expired, until the first renewal afterwards.
+    /// The answer can be outdated as soon as it is returned; where a late write does harm, use [`query`](Self::query). For
+    /// suspended machines see [`Guard::is_valid`](crate::Guard::is_valid).
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold.is_valid(Instant::now()) && !self.session().is_copy()
@@ -863,9 +861,7 @@ impl ExpirablePermit {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The instant is one lease after the moment at which the last confirmed acquire, renewal or change of the lease
-    /// was sent, less a hundredth of the lease and 2 ms, for clocks that drift apart. The clock is the monotonic one of
-    /// this process.
+    /// As [`Guard::valid_until`](crate::Guard::valid_until); a confirmed change of the lease counts like a renewal.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         self.hold.valid_until()
@@ -975,8 +971,8 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and counts as ended at its previous end or `lease` after this call, whichever is earlier. A later
-    ///   update counts for at most `lease` too, since Redis may execute this request after it.
+    ///   renewed, and ends at its previous end or at this call plus `lease`, if earlier. Later updates last for at most
+    ///   `lease` too, since Redis may execute this request after them.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
@@ -1052,8 +1048,8 @@ impl ExpirablePermit {
         Ok(Ticket::new(<Self as sealed::Adopt>::TICKET, &id, &name))
     }
 
-    /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process. For another process that
-    /// goes on with the permit, and renews it, there is [`detach`](Self::detach).
+    /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process. If another process is to go
+    /// on with the permit, use [`detach`](Self::detach).
     ///
     /// The permit is no longer renewed, and comes back when the lease is over. Before that, any process that has the id
     /// can [release](ExpirableSemaphore::release_id) the permit or [change its

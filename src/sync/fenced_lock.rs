@@ -33,8 +33,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// an older copy.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
-/// may happen with a failover to another machine. Tokens can also fall if the lock is acquired within a millisecond of
-/// that loss, since tokens run up to a millisecond ahead of the clock while threads of a process wait for the lock.
+/// may happen with a failover to another machine. Tokens can also fall if the lock is acquired within a millisecond of that
+/// loss: those drawn ahead for waiting threads lead the clock by up to a millisecond.
 ///
 /// **After a loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.

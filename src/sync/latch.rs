@@ -30,15 +30,15 @@ const FORGET: usize = 1;
 ///
 /// **A latch that was never set is open**, and waiting returns at once. So call [`try_set_count`](Self::try_set_count)
 /// before any thread waits or counts down. The last [`count_down`](Self::count_down) opens the latch, and all waiting
-/// threads of all processes continue.  Any thread may count down, any number of times.
+/// threads of all processes continue. Any thread may count down, any number of times.
 ///
 /// **Crashes.** No hold or lease is involved, so a process that dies before counting down leaves the others waiting:
 /// use [`wait_for`](Self::wait_for), and [`delete`](Self::delete) to open the latch. If Redis loses its data, the
 /// latch is open.
 ///
 /// **Waking.** One message wakes every process and all its waiting threads, each of which then asks Redis once.
-/// Without a message a thread asks after a second, and then less and less often, up to every 5 s. So a lost message
-/// or a deleted key delays it by at most 5 s. If the server does not allow subscribing, threads only ask like that.
+/// Without a message a thread asks after a second, then at growing intervals up to 5 s. So a lost message or a deleted key
+/// delays it by at most 5 s. If the server does not allow subscribing, threads only ask like that.
 ///
 /// **Rounds.** A latch that has been opened may be set again at once. A thread that waits for the first count continues when
 /// that round ends, even if it wakes late and finds the second count. A thread that waits for the second count is not
@@ -141,7 +141,7 @@ impl Latch {
         }
     }
 
-    /// Waits up to `limit` for the latch to open, and returns whether it did.
+    /// Waits up to `limit` for the latch to open; `false` if it did not, or if Redis was too slow to say.
     ///
     /// `limit` is the whole budget, connecting and round trips included. Zero asks once; a duration beyond what the
     /// clock can represent is no limit.
@@ -156,9 +156,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has
-    /// not answered for the command timeout; if it is merely late, the call returns `false`. A limit of zero is one
-    /// question.
+    /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has not
+    /// answered for the command timeout. Zero: as [`wait`](Self::wait), but asking once.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }

@@ -44,9 +44,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// late, the request is undone too, and the call returns [`Error::Redis`]. A master that is down, or has not replied yet, is
 /// skipped if the others are enough; its client reconnects in the background.
 ///
-/// **Not acquired.** If no majority grants the lock, the masters that replied count, whether they granted it or said that
-/// others have it. If these are a majority, the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters
-/// failed. Otherwise the call returns [`Error::NoQuorum`].
+/// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
+/// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
+/// [`Error::NoQuorum`].
+///
+/// **Asking.** For `is_locked` and `remaining_lease`, the lock is free once a majority says so. `force_unlock` returns `true`
+/// if any master had a holder.
 ///
 /// **Renewing.** Each client renews the part of the hold that its master keeps. A part that is lost never counts
 /// again for this hold. Parts are lost when the master has lost its data, was unreachable until the part expired, or
@@ -62,12 +65,11 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. Every release is announced by at least one master of any majority. If several processes then get a part each
-/// and none a majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master
-/// whether the lock is free there (`PTTL`): after a second, then less and less often, up to every 5 s, and when the
-/// holder's leases end. The thread then requests the lock only if a majority reports it free. After a whole tenure of one
-/// process, its next waiting thread pauses if other processes listen: for four times as long as the last grant took, at
-/// least 1 ms and at most 50 ms.
+/// enough. In any majority, at least one master announces the release. If several processes then get a part each and none a
+/// majority, they try again after a random 5 to 50 ms. Without a message, the thread asks each master whether the lock is
+/// free there (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The thread
+/// then requests the lock only if a majority reports it free. After a whole tenure of one process, its next waiting thread
+/// pauses if other processes listen: for four times as long as the last grant took, at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
@@ -121,9 +123,9 @@ impl Handle<Red> {
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
-    /// replica. The uptime of a replacement says nothing, so after a changed `run_id` the master counts only `longest_lease`
-    /// after the first acquire that saw it. A client that was opened later cannot see the change. The setting relies on the
-    /// wall clocks of the masters, which must not be set forward.
+    /// replica. A replacement's uptime says nothing, so such a master counts only once `longest_lease` has passed since an
+    /// acquire first saw the change. A client that was opened later cannot see it. The setting relies on the wall clocks of
+    /// the masters, which must not be set forward.
     ///
     /// A hold that another thread of this process passes on was requested with that thread's setting, so use one setting for
     /// a name.

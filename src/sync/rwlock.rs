@@ -35,15 +35,14 @@ use crate::time;
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
-/// Among processes, Redis remembers at most one waiting writer and one waiting reader: new readers let that writer go first,
-/// and new writers let that reader. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
+/// Among processes, Redis remembers at most one waiting writer and one waiting reader: that writer precedes new readers, and
+/// that reader precedes new writers. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
 /// whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its
-/// process died or was stopped. A thread that already has the lock locks again without waiting. Calls that do not wait, such
-/// as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
+/// process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait, such as
+/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
 ///
-/// **Starvation.** A waiter goes first only in its first 10 s. So a writer can wait forever if overlapping readers each read
-/// for longer than that, if readers of other processes use [`readers_first`](Self::readers_first), or beside Redisson's
-/// readers.
+/// **Starvation.** A waiter goes first only in its first 10 s. So a writer can wait forever if reads of more than 10 s keep
+/// overlapping, if readers of other processes use [`readers_first`](Self::readers_first), or beside Redisson's readers.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
@@ -60,11 +59,11 @@ use crate::time;
 /// wait behind that writer for at most 10 s, since then its precedence is over.
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
-/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it again, at least every 10 s, and
-/// after a renewal that found it shortened, within a third of the time that was left. A case that this does not cover: a
-/// Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock then ends before
-/// this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the
-/// loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it at least every 10 s; once a
+/// renewal finds it shortened, after a third of the time that it found left. A case that this does not cover: a Redisson
+/// client sets the time to live to less than the time until the next renewal, and dies. The lock then ends before this
+/// hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the loss.
+/// This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -194,9 +193,7 @@ impl RwLock {
 
     /// Runs `work` while reading, and returns its value.
     ///
-    /// Blocks until the lock is held, like [`read`](Self::read). If the hold is lost while `work` runs, the value is
-    /// still returned; the guard that `work` receives reports the loss ([`is_valid`](Guard::is_valid),
-    /// [`lost`](Guard::lost)).
+    /// Blocks until the lock is held, like [`read`](Self::read). A loss is reported as by [`Handle::with`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -329,7 +326,7 @@ impl RwLock {
 
     /// Waits up to `wait` to write; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, connecting and round trips included; zero is one attempt.
+    /// `wait` is the whole budget; zero is one attempt.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -367,9 +364,7 @@ impl RwLock {
 
     /// Runs `work` while writing, and returns its value.
     ///
-    /// Blocks until the lock is held, like [`write`](Self::write). If the hold is lost while `work` runs, the value
-    /// is still returned; the guard that `work` receives reports the loss ([`is_valid`](Guard::is_valid),
-    /// [`lost`](Guard::lost)).
+    /// Blocks until the lock is held, like [`write`](Self::write). A loss is reported as by [`Handle::with`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -460,8 +455,7 @@ impl RwLock {
 
     /// Returns a handle that acquires the lock for a fixed lease instead of renewing it: Redisson's `leaseTime`.
     ///
-    /// A hold that is not released earlier ends `lease` after it was granted, and its guard reports that. Read holds with a fixed
-    /// lease are not shared among threads. [`Handle::fixed_lease`] describes this setting in full.
+    /// Read holds with a fixed lease are not shared among threads. [`Handle::fixed_lease`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -607,8 +601,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A reader that died counts until its lease ends or, if
-    /// others read then, until one of them releases or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A dead reader counts until its lease ends; if others read
+    /// then, until one of these releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -716,8 +710,8 @@ impl RwLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A request that is sent again after a lost reply counts once, and takes nothing from later holders. Redisson
-    /// has one call for readers and another for the writer.
+    /// If the client resends the request after a lost reply, it counts once; no later holder loses the lock. Redisson has
+    /// one call for readers and another for the writer.
     ///
     /// # Errors
     ///

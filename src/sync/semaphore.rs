@@ -354,8 +354,8 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. A negative number is set to zero and returned, as in
-    /// Redisson. Permits that are still in use then become available when returned, although they had been removed. The key
-    /// keeps its time to live, which Redisson's `drainPermits` drops.
+    /// Redisson. This undoes the removal: permits in use are available again when returned. The key keeps its time to live,
+    /// which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -420,8 +420,8 @@ impl Semaphore {
     /// Deletes the semaphore, whatever permits are taken; `false` if it does not exist.
     ///
     /// Permits that are returned later do not create it again; waiting threads wait until a process does. Blocks for
-    /// one round trip, at most for the command timeout. A request that is sent again after a lost reply counts once, so
-    /// it never deletes a semaphore that was created since.
+    /// one round trip, at most for the command timeout. A request that the client resends after a lost reply counts once, so
+    /// it deletes no semaphore that was created since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -34,8 +34,8 @@ const WORD: &str = "redlatch-ticket-1";
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The text is one line of four words without other spaces: white space and `%` in the name are percent-encoded. With
-/// the feature `serde` a ticket is serialized as its text, and deserialized from it.
+/// The text is one line, four words with single spaces between them: white space and `%` in the name are percent-encoded.
+/// With the feature `serde` a ticket is serialized as its text, and deserialized from it.
 ///
 /// A ticket can be adopted once, by any process that has the text. To end the hold earlier, call
 /// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id)
@@ -171,10 +171,10 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 impl<K: Detachable, S: Scope> Guard<K, S> {
     /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// The hold is no longer renewed, and nobody else gets the lock before `lease` is over. Once the hold is adopted,
-    /// Redis rejects commands that this client still sends as the old owner. Blocks for one round trip, at most for the
-    /// command timeout. If the handle's [`min_hold`](crate::Mutex::min_hold) ends later than `lease`, the hold stays
-    /// until then.
+    /// Guards of an `RwLock`, a `MultiLock` or a `RedLock` lack this method. The hold is no longer renewed, and nobody else
+    /// gets the lock before `lease` is over. Once the hold is adopted, Redis rejects commands that this client still sends
+    /// as the old owner. Blocks for one round trip, at most for the command timeout. If the handle's
+    /// [`min_hold`](crate::Mutex::min_hold) ends later than `lease`, the hold stays until then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -144,7 +144,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
 }
 
-/// A guard of any kind of lock, and what a [`Lock`] returns in a box. Sealed, as [`Lock`].
+/// A guard of any kind of lock; a [`Lock`] returns it as a `Box<dyn Hold>`. Sealed, as [`Lock`].
 ///
 /// ```no_run
 /// use redlatch::{Hold, Lock, Result};
