@@ -179,9 +179,9 @@ counters! {
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
-    /// Holds lost, counted as `Config::on_lost` reports them: without losses that only a release finds.
+    /// Holds lost, for any reason, also if only the release found it.
     lost,
-    /// Releases that found that the hold had already ended; `lost` does not count these.
+    /// Releases that found that the hold had already ended.
     releases_of_lost,
     /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,

@@ -386,8 +386,8 @@ impl Config {
     /// Sets a listener that is called for each hold of this client that is lost, once for each thread and lock; readers that
     /// share a hold count as one.
     ///
-    /// The listener does not hear of a loss that only a release finds: that is [`Error::Lost`] of `unlock`, a *warn* in the
-    /// log, and counts in [`Stats::releases_of_lost`](crate::Stats::releases_of_lost).
+    /// A loss that only the release finds is reported once its reply arrives; for a [`RedLock`](crate::RedLock) only by
+    /// `unlock`.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -192,6 +192,7 @@ impl Entry {
                 name: Arc::clone(self.name()),
                 owner: owner.clone(),
                 useful_until,
+                in_time: true,
                 undo,
                 for_good: false,
             },

@@ -478,7 +478,9 @@ impl Hold {
             let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
             return self.entry().deferred(request, &owner, useful_until, undo);
         }
-        self.entry().release(self.mode, &owner, useful_until, undo)
+        let mut release = self.entry().release(self.mode, &owner, useful_until, undo);
+        release.info.in_time = now < self.valid_until();
+        release
     }
 
     /// The holder releases the hold; `false` if it was lost before: rule 2.

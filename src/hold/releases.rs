@@ -1,31 +1,47 @@
-//! Counts and logs the outcomes of releases for which no thread has to wait.
+//! Counts and reports the outcomes of releases, whether a thread waits for them or not.
+
+use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
-use crate::error::LossReason;
+use crate::error::{Loss, LossReason};
+use crate::hold::loss::Notices;
+use crate::hold::lost_before;
 use crate::net::call::{DeferredInfo, OnReply};
 use crate::protocol::script;
 use crate::report::report;
 use crate::stats::Counters;
 
-impl OnReply for Counters {
+pub(crate) struct Releases {
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) notices: Arc<Notices>,
+}
+
+impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         let (name, owner) = (&release.name, &release.owner);
         match script::released(reply) {
-            Ok(Ok(_)) => {}
-            // An undone acquire may never have been executed, and a release that was sent twice may have been executed
-            // the first time.
-            Ok(Err(_)) if release.undo || replayed => {}
-            Ok(Err(gone)) => {
-                self.releases_of_lost.add(1);
-                let what = match gone {
+            // An acquire that is undone may never have been executed.
+            Ok(_) if release.undo => {}
+            Ok(released) => {
+                let Some(reason) = lost_before(released, replayed, release.in_time) else {
+                    return;
+                };
+                self.counters.releases_of_lost.add(1);
+                self.counters.lost.add(1);
+                let what = match reason {
                     LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
                 };
                 report!(Warn, "releasing `{name}` of {owner} came too late: {what}");
+                self.notices.notify(Loss {
+                    name: name.to_string(),
+                    owner: owner.to_string(),
+                    reason,
+                });
             }
             Err(unexpected) => {
-                self.releases_failed.add(1);
+                self.counters.releases_failed.add(1);
                 report!(Warn, "releasing `{name}` of {owner} failed: {unexpected}");
             }
         }
@@ -41,7 +57,7 @@ impl OnReply for Counters {
             return;
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.
-        self.releases_failed.add(1);
+        self.counters.releases_failed.add(1);
         let (doing, then) = match release.for_good {
             true => (
                 format!("returning permits of `{name}`"),

@@ -91,6 +91,8 @@ pub(crate) struct DeferredInfo {
     pub(crate) owner: Text<LONGEST_OWNER>,
     /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
     pub(crate) useful_until: Instant,
+    /// The hold was valid when it was released.
+    pub(crate) in_time: bool,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts.
     pub(crate) undo: bool,

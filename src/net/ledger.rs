@@ -340,6 +340,7 @@ mod tests {
                 name: keys[0].into(),
                 owner: Text::default(),
                 useful_until,
+                in_time: true,
                 undo: false,
                 for_good: false,
             },

@@ -572,6 +572,7 @@ mod redirections {
                 name: "k".into(),
                 owner: Text::default(),
                 useful_until: now + Duration::from_secs(9),
+                in_time: true,
                 undo: false,
                 for_good: false,
             },

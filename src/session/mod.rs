@@ -21,6 +21,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::Notices;
 use crate::hold::permits::LivePermits;
+use crate::hold::releases::Releases;
 use crate::hold::watchdog::{self, Housekeeping, Task, Watchdog};
 use crate::hold::{Entry, Hold, NotRenewed, Reentry, Registry, lost_before};
 use crate::local::waiter::CancelToken;
@@ -118,12 +119,17 @@ impl Session {
         let housekeeper = Arc::clone(&watchdog);
         let on_change = move || housekeeper.housekeep_soon();
         let masters = Arc::new(Masters::new(endpoint.clone(), connect, on_change));
+        let notices = Notices::new(config.on_lost);
+        let on_reply = Arc::new(Releases {
+            counters: Arc::clone(&counters),
+            notices: Arc::clone(&notices),
+        });
         let settings = nodes::Settings {
             connect_timeout: connect,
             command_timeout: config.command_timeout,
             counters: Arc::clone(&counters),
             housekeeper: Arc::clone(&watchdog) as _,
-            on_reply: Arc::clone(&counters) as _,
+            on_reply,
         };
         let to_masters = |role| Nodes::new(Arc::clone(&masters), role, settings.clone());
         let connection = to_masters(socket::COMMANDS);
@@ -161,7 +167,7 @@ impl Session {
             subscriber,
             counters,
             observer: config.observer,
-            notices: Notices::new(config.on_lost),
+            notices,
             reached: Mutex::default(),
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
@@ -608,7 +614,13 @@ impl Session {
         until: Instant,
     ) -> Result<Option<LossReason>> {
         if let Some(several) = hold.several() {
-            return several.released(in_time, until);
+            let lost = several.released(in_time, until)?;
+            // The replies about single parts report nothing: see `Releases`.
+            if let Some(reason) = lost {
+                self.counters.lost.add(1);
+                self.notices.notify(hold.loss_for(reason));
+            }
+            return Ok(lost);
         }
         self.await_release(hold.entry().name(), release, in_time, until)
     }

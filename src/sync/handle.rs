@@ -203,8 +203,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log. If only the release finds the loss, only the log does. To get the loss as an error, use [`lock`](Self::lock) and
-    /// then [`unlock`](Guard::unlock).
+    /// log, also if only the release finds the loss. To get the loss as an error, use [`lock`](Self::lock) and then
+    /// [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///

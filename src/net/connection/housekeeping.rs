@@ -193,6 +193,7 @@ pub(super) mod tests {
             name: Arc::clone(name),
             owner: Text::default(),
             useful_until,
+            in_time: true,
             undo: true,
             for_good: false,
         };

@@ -42,6 +42,7 @@ fn call(id: usize) -> Arc<Call> {
             name: "k".into(),
             owner: Text::default(),
             useful_until: *BEGIN + Duration::from_secs(9_999),
+            in_time: true,
             undo: false,
             for_good: false,
         },
