@@ -1015,3 +1015,30 @@ fn a_lease_that_ends_while_it_is_renewed_has_expired() {
     assert_eq!(loss.reason, LossReason::Expired);
     drop(gate);
 }
+
+#[test]
+fn a_loss_that_only_unlock_finds_is_reported_as_any_other() {
+    let servers = masters(3);
+    let name = unique("found");
+    let (sender, losses) = bounded(9);
+    let clients = open_with(&servers, |config| {
+        let sender = sender.clone();
+        config.on_lost(move |loss| sender.send(loss.clone()).unwrap_or_default())
+    });
+    // Not renewed, so that no renewal finds the loss first.
+    let guard = take_from_all(&red(&clients, &name).fixed_lease(FOR_LONG), 3);
+    servers
+        .iter()
+        .for_each(|server| _ = server.cli(&["DEL", &name]));
+    let owner = guard.owner().to_owned();
+    let found = guard.unlock();
+    let Err(Error::Lost { reason, .. }) = found else {
+        panic!("{found:?}");
+    };
+    let loss = losses.recv_timeout(LONG).unwrap();
+    assert_eq!((loss.name, loss.owner, loss.reason), (name, owner, reason));
+    assert_eq!((reason, clients[0].stats().lost), (LossReason::Forced, 1));
+    // The parts are not reported as well.
+    drop(clients);
+    assert!(losses.try_recv().is_err());
+}
