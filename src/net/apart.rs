@@ -77,9 +77,3 @@ impl Apart {
         }
     }
 }
-
-impl Drop for Apart {
-    fn drop(&mut self) {
-        self.connection.writer.shut_down();
-    }
-}

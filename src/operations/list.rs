@@ -152,6 +152,8 @@ impl Locks {
             return Ok(false);
         };
         let session = &self.shared.session;
+        // A copy of this iterator in a forked process has the connection of its parent.
+        session.check_open()?;
         let until = Instant::now() + session.command_timeout;
         let mut connection = match self.at.take() {
             Some((at, connection)) if at == node => connection,

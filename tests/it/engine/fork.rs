@@ -97,6 +97,10 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
     let (permit, kept) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
     let (leased_permit, other_leased) = (leased.acquire().unwrap(), leased.acquire().unwrap());
 
+    // The first step keeps its connection for the next one.
+    let mut listed = client.locks(format!("{name}*"));
+    listed.next().expect("a lock").unwrap();
+
     match fork::fork().unwrap() {
         Fork::Child => {
             let refused = |result: Result<(), Error>| {
@@ -138,6 +142,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
             refused(client.inspect(named("lock")).map(drop));
             refused(client.check().map(drop));
             refused(client.locks("*").next().unwrap().map(drop));
+            refused(listed.last().unwrap().map(drop));
             refused(inner.unlock());
             refused(write.downgrade().map(drop));
             refused(permit.release());
@@ -179,6 +184,7 @@ fn fork_while_held(client: &Client, url: &str, wanted: &ReentrantLock) {
         }
     }
 
+    assert!(listed.all(|found| found.is_ok()));
     let mut con = connection_to(url);
     for kind in ["lock", "owned", "fair", "fenced", "a", "b", "c", "d", "rw"] {
         let held: bool = redis::cmd("EXISTS")
