@@ -17,9 +17,10 @@
 --          -2         not now; nobody holds it, and somebody else is next
 --          -3         not now; the ticket had a place, and has lost it or given it up
 --
--- Keeps    what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken; run twice it is as if
---          only the second had run; a late request with 'has' or 'last', whose ticket was released since, neither joins the
---          queue nor takes the lock
+-- Keeps    what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken
+-- Twice    as if only the second had run; a late request with 'has' or 'last', whose ticket was released since, neither
+--          joins the queue nor takes the lock
+-- Errors   as lock_acquire
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
 -- A hold with a count of 0 was released and is kept (lock_keep): this request is late.
@@ -61,8 +62,9 @@ if mine or left_ms == -2 and (head or ticket) == ticket then
   return nil
 end
 
--- The lock is free, another waiter is next, and this call is about to time out. Leaving the queue now saves the release after
--- the timeout. The next waiter is notified, since `first` may just have removed dead places ahead of it.
+-- The lock is free, another waiter is next, and this call is about to time out. Such calls leave the queue now, or a free
+-- lock could stay untaken while more of them arrive. The next waiter is notified, since `first` may just have removed dead
+-- places ahead of it.
 if place == 'last' and left_ms == -2 then
   remove({[ticket] = true})
   notify(first())

@@ -12,8 +12,9 @@
 -- Returns  1          the lock was held and is free now
 --          0          nobody held the lock
 --
--- Keeps    the places of the living; a key that holds no such lock: the reply is a WRONGTYPE error;
---          run twice, the second run answers as the first
+-- Keeps    the places of the living
+-- Twice    the second run answers as the first
+-- Errors   WRONGTYPE for a key that holds no such lock
 local before = redis.call('get', KEYS[6])
 if before then
   return tonumber(before)

@@ -10,8 +10,8 @@
 --
 -- Returns  the tickets among these that have no place any more
 --
--- Keeps    the lock, and the order of the living; makes no place, however late it comes; if the lock is free, the dead are
---          removed and the next waiter is notified
+-- Keeps    the lock, and the order of the living; if the lock is free, the dead are removed and the next waiter is notified
+-- Twice    makes no place, however late it comes
 local lost = {}
 -- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 for i, ticket in ipairs(ARGV) do

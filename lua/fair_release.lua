@@ -12,8 +12,8 @@
 --          -1         nobody holds the lock any more
 --          -2         somebody else holds it
 --
--- Keeps    others' holds and the places of the living; the next waiter is notified whenever the lock is seen free; run
---          twice, the second run finds nothing of this ticket
+-- Keeps    others' holds and the places of the living; the next waiter is notified whenever the lock is seen free
+-- Twice    the second run finds nothing of this ticket
 local ticket = ARGV[2]
 
 local released = redis.call('hdel', KEYS[1], ticket) == 1

@@ -6,7 +6,8 @@
 -- Returns  two strings  the owner, and the token; '' if there is none
 --          nil          nobody has it
 --
--- Keeps    everything; for a key that holds no such lock the reply is a WRONGTYPE error
+-- Keeps    everything
+-- Errors   WRONGTYPE for a key that holds no such lock
 if redis.call('exists', KEYS[1]) == 0 then
   return nil
 end

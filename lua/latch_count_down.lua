@@ -12,8 +12,9 @@
 -- Returns  1         counted
 --          0         the latch was open; nothing was counted, and a count below 1 is deleted
 --
--- Keeps    the TTL of a count, if it has one; a string that is not an integer is answered with a WRONGTYPE error;
---          run twice, the second run answers as the first and changes nothing
+-- Keeps    the TTL of a count, if it has one
+-- Twice    the second run answers as the first and changes nothing
+-- Errors   WRONGTYPE for a string that is not an integer
 local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local before = redis.call('get', KEYS[4])

@@ -12,8 +12,9 @@
 -- Returns  1         deleted
 --          0         there was no count
 --
--- Keeps    a string that is not an integer, which is answered with a WRONGTYPE error;
---          run twice, the second run answers as the first and changes nothing
+-- Keeps    a string that is not an integer
+-- Twice    the second run answers as the first and changes nothing
+-- Errors   WRONGTYPE for such a string
 local mark, round_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local before = redis.call('get', KEYS[4])

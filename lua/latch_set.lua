@@ -13,8 +13,9 @@
 -- Returns  1         set
 --          0         the latch has a count, perhaps 0
 --
--- Keeps    an existing count; a string that is not an integer is answered with a WRONGTYPE error;
---          run twice, the second run answers as the first and changes nothing
+-- Keeps    an existing count
+-- Twice    the second run answers as the first and changes nothing
+-- Errors   WRONGTYPE for a string that is not an integer
 local mark, round_ms, keep_ms, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local before = redis.call('get', KEYS[4])

@@ -6,7 +6,8 @@
 -- Returns  nil          open
 --          two strings  the remaining count, which means open if it is 0 or less; the mark, empty without one
 --
--- Keeps    everything; a string that is not an integer is answered with a WRONGTYPE error
+-- Keeps    everything
+-- Errors   WRONGTYPE for a string that is not an integer
 
 local left = redis.call('get', KEYS[1])
 if not left then

@@ -7,9 +7,9 @@
 -- Returns  nil       taken, with a count of one
 --          n >= -1   somebody else has it; n ms until that lease runs out, -1 if it never does
 --
--- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
---          given one is not taken; run twice by one owner it is as if only the second had run;
---          a hash that is no such lock: the reply is a WRONGTYPE error
+-- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be given one is not taken
+-- Twice    by one owner: as if only the second had run
+-- Errors   WRONGTYPE for a hash that is no such lock
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 local left_ms = redis.call('pttl', KEYS[1])

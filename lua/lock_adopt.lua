@@ -12,9 +12,10 @@
 --          0             nobody holds the lock
 --          -1            somebody else holds it
 --
--- Keeps    every other hold; the hold of `from`, if no token can be drawn or Redis has no memory; a key that holds something
---          else: the reply is a WRONGTYPE error; nobody is notified, since nothing is free; run twice by one owner it draws a
---          new token, and is otherwise as if only the second had run
+-- Keeps    every other hold; the hold of `from`, if no token can be drawn or Redis has no memory; nobody is notified, since
+--          nothing is free
+-- Twice    by one owner: draws a new token, otherwise as if only the second had run
+-- Errors   WRONGTYPE for a key that holds something else
 local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 -- HEXISTS fails for a key of another type. The owner has the hold if the script runs twice.

@@ -8,8 +8,9 @@
 -- Returns  1         the lock was held and is free now
 --          0         nobody held the lock
 --
--- Keeps    a key that holds no such lock: the reply is a WRONGTYPE error;
---          run twice, the second run answers as the first and changes nothing
+-- Keeps    a key that holds no such lock
+-- Twice    the second run answers as the first and changes nothing
+-- Errors   WRONGTYPE for such a key
 local keep_ms = ARGV[1]
 
 local before = redis.call('get', KEYS[2])

@@ -8,8 +8,8 @@
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; a waiter is notified whenever the lock is seen free;
---          run twice, the second run finds nothing of this owner and removes nothing
+-- Keeps    other owners' fields; a waiter is notified whenever the lock is seen free
+-- Twice    the second run finds nothing of this owner and removes nothing
 local owner = ARGV[1]
 
 local released = redis.call('hdel', KEYS[1], owner) == 1

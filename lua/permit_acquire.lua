@@ -11,10 +11,10 @@
 --          -1        too few are available, for as long as nobody returns any
 --          -2        the number of permits was never set
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice, the second run changes nothing while one of them is taken
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    the second run changes nothing while one of them is taken
+-- Errors   WRONGTYPE for a key of another type
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
 

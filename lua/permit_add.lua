@@ -11,9 +11,9 @@
 -- Returns    1         done
 --
 -- Keeps      acquired permits, so that the available number may be negative; the TTL; up to 1,000 expired permits are
---            returned, but count for nothing if the string was deleted; for a key of another type the reply is a WRONGTYPE
---            error;
---            run twice, the second run changes nothing
+--            returned, but count for nothing if the string was deleted
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key of another type
 local more, keep_ms = ARGV[1], ARGV[2]
 
 if redis.call('get', KEYS[4]) then
@@ -26,7 +26,7 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- If the number was deleted, expired permits count for nothing: those that later calls will add are subtracted.
+-- If the number was deleted, expired permits must not count. Later calls add `over - back` of them, so these are subtracted.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

@@ -10,10 +10,10 @@
 -- Returns  {n}       the permit has the other id, and expires at n, in epoch ms by the server's clock
 --          0         the permit is no longer taken
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice it is as if only the second had run
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    as if only the second had run
+-- Errors   WRONGTYPE for a key of another type
 local from, id, lease_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local wrong, available, now, _, back = look()

@@ -10,8 +10,9 @@
 -- Returns    1         deleted, now or when this request ran first
 --            0          neither existed
 --
--- Keeps      waiters asleep, since no permits are available; for a key of another type the reply is a WRONGTYPE error;
---            run twice, the second run changes nothing
+-- Keeps      waiters asleep, since no permits are available
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key of another type
 local keep_ms = ARGV[1]
 
 local before = redis.call('get', KEYS[4])

@@ -9,10 +9,10 @@
 --          -1        without an end
 --          -2        the permit is no longer taken
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice, the second run replies with what it finds
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    the second run replies with what it finds
+-- Errors   WRONGTYPE for a key of another type
 local id = ARGV[1]
 
 local wrong, available, now, _, back = look()

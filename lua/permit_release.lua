@@ -8,10 +8,10 @@
 -- Returns  n >= 0    at least one permit was returned; n processes were listening
 --          -1        none of the permits was still taken
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice, the second run finds none of the permits
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    the second run finds none of the permits
+-- Errors   WRONGTYPE for a key of another type
 local ids = ARGV[1]
 
 local wrong, available, now, over, back = look()

@@ -10,7 +10,8 @@
 --          n < 0     the permit expires at -n, which is not `ends_at`: nothing was changed
 --
 -- Keeps    a later end as it is, and an end that was changed since the last reply, so that a late renewal does not undo an
---          update; an expired permit, for others to return; every other permit; run twice, the second run changes nothing
+--          update; an expired permit, for others to return; every other permit
+-- Twice    the second run changes nothing
 local id, lease_ms, ends_at = ARGV[1], ARGV[2], ARGV[3]
 
 local over_at = tonumber(redis.call('zscore', KEYS[1], id) or 0)

@@ -11,8 +11,9 @@
 -- Returns    1         done
 --
 -- Keeps      acquired permits, so that the available number may be negative; the TTL; up to 1,000 expired permits are
---            returned, the others later; for a key of another type the reply is a WRONGTYPE error;
---            run twice, the second run changes nothing
+--            returned, the others later
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key of another type
 local total, keep_ms = ARGV[1], ARGV[2]
 
 if redis.call('get', KEYS[4]) then

@@ -6,10 +6,10 @@
 --
 -- Returns  {a, b, c}  a are available, negative after a reduction; b are taken; c is their sum, 0 without the string
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice, the second run replies with what it finds
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    the second run replies with what it finds
+-- Errors   WRONGTYPE for a key of another type
 
 local wrong, available, now, over, back = look()
 if wrong then

@@ -11,8 +11,9 @@
 -- Returns    1         done
 --            0         it was set before; nothing was changed
 --
--- Keeps      permits that are acquired although the string was deleted, as a part of the total; for a key of another type
---            the reply is a WRONGTYPE error; run twice, the second run gives the first reply and changes nothing
+-- Keeps      permits that are acquired although the string was deleted, as a part of the total
+-- Twice      the second run gives the first reply and changes nothing
+-- Errors     WRONGTYPE for a key of another type
 local total, keep_ms = ARGV[1], ARGV[2]
 
 local answered = redis.call('get', KEYS[4])

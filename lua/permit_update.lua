@@ -9,10 +9,10 @@
 -- Returns  1         done
 --          0         the permit is no longer taken
 --
--- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---          are notified; returning permits does not create a deleted string; for a key of another type the reply is a
---          WRONGTYPE error;
---          run twice it is as if only the second had run
+-- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
+--          notified; returning permits does not create a deleted string
+-- Twice    as if only the second had run
+-- Errors   WRONGTYPE for a key of another type
 local id, lease_ms = ARGV[1], ARGV[2]
 
 local wrong, available, now, _, back = look()

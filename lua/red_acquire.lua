@@ -9,11 +9,10 @@
 -- Returns  nil       taken, with a count of one
 --          n >= -1   somebody has the lock, perhaps this owner; n ms until that lease runs out, -1 if it never does
 --
--- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be
---          given one is not taken; run twice the second run takes nothing: this owner is there already if two
---          masters are one server, which counts once;
---          a key that holds no such lock: the reply is a WRONGTYPE error;
---          a server that was restarted too recently, or is another one: the reply is a RESTARTED error
+-- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be given one is not taken
+-- Twice    the second run takes nothing: this owner is there already if two masters are one server, which counts once
+-- Errors   WRONGTYPE for a key that holds no such lock; RESTARTED for a server that was restarted too recently, or is
+--          another one
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local left_ms = redis.call('pttl', KEYS[1])

@@ -8,9 +8,10 @@
 -- Returns  1         the lock was held and is free now
 --          0         nobody held the lock
 --
--- Keeps    a key that holds no such lock: the reply is a WRONGTYPE error; the keys of the read holds, which mean nothing
---          without the hash and expire by themselves;
---          run twice, the second run answers as the first and changes nothing
+-- Keeps    a key that holds no such lock; the keys of the read holds, which mean nothing without the hash and expire by
+--          themselves
+-- Twice    the second run answers as the first and changes nothing
+-- Errors   WRONGTYPE for a key that holds no such lock
 local keep_ms = ARGV[1]
 
 local before = redis.call('get', KEYS[3])

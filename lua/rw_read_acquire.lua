@@ -15,9 +15,10 @@
 --          {0, n, b}    not taken, behind b; ask again in n ms (-1: not known): a writer's lease or a note ends, or this
 --                       waiter's own note has to be extended
 --
--- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot
---          be given one is not taken; for a hash that is not a read-write lock, and for a hold of another type, the reply
---          is a WRONGTYPE error; run twice it changes nothing more
+-- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot be given
+--          one is not taken
+-- Twice    changes nothing more
+-- Errors   WRONGTYPE for a hash that is not a read-write lock, and for a hold of another type
 local owner, lease_ms, write_field = ARGV[1], ARGV[5], ARGV[6]
 
 -- These two come first because they fail, before anything is written, if a key holds another type.

@@ -13,17 +13,18 @@
 --          -1        this owner had no hold; nobody has the lock, or others read
 --          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
--- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are
---          no reader's; below a write hold, everything but this owner's; run twice it removes nothing more
+-- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are no
+--          reader's; below a write hold, everything but this owner's
+-- Twice    removes nothing more
 --
--- Cost     one PTTL for each hold of FEW readers, sometimes of SOME, and of each dead reader that is removed.
+-- Cost     a PTTL for each hold of 8 (FEW) readers, sometimes of 128 (SOME), and of each dead reader that is removed.
 --          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
 --          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
 --          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
 --          With many readers the lock keeps its TTL, or gets the longer one that a checked reader needs. Redisson's writers
---          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, up to SOME readers are all
---          checked: always if the reader that leaves had the longest lease, and otherwise now and then, since an earlier
---          reader may have left the long TTL behind.
+--          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, all are checked if they are at
+--          most SOME: always if the reader that leaves had the longest lease, else now and then, since an earlier reader may
+--          have left the long TTL behind.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

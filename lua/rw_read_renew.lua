@@ -13,8 +13,9 @@
 --          -1        the hold is lost; somebody writes
 --
 -- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold of which only the field or
---          only the string is left; for a hash that is not a read-write lock, and for a hold of another type, the reply is
---          a WRONGTYPE error; run twice it changes nothing more
+--          only the string is left
+-- Twice    changes nothing more
+-- Errors   WRONGTYPE for a hash that is not a read-write lock, and for a hold of another type
 local owner, lease_ms = ARGV[1], ARGV[2]
 
 -- These two come first because they fail, before anything is written, if a key holds another type.

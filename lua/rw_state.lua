@@ -9,7 +9,8 @@
 --          3         a writer, with read holds below its write hold
 --          n         if asked for what is left: as lock_state
 --
--- Keeps    everything; for a key that holds no such lock the reply is a WRONGTYPE error
+-- Keeps    everything
+-- Errors   WRONGTYPE for a key that holds no such lock
 local mode = redis.call('hget', KEYS[1], 'mode')
 local wrong = no_lock('read-write lock', mode)
 if wrong then

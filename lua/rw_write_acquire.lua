@@ -12,14 +12,15 @@
 --
 -- Returns  {1, -2, ''}  taken, with a count of one unless an earlier run took it
 --          {0, n, b}  not taken, behind b; ask again in n ms (-1: not known): a note or the first lease of the owners found
---                    ends, or this waiter's note has to be extended. A reader that dies notifies nobody, and neither does a
---                    reader that leaves while the dead one's lease still runs. Of many readers only some are checked; n is 0
---                    if all of these were dead and are removed now, but other readers are left
+--                    ends, or this waiter's note has to be extended. (A dead reader notifies nobody, nor does one that leaves
+--                    while a dead one's lease runs.) Of many readers some are checked; n is 0 if these were all dead and are
+--                    removed, but others are left
 --
--- Keeps    a writer, and readers that are alive or were not checked (one PTTL per read hold, since in Redisson's format
---          the hash itself does not say who lives); the hash never exists without a TTL: a
---          lock that cannot be given one is not taken; for a hash that is not a read-write lock the reply is a
---          WRONGTYPE error; run twice it changes nothing more
+-- Keeps    a writer, and readers that are alive or were not checked (one PTTL per read hold, since in Redisson's format the
+--          hash itself does not say who lives); the hash never exists without a TTL: a lock that cannot be given one is not
+--          taken
+-- Twice    changes nothing more
+-- Errors   WRONGTYPE for a hash that is not a read-write lock
 local field, lease_ms, prefix = ARGV[1], ARGV[5], ARGV[6]
 
 local function granted()
@@ -55,8 +56,8 @@ if mode == 'read' then
   if count == 1 then
     return not_a('read-write lock')
   end
-  -- The scan starts at another place each time, since an earlier call has removed the dead where it looked. The remaining time
-  -- serves as a random number.
+  -- The scan starts at another place each time, since an earlier call has removed the dead where it looked. The remaining
+  -- time serves as a random number. The loop ends: each reader found is alive, needs too many reads, or is removed.
   local cursor = string.format('%.0f', math.max(left_ms, 0))
   local living, unknown, dropped, soonest = false, false, false, math.huge
   while count > 1 and not living and not unknown do

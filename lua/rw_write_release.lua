@@ -11,7 +11,8 @@
 --          -2        others hold it, or the key is not a read-write lock
 --
 -- Keeps    read holds taken below the write hold, and their TTL: the lock is then held for reading, and other readers are
---          notified that they may join; run twice, the second run finds nothing of this owner and removes nothing
+--          notified that they may join
+-- Twice    the second run finds nothing of this owner and removes nothing
 local field = ARGV[1]
 
 local mode = redis.call('hget', KEYS[1], 'mode')

@@ -10,7 +10,9 @@
 --            0          fewer are available, or the request has run before or is void
 --            -1         there is no semaphore
 --
--- Keeps      the TTL of the semaphore; for a key that holds no integer the reply is a WRONGTYPE error
+-- Keeps      the TTL of the semaphore
+-- Twice      the second run takes nothing and never replies 1; a client sends each request once
+-- Errors     WRONGTYPE for a key that holds no integer
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'

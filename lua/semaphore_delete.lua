@@ -8,8 +8,9 @@
 -- Returns    1          deleted, now or when this request ran first
 --            0          it did not exist
 --
--- Keeps      waiters asleep, since no permits are available; run twice, the second run changes nothing;
---            for a key that holds no integer the reply is a WRONGTYPE error
+-- Keeps      waiters asleep, since no permits are available
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key that holds no integer
 local keep_ms = ARGV[1]
 
 local before = redis.call('get', KEYS[2])

@@ -8,8 +8,9 @@
 -- Returns    n          how many were available, now or when this request ran first; negative if -n were missing. Afterwards
 --                       0 are available in any case
 --
--- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
---            for a key that holds no integer the reply is a WRONGTYPE error
+-- Keeps      the TTL of the semaphore
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key that holds no integer
 local keep_ms = ARGV[1]
 
 local took = redis.call('get', KEYS[2])

@@ -11,8 +11,9 @@
 -- Returns    n >= 0     done; n processes were listening, 0 if it had been done before
 --            -1         there is no semaphore
 --
--- Keeps      the TTL of the semaphore; run twice, the second run changes nothing;
---            for a key that holds no integer the reply is a WRONGTYPE error
+-- Keeps      the TTL of the semaphore
+-- Twice      the second run changes nothing
+-- Errors     WRONGTYPE for a key that holds no integer
 local permits, keep_ms, create = ARGV[1], ARGV[2], ARGV[3]
 
 local first = redis.pcall('set', KEYS[3], 'done', 'nx', 'px', keep_ms)

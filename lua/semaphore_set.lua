@@ -11,7 +11,8 @@
 -- Returns    1          created, now or when this request ran first
 --            0          it existed
 --
--- Keeps      a semaphore that exists; for a key that holds no integer the reply is a WRONGTYPE error
+-- Keeps      a semaphore that exists
+-- Errors     WRONGTYPE for a key that holds no integer
 local permits, keep_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local before = redis.call('get', KEYS[3])

@@ -7,7 +7,8 @@
 --
 -- Returns  n >= 0     done; n processes were listening, 0 if nothing had been taken
 --
--- Keeps    the TTL of the semaphore; run twice, the second run changes nothing; a deleted semaphore is not created again
+-- Keeps    the TTL of the semaphore; a deleted semaphore is not created again
+-- Twice    the second run changes nothing
 local keep_ms = ARGV[1]
 
 local took = redis.call('get', KEYS[3])

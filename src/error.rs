@@ -751,7 +751,8 @@ impl LossReason {
         Self::Closed,
     ];
 
-    /// Whether Redis may still keep the hold, so that releasing it is worth a command.
+    /// Whether Redis may still keep the hold, so that releasing it is worth a command. An expired one too: in Redis, leases end
+    /// a margin later.
     pub(crate) fn may_still_be_held(self) -> bool {
         matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }

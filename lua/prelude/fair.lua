@@ -3,7 +3,8 @@
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      Redisson's list of tickets, the next one first
 -- KEYS[3]  timeouts   Redisson's sorted set: ticket -> epoch ms from which it counts as dead
--- KEYS[4]  alive      our sorted set: ticket -> epoch ms until which it counts as alive; the places in it are ours
+-- KEYS[4]  alive      our sorted set: ticket -> epoch ms until which it counts as alive; the places in it are ours,
+--                     and '' marks an outage
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 
@@ -43,10 +44,10 @@ if places ~= timed then
   end
 end
 
--- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is half of it ago, Redis was
--- unreachable or all waiters died. An outage must not cost places, so all places get another `waiter_ms`, once: the member
--- '' gets the same time, as a mark. These times are a millisecond short of a refresh's, so while the mark's is the latest,
--- nobody has refreshed since.
+-- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is over `waiter_ms / 2` ago, Redis
+-- was unreachable or all waiters died. An outage must not cost places, so all get another `waiter_ms`, but only once. The
+-- member '' marks that: it gets the same time, 1 ms less than a refresh gives. So while its time is the latest, nobody has
+-- refreshed since.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
   -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
   redis.call('zrem', KEYS[4], '')

@@ -25,8 +25,8 @@ elseif behind ~= other then
   behind = ''
 end
 
--- The reply to a waiter that has to wait: asking again is worth it in `ms`, or -1 if that is not known. Also notes the waiter
--- if this side has no note, and extends the note if it is the waiter's own.
+-- The reply to a waiter that has to wait: it asks again in `ms` at the latest (-1: not known). Also notes the waiter if this
+-- side has no note, and extends the note if it is the waiter's own.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

@@ -1,9 +1,9 @@
 --!df flags=allow-undeclared-keys
 -- readers: which readers of a read-write lock live. In front of the scripts that remove dead readers.
 --
--- Redisson's format has a key for each read hold, and only the hash says which readers there are. So these keys, in the
--- lock's slot, cannot be among KEYS; no script reaches any other key this way. Dragonfly needs the flag above for that; for
--- other servers the flag is a comment.
+-- Redisson's format has a key for each read hold, and only the hash says which readers there are. So these keys cannot be
+-- among KEYS. They are in the lock's slot; no other keys are undeclared. Dragonfly needs the flag above for that; for other
+-- servers the flag is a comment.
 
 -- How many keys of holds one call reads, so that a huge hash does not block the server.
 local holds_to_look_at = 1000

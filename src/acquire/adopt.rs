@@ -18,6 +18,7 @@ impl LockSpec {
     pub(crate) fn adopt(&self, from: &str, until: Instant) -> Result<GuardInner> {
         let adopt = || Ok(Outcome::Granted(self.adopt_now(from, until)?));
         let adopted = self.observed(adopt, |held, began| self.observe(held, began))?;
+        // Always a guard: `adopt_now` returns one or an error.
         adopted.ok_or(Error::Closed)
     }
 
@@ -48,7 +49,7 @@ impl LockSpec {
         // The copy of a client in a forked process shares the connections of its parent, and must not use them.
         self.check_going()?;
         let (params, entry) = self.start(WaitMode::Once)?;
-        // Not queued: Redis simply refuses the threads of this process that ask for the lock at the same time.
+        // Not queued: Redis refuses the threads of this process that ask for the lock at the same time.
         entry.lock().lock.ask_beside(self.mode);
         let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);

@@ -320,8 +320,9 @@ impl<'a> Contender<'a> {
         let stop = || lock.must_stop();
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
-            // The place has expired, after an outage for example. A new number joins the end of the queue. The last
-            // question reports busy instead, since no time is left to wait there.
+            // The place has expired, after an outage for example, or this was the last question and has given it up. If time
+            // is left to wait there, a new number joins the end of the queue, with one more request: it has no place to
+            // lose.
             let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
             return match asks_again {
@@ -353,8 +354,8 @@ impl<'a> Contender<'a> {
                     hold.set_tokens(first, last);
                 }
                 if left.is_some() {
-                    // Before this grant the lock's key had only `left` to live. If another client shortens the key again, a
-                    // renewal extends it in time.
+                    // Before this grant the read lock's key had only `left` to live: another client may shorten it again, so
+                    // renewals come often enough.
                     hold.change(|lease| lease.adapt_keep_lock(left));
                 }
                 Ok(Reply::Granted(hold))

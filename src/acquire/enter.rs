@@ -261,7 +261,7 @@ impl LockSpec {
         }
     }
 
-    /// Locks again with a fixed lease, which starts again and never becomes shorter; `None` if the hold was lost.
+    /// Locks a hold of fixed lease again: its lease starts again, and never becomes shorter. `None` if the hold was lost.
     fn renew_to_reenter(
         &self,
         entry: &Entry,

@@ -314,8 +314,8 @@ impl GuardInner {
             Left::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The local lock no longer has the hold, so no other thread ends it. `lose` notifies the other guards
-                // of the hold.
+                // The local lock no longer has the hold, so no other thread ends it. If it is held, a later grant has just
+                // replaced it in `Contender::accept`. `lose` notifies the other guards of the hold.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);

@@ -76,8 +76,8 @@ fn note_round(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
             *first_round = Some(round);
             false
         }
-        // A latch that was opened and closed again between two questions has another mark. If the mark is empty now, Redis
-        // has lost it, which proves nothing.
+        // A latch that was opened and closed again between two questions has another round mark. If the mark is empty now,
+        // Redis has lost it, which proves nothing.
         (LatchState::Closed { round, .. }, Some(first)) => !round.is_empty() && round != *first,
     }
 }

@@ -182,7 +182,7 @@ pub(crate) trait Strategy {
     }
 
     /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and no note in
-    /// Redis says who is next.
+    /// Redis says who is next. (The queue of a fair lock says so too, but then no contender ever yields.)
     fn alternates(&self) -> bool {
         false
     }
@@ -259,6 +259,7 @@ impl<S: Strategy> Waiting<'_, S> {
                     return Ok(Outcome::Granted(grant));
                 }
                 Ok(Reply::HandedOver) => {
+                    // Redis has granted it, too: that grant was passed on.
                     self.count_rescue();
                     continue;
                 }

@@ -271,10 +271,12 @@ impl Members {
             true => 0..1,
             false => all.clone(),
         };
+        // Dropped without `All`, `held` releases all members.
         let mut held = Together(all.clone().map(|_| None).collect());
         // A thread that has waited was refused before.
         let mut was_refused = waited_for.is_some();
         if let Some((index, one)) = waited_for {
+            // Its lease runs, or is renewed, during the other questions; `acquire` checks at the end whether it is still valid.
             held.0[index] = Some(one);
         }
         let (mut goes_on_until, mut pauses) = (None, pacer());

@@ -295,7 +295,7 @@ impl LockSpec {
         (key, format!("{:?}", self.session().endpoint))
     }
 
-    /// Whether both are settings of the same lock, to be taken in the same way.
+    /// Whether both take the same lock in the same way. How they wait (token, timeouts, pauses) is not compared.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let settings = |handle: &Self| {
             (
@@ -443,7 +443,7 @@ impl LockSpec {
     }
 
     /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
-    /// its keys. The request also deletes the keys of `forget` earlier requests, once so many are answered.
+    /// its keys. If `forget` earlier requests have been answered, the request also deletes their keys.
     pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,

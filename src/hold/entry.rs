@@ -21,8 +21,9 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 ///
 /// Rules on which all users of an entry rely:
 ///
-/// 1. With the entry's mutex held no I/O is done and no code of the user runs. These mutexes (of a quorum's hold, a waiter,
-///    the watchdog, a subscriber, a connection, a call) may be taken with it held, never before it.
+/// 1. With the entry's mutex held no I/O is done and no code of the user runs. With it held, these mutexes may be taken: a
+///    quorum's hold's, a hold's, a waiter's, the watchdog's, a subscriber's, a connection's, a call's, and those of free
+///    entries and request keys. With any of these held, the entry's may not.
 /// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first.
 ///    So a thread that finds itself off the queue has a wakeup.
 /// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
@@ -104,7 +105,7 @@ pub(crate) struct EntryKey {
 pub(crate) struct EntryState {
     pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
     extras: Option<Box<EntryExtras>>,
-    /// The entry is on the list of free ones, or outside the registry: rule 3 at
+    /// The entry is on the list of free ones, outside the registry, or in a sweep: rule 3 at
     /// [`Registry`](crate::hold::Registry).
     pub(super) is_listed: bool,
 }
@@ -125,7 +126,7 @@ type EntrySemaphore = LocalSemaphore<Arc<Waiter>, Arc<Call>>;
 type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
 
 impl Entry {
-    /// An entry that is not in the registry. For one that is put there, the registry adds `key` to the free entries.
+    /// An entry outside the registry, so `is_listed`. The registry lists each one that it takes in.
     pub(super) fn new(
         key: EntryKey,
         protocol: Protocol,
@@ -216,6 +217,7 @@ impl Entry {
             waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
         // The first in the queue of a semaphore may be among the dismissed, which wake nobody. So the new first is called here.
+        // If it is the same as before, it asks once more, which does no harm.
         waiters.extend(state.call_first(first, Instant::now()));
         drop(state);
         notify(waiters);
@@ -276,8 +278,8 @@ impl EntryState {
         !std::mem::replace(&mut extras.keeps_places, true)
     }
 
-    /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog
-    /// again: the mutex makes these one step, so no place is left without signs of life.
+    /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog again.
+    /// Check and flag change under one mutex, so no place is left out.
     pub(crate) fn update_keeps_places(&mut self) -> bool {
         let are_some = self.places().next().is_some();
         self.extras().keeps_places = are_some;

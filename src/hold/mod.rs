@@ -84,9 +84,9 @@ const LOST: u8 = 2; // plus the reason's index in ALL
 /// 3. Validity counts from before the first byte of a confirmed request was sent, so it never outlasts the lease in
 ///    Redis.
 /// 4. A hold is on the watchdog's schedule before its guard exists. A thread that ends a hold changes `state` first and then
-///    takes the hold off. The watchdog's thread takes a due hold off while it is still `HELD`, and puts it back once it is
-///    handled. `state` is checked under the mutex of the schedule, so a hold that is over never gets back onto it. Closing the
-///    client ends that thread first, then takes off all holds that are left and ends them.
+///    takes the hold off. The watchdog's thread takes a due hold off for a moment, although it is `HELD`, and puts it back.
+///    `state` is checked under the mutex of the schedule, so a hold that is over never gets back onto it. Closing the client
+///    ends that thread first, then takes off all holds that are left and ends them.
 pub(crate) struct Hold {
     entry: Arc<Entry>,
     pub(crate) mode: Mode,
@@ -106,7 +106,7 @@ pub(crate) struct Hold {
 /// Fields that few holds need; made when the first of them is.
 #[derive(Default)]
 struct HoldExtras {
-    /// The owner id, if it is not made of the number, or once it was asked for.
+    /// The owner id, if it is not made of the number; else stored once asked for.
     owner: OnceLock<OwnerId>,
     /// The parts that several servers keep; `None` if the client's own server keeps the hold.
     several: Option<Arc<dyn Several>>,
@@ -138,7 +138,7 @@ pub(crate) struct Watched {
     pub(crate) observed: Box<Observed>,
 }
 
-/// The request of a thread that locks again with a fixed lease.
+/// The request of a thread that locks a hold of fixed lease again.
 pub(crate) struct Reentry<'a> {
     /// The lease from now on, and how long it lasts at first.
     pub(crate) lease: LeasePolicy,
@@ -249,7 +249,7 @@ impl Hold {
         Some((whole.upgrade(), *node))
     }
 
-    /// The owner as Redis knows it. Made on each call, since many holds are kept and few are asked.
+    /// The owner as Redis knows it. Made on each call, to keep holds small: few need their owner.
     pub(crate) fn owner(&self) -> OwnerId {
         let known = self.extras.get().and_then(|extras| extras.owner.get());
         known.cloned().unwrap_or_else(|| self.owner_by_number())
@@ -427,8 +427,8 @@ impl Hold {
         })
     }
 
-    /// The meaning of the reply to [`renew_request`](Self::renew_request). `None`: somebody has changed the lease of a
-    /// permit, so the permit was not renewed and the renewal has to be sent again.
+    /// The meaning of the reply to [`renew_request`](Self::renew_request). Stores a permit's new end. `None`: somebody has
+    /// changed the lease of a permit, so the renewal did nothing and has to be sent again.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;

@@ -11,9 +11,9 @@
 //!    └───────────── its place is lost ───┘  └─ gives up: one release undoes the place, and a hold that came too late
 //! ```
 //!
-//! A single number is owner and place. The first request with a number is sent once, because it always makes a place:
-//! without an answer the request is undone, and the next one has another number. Later requests may arrive late, or
-//! twice: without a place they neither join the queue nor take the lock.
+//! A single number is owner and place. The first request with a number is sent once, since a late copy would make a place
+//! again. Without an answer it is undone, and the next has a new number. Later requests may arrive late, or twice: without a
+//! place they neither join the queue nor take the lock.
 //!
 //! The watchdog shows a sign of life for all places of a name together, every third of the `waiter_lease`, for as long
 //! as there are any. If the lock is free, that command also removes dead waiters and notifies the next living one.

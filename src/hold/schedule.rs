@@ -1,9 +1,8 @@
 //! When the watchdog has to handle each entry, and in which order to renew them. The schedule does no I/O and has no
 //! clock.
 //!
-//! An *armed* entry is handled when it is due. If its renewal is due then, the entry is also *queued*: it stays armed
-//! for the moment at which its loss has to be reported, and the entry that ends first is renewed first. So the renewals
-//! under way need not be searched for holds that are over.
+//! An *armed* entry is handled when it is due. If its renewal is due then, the entry is *queued* as well, and armed for its
+//! end, when its loss has to be reported. Of the queued entries, the one that ends first is renewed first.
 //!
 //! ```text
 //!   armed ──due──► take_due ──queue──► armed and queued ──take_renewal──► armed, its renewal under way

@@ -35,12 +35,12 @@ pub(crate) enum Duty {
 /// The lease of one hold. Moments are in [`time::nanos`] and spans in nanoseconds, to keep the struct small: every hold has
 /// one.
 ///
-/// | what has happened | until when the hold is certain by its lease |
+/// | what has happened | how `until` changes |
 /// | --- | --- |
-/// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier than before |
+/// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier |
 /// | `announce_fixed`: a lease is about to be requested that may be shorter | never later |
-/// | `replace`: that lease is confirmed; `set_certain_until`: the parts of the hold have changed | earlier or later |
-/// | `record_request`, `set_policy`, `begin_renewal`, `record_renewal_due`: requests, and what they ask for | as before |
+/// | `replace`: that lease is confirmed; `set_certain_until`: the parts of the hold have changed | either way |
+/// | `record_request`, `set_policy`, `begin_renewal`, `record_renewal_due`: requests, and what they ask for | not at all |
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
@@ -190,8 +190,8 @@ impl Lease {
         self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
-    /// Redis has confirmed the last renewal, sent at `sent_at`. A renewal that was built before the lease was changed
-    /// is ignored: it carries the earlier lease, and may have been sent after the change was confirmed.
+    /// Redis has confirmed the last renewal, sent at `sent_at`. A renewal built before the lease was changed is ignored: it
+    /// carries the earlier lease, although its `sent_at` may be later than the change.
     pub(crate) fn confirm_renewal(&mut self, sent_at: Instant) {
         if self.is_renewed && !self.renewal_is_outdated {
             self.confirm(sent_at, self.ttl);
@@ -232,7 +232,8 @@ impl Lease {
         self.until = self.until.min(end_of(asked_at, self.ttl));
     }
 
-    /// Redis has confirmed a lease requested at `sent_at`; no request under way makes it shorter than `ttl`.
+    /// Redis has confirmed a lease requested at `sent_at`. `ttl` is the shortest that requests without an answer may still
+    /// set.
     pub(crate) fn replace(&mut self, sent_at: Instant, ttl: Duration) {
         self.set_until(end_of(sent_at, span(ttl)));
     }
@@ -253,15 +254,15 @@ impl Lease {
         is_first.then(|| Duration::from_nanos(left))
     }
 
-    /// While a renewal is due: how long ago the last confirmed request was sent.
+    /// While a renewal is due: how long ago the last confirmed request was sent. A lease from now would end that much later.
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);
         is_due.then(|| Duration::from_nanos(ago))
     }
 
-    /// Adapts the pause between renewals. `found`: how long the read lock's key had left at the acquire, or after another
-    /// client has shortened it; `None` if it was not shortened.
+    /// Adapts the pause between renewals. `found`: how long the read lock's key had left at the acquire, or at a renewal if
+    /// another client had shortened it; else `None`.
     pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -327,8 +328,8 @@ fn micros(span: Duration) -> u32 {
 /// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: as for
 /// [`Lease::adapt_keep_lock`].
 ///
-/// After a shortened key the pause is a third of the time that was found, as with a lease. If it was not, the other client
-/// may merely be renewing less often, so the pause doubles until it is back to normal.
+/// After a shortened key the pause is a third of the time that was found, as with a lease. If it was not shortened, the
+/// other client may just renew less often, so the pause doubles, up to normal.
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)

@@ -261,7 +261,7 @@ impl Watchdog {
         Some((time::instant(due), state.schedule.take_due()?))
     }
 
-    /// Whether anything is held and needs the connection for renewals. Once it is, holds no longer ask for housekeeping.
+    /// Whether anything is held and needs the connection for renewals. If so, later holds do not ask for housekeeping.
     fn record_prepared(&self) -> bool {
         let mut state = self.state.lock();
         let holds = state.schedule.first_due().is_some();
@@ -335,7 +335,7 @@ pub(crate) fn run(task: Task) {
             Ok(false) => break,
             Err(_) => {
                 // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed
-                // again.
+                // again. Renewals that `batch` has taken and no request carries yet stay armed for their ends.
                 if let Some(renewal) = thread.in_hand.take() {
                     task.watchdog
                         .arm(renewal, time::nanos(Instant::now() + SLICE));

@@ -59,8 +59,8 @@ impl<R> Cohort<R> {
         Duration::from_nanos(self.tenure)
     }
 
-    /// Redis granted something: the cohort starts unless it is running. A debt ends: the lock was free, so the
-    /// processes to which it was owed have not taken the lock, or have released it again.
+    /// Redis granted something: the cohort starts unless it is running. A debt ends: the lock was free, so the processes to
+    /// which it was owed have not taken the lock, or have released it again. What was known of others is forgotten.
     pub(super) fn granted(&mut self, now: Instant) {
         self.since.get_or_insert(now);
         self.others = Others::Unknown;

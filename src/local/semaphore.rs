@@ -66,8 +66,8 @@ pub(crate) struct Given<W> {
 pub(crate) enum Granted<W> {
     /// The asking thread keeps them; `first` is first in the queue now.
     Kept { first: Option<W> },
-    /// The asking thread was handed other permits while its request was on its way; the granted ones have to be given to the
-    /// next.
+    /// The asking thread was taken off the queue while its request was on its way. If it was handed other permits, the
+    /// granted ones have to be given to the next.
     Surplus,
     /// The client is closed, so the permits have to go back to Redis.
     Closed,

@@ -43,7 +43,7 @@ pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel, or may have been missed.
     fn message(&self);
 
-    /// The subscription is confirmed or refused (`true`), or was lost (`false`).
+    /// The subscription has an answer, if only a refusal (`true`), or was lost (`false`).
     fn set_listening(&self, listening: bool);
 
     /// Nothing has happened, but the listener's thread is to check how long it has waited.
@@ -201,7 +201,7 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // The command of this answer is no longer awaited: `ended` took the server's own message for the answer.
+            // `ended` has removed this answer's command already: it took the server's own message for the answer.
             Some(Command::Ping) | None => false,
         };
         if is_meant
@@ -411,7 +411,7 @@ impl Channels {
         };
         let channel = self.wanted.get_mut(&name);
         let channel = channel.filter(|channel| channel.epoch == epoch);
-        // The confirmation of an earlier subscription does not lift the refusal that counts for the channel's present one.
+        // Only a confirmation of the present subscription lifts the channel's refusal.
         let is_current = channel.is_some();
         if let Some(channel) = channel {
             channel.asked = false;

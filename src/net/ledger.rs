@@ -4,7 +4,7 @@
 //! one place at any time:
 //!
 //! ```text
-//!               a connection stands, and its socket is not full          executed, or rejected for good
+//!               a connection is up, and its socket is not full           executed, or rejected for good
 //!    submitted ────────────────────────────────────────► under way ──────────────────────────────────► settled
 //!        │                                                ▲    │                                          ▲
 //!        │ otherwise                         taken by a   │    │ connection lost, rejected for now,       │ useless, or

@@ -59,7 +59,7 @@ struct State {
 }
 
 impl State {
-    /// Whether a wait may have ended just now, and its subscription is about to linger. Then the thread reads in short slices.
+    /// Whether there was news lately: its waiter may leave a subscription to linger, so the thread reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)
@@ -203,8 +203,8 @@ impl Subscriber {
         }
     }
 
-    /// Closes the connection if a command on it is overdue; the subscriber's thread then makes another. If nothing has come for
-    /// a while, asks the server for a sign of life, which the next check finds missing.
+    /// Closes the connection if a command on it is overdue; the subscriber's thread then makes another. If nothing has come
+    /// for a while, sends a PING; if that is not answered, a later check closes the connection.
     ///
     /// Called by the threads that wait for messages, each time before they park: the subscriber's thread blocks in a read, and
     /// without a waiter it does not matter whether the connection works.
@@ -354,6 +354,8 @@ impl Subscriber {
             match self.connect() {
                 Ok(connection) => {
                     let mut next = Ok(connection);
+                    // A successor subscribes after the old connection is closed. Messages in between are missed, so
+                    // `again` notifies all waiters.
                     while let Ok(connection) = next {
                         let again = std::mem::replace(&mut has_connected, true);
                         if again {
@@ -444,7 +446,7 @@ impl Subscriber {
             }
             let slice = match is_left || succession.under_way.is_some() {
                 true => LINGER,
-                // The PINGs of waiting threads are answered more often than this read would end by itself.
+                // A long read: while threads wait, the answers to their PINGs end it sooner.
                 false => [asks_again_at, succession.at]
                     .into_iter()
                     .flatten()

@@ -154,7 +154,7 @@ fn prefixed(prefix: &str, key: &str) -> String {
     }
 }
 
-/// Joins names into one text, which no other names give, whatever characters they have. [`first_name`] finds the first.
+/// Joins names into one text; no two lists of names give the same text. [`first_name`] finds the first.
 pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut list = String::new();
     for name in names {

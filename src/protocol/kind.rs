@@ -27,8 +27,8 @@ pub struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind uses the keys of plain locks. A thread waits for itself if it waits for a name that it holds as
-    /// another such kind.
+    /// Whether the kind uses the keys of plain locks. A thread that holds a name as one such kind must not wait for it as
+    /// another.
     pub(crate) has_plain_keys: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,

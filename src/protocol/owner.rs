@@ -83,7 +83,7 @@ std::thread_local! {
     static THREAD: u64 = no_thread();
 }
 
-/// A number that belongs to no thread of this process, and to no other caller.
+/// Draws the number of a thread, or of a caller that is no thread. No other has it.
 pub(crate) fn no_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

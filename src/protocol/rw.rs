@@ -30,8 +30,7 @@ pub(crate) static KIND: Kind = Kind {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,
     },
-    // A thread that also reads renews its read hold, which extends the key that both holds share, so a lost write
-    // hold would live on.
+    // If its thread also reads, the renewals of the read hold extend the common key, so a lost write hold would live on.
     is_given_back_when_lost: |mode, reason| mode == Mode::Exclusive && reason.may_still_be_held(),
     evidence: |of, mode, owner| match mode {
         Mode::Exclusive => Evidence::field(of, &write_field(owner)),
@@ -59,7 +58,7 @@ fn write_field(owner: &[u8]) -> Vec<u8> {
 }
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
-    // A remembered waiter asks at least every third of the waiter lease, so that it does not count as gone.
+    // A noted waiter asks at least every third of the waiter lease, so that it does not count as gone.
     let spans = [args.note.lives, of.waiter_lease() / 3, args.lease];
     let [lives, every, lease] = spans.map(|span| Digits::from(lease_ms(span)));
     let [read, write] = [Mode::Shared, Mode::Exclusive].map(|mode| keys::rw_note(of.key(), mode));

@@ -16,8 +16,9 @@
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!
 //! - A majority may have kept the lock for the attempt, for example if the grant came too late.
-//! - The caller does not ask again: it does not wait, or has no time for its next pause, which may last up to 0.8 s.
-//!   Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a message.
+//! - The caller does not ask again: it does not wait, or the time for this question ends within its next pause, of up to 0.8
+//!   s. Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a
+//!   message.
 //!
 //! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets
 //! the lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free
@@ -255,7 +256,7 @@ impl Quorum {
         let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
         QuorumReply::Busy(Busy {
-            // Asks a little later, when the other nodes are free as well.
+            // A little more, so that the other nodes are free as well.
             retry_after: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
             is_contested,
         })

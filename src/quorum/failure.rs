@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Whether a reply might have come with more time.
+    /// Whether a reply might have come with more time; of several servers, this is assumed.
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_unanswered(),
@@ -100,8 +100,8 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// The round that explains best why there is no majority: this one, unless its time was cut short. Then the round
-    /// `before` is returned, except if too many servers were unreachable in this one, or rejected the request.
+    /// The round that explains best why there is no majority: this one, unless its time was cut short and the servers could
+    /// still agree; then the one `before`.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
         match before {
             Some(before) if is_cut_short && !self.is_away() => before,

@@ -30,11 +30,12 @@ use crate::session::Session;
 /// Rules, which [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts) follow too; the model searches for a way to
 /// break them:
 ///
-/// 1. Each round has a number of its own, and asks each node once. So no request that is still under way can remove a
+/// 1. Each round has a number of its own, and asks each node once. So no late undo or release of another round can remove a
 ///    part that was granted, and a renewal that finds the number proves that the node kept its part all the time.
 /// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
 /// 3. A round ends once a majority has granted it. Nodes that have not answered by then are not released, and their grants
-///    count when they arrive, each from before its own request was sent. Otherwise every hold would rest on a bare majority.
+///    count when they arrive, for a lease that began when their own request was sent. Otherwise every hold would rest on a
+///    bare majority.
 /// 4. Each part counts for its own validity. With fewer than a majority the hold is lost, at once and for good.
 /// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
 ///    I/O is done, and no loss of the whole is reported.
@@ -161,12 +162,13 @@ impl QuorumHold {
         let now = Instant::now();
         let until = state.parts.grant(now);
         let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
-            // The caller lets go of all that was requested, so a watchdog never sees these parts.
+            // The caller lets go of all that was requested, and sets `let_go` before late grants are read. So a watchdog
+            // never sees these parts.
             return false;
         };
         hold.grant(sent_at);
         hold.change(|lease| lease.set_certain_until(until));
-        // Still with the mutex held: a watchdog that handles a part at once waits for it before it reports here.
+        // Still with the mutex held: a watchdog that handles a part at once cannot report here before all are armed.
         for node in 0..self.parts.len() {
             self.arm(&state, node);
         }
@@ -295,7 +297,7 @@ impl QuorumHold {
         self.parts[0].entry().name()
     }
 
-    /// Locks again with a fixed lease: asks all nodes, and needs a majority of the parts.
+    /// Locks a hold of fixed lease again: asks all nodes, and needs a majority of the parts.
     fn renew_all(
         &self,
         again: &Reentry<'_>,
@@ -310,10 +312,10 @@ impl QuorumHold {
         };
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
-        // During the round a majority may have been lost, or the client closed, which releases all parts. If the hold has ended
-        // otherwise, the caller finds that and gives it back.
         let whole = self.whole.upgrade();
         let in_time = whole.is_some_and(|hold| hold.is_valid(Instant::now()));
+        // During the round the majority may have been lost, or the client closed, which releases all parts. A hold that has
+        // ended otherwise passes: the caller finds that, and gives it back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);
@@ -321,6 +323,7 @@ impl QuorumHold {
         drop(state);
         if has_ended {
             let is_taken = |value| matches!(renewed(value), Ok(Err(LossReason::TakenOver)));
+            // If the hold was lost or closed already, this reason is not used.
             let lost = match round.values().any(|(_, value)| is_taken(value)) {
                 true => LossReason::TakenOver,
                 false => LossReason::Forced,
@@ -344,11 +347,11 @@ impl QuorumHold {
         }
     }
 
-    /// Reads earlier replies, and then those of a round that asks for renewals. Later calls of `read` read the rest of the round.
+    /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only renewals of kept parts are stored. A part whose acquire has no answer may be undone after the renewal. So
-    /// finding the number proves nothing here, unlike in rule 1. An earlier renewal may be replaced, since its answer could
-    /// only have made the part last longer.
+    /// Only calls to kept parts are stored: a part whose acquire has no answer may be undone behind the renewal, so finding
+    /// its number proves nothing, unlike in rule 1. An earlier renewal may be replaced, since its answer could only have
+    /// made the part last longer.
     fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {
@@ -404,9 +407,8 @@ impl QuorumHold {
             self.read(&mut state);
             let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
             let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
-            // Because of this attempt, and perhaps others, other callers may have found a majority of nodes taken, and wait for
-            // a message. A caller that asks again need not send one: it gets the lock, or somebody else does, who announces the
-            // release. The release of a hold that a majority may have kept is always announced.
+            // Silent if the caller asks again: see `ask`. Always announced if a majority may have kept
+            // the hold.
             let announces = was_held || !asks_again;
             for node in 0..self.parts.len() {
                 let release = self.release_part(&state, node, announces);

@@ -126,8 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// Until every node was identified once, asks the responding nodes from time to time, except those identified over their
-    /// present connection.
+    /// Until each node has been identified once: asks, from time to time, the responding nodes whose present connection is
+    /// not identified.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///

@@ -13,7 +13,7 @@ use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
 
-/// How long to wait for one node: this part of the lease, within these limits, and at most a quarter of the lease.
+/// How long to wait for one node: the divisor of the lease, the least and the most; at most a quarter of the lease.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of 10
 /// s. The limits here are longer, since a busy machine answers late, and since no thread waits for a node that is not
@@ -76,8 +76,8 @@ impl QuorumNodes {
         released[0].extend(calls);
     }
 
-    /// How many processes were notified of the latest release that a node has confirmed by now; `None` if no reply is
-    /// known.
+    /// By the replies so far: how many processes the latest release notified, or the release before if the latest has no
+    /// reply.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {

@@ -6,7 +6,7 @@
 //! replies would need such threads.
 //!
 //! ```text
-//!   one node   a connection stands        answered
+//!   one node   a connection is up         answered
 //!   unsent ─────────────────────► pending ────────► came
 //!     ▲ │                           │ │
 //!     │ └── closed, refused ─┐      │ └── refused, lost ──► failed
@@ -28,8 +28,8 @@ use crate::verdict::{RequestKind, Verdict, verdict};
 
 /// The state of the request to one node.
 pub(crate) enum NodeReply {
-    /// The request is not sent: there is no connection, or too many earlier requests are unanswered there. The fault,
-    /// once it is known.
+    /// The request is not sent: there is no connection, or too many earlier requests are unanswered there. With the fault of
+    /// the last attempt, if there was one.
     Unsent(Option<Fault>),
     Pending,
     Came(Value),
@@ -151,7 +151,8 @@ impl QuorumNodes {
             }
             let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
             if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
-                // A node that takes longer than its distance suggests may be slow, so the others are read more often.
+                // A node that takes longer than its distance suggests may be slow: the others are read in between, from
+                // every millisecond to every 5.
                 let waited = now - begun;
                 let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
                 let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);
@@ -216,6 +217,8 @@ impl QuorumNodes {
             Ok((reply, _)) => match verdict(reply, || call.asked(RequestKind::Waited, false)) {
                 Verdict::Answer(value) => NodeReply::Came(value),
                 Verdict::SendText => {
+                    // No other thread has the call before the round ends. Later a `NOSCRIPT` counts as a refusal: nothing
+                    // was executed.
                     call.send_text();
                     if connection.submit(call).is_some() {
                         return connection.flush(false);

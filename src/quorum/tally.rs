@@ -32,7 +32,7 @@ impl Majority {
         self.nodes + 1 - self.needed()
     }
 
-    /// The lowest value that a majority of the nodes does not exceed; `None` if too few nodes have one.
+    /// The `needed`-th lowest value, which a majority of the nodes does not exceed; `None` if fewer nodes have one.
     pub(crate) fn bound<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();
@@ -44,8 +44,8 @@ impl Majority {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     Majority,
-    /// A majority, for a caller that asks again. Once it was refused it does not connect to further nodes, so that
-    /// others soon get the nodes that it was granted.
+    /// A majority, for a caller that asks again. After the first refusal the round connects to no further nodes, so that
+    /// those that granted it are free again soon.
     MajoritySoon,
     All,
 }

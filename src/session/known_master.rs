@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// Matches no connection: the one that answered may be closed by now.
+/// The generation of no connection, if it is unknown which one answered.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.

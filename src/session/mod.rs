@@ -53,8 +53,8 @@ const REPLAY: Duration = Duration::from_secs(60);
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
 
-/// Everything a client consists of, except its handles. A session refers to no handle: the threads keep the session
-/// alive, but dropping the last handle always ends the client.
+/// Everything a client consists of, except its handles. A session refers to no handle. Its threads keep it alive; dropping
+/// the last handle still closes it.
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
@@ -252,7 +252,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until the watchdog's thread has ended, and returns whether it has. A thread started later ends at once.
+    /// Waits until the watchdog's thread has ended, and returns whether it has. A thread started later ends at once,
+    /// and is not joined.
     fn watchdog_has_ended(&self, until: Instant) -> bool {
         let ended = self.watchdog_ended.get();
         if ended.is_some_and(|its| its.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
@@ -407,8 +408,8 @@ impl Session {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// The keys of a request about the object at `key` that counts once, sent by a call with this `timeout`. The request also
-    /// deletes the keys of `forget` earlier requests, once so many are answered.
+    /// The keys of a request about the object at `key` that counts once, sent by a call with this `timeout`. If `forget`
+    /// earlier requests have been answered, the request also deletes their keys.
     pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
         let forgotten = self.requests.take(key, forget);
         RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
@@ -508,6 +509,7 @@ impl Session {
         let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog_has_ended(until);
         joined &= self.subscriber.join(until);
+        // A hold that the watchdog's thread still has in hand is not among these, and ends with its lease.
         for hold in self.watchdog.take_all() {
             if hold.is_held() {
                 self.give_up(&hold);

@@ -32,7 +32,8 @@ impl UnsetSemaphores {
         true
     }
 
-    /// Records that Redis has a number for this semaphore.
+    /// Records that Redis has a number for this semaphore. Without the mutex a race may leave it here, and its next loss is not
+    /// logged.
     pub(crate) fn record_set(&self, semaphore: &EntryKey) {
         if self.are_some.load(Ordering::Relaxed) {
             let mut known = self.known.lock();

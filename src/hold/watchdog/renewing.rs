@@ -238,6 +238,7 @@ impl WatchdogThread {
         let over = &sent.over;
         let err = match over.verdict(reply, &sent.call, RequestKind::Kept, from, generation) {
             Verdict::Answer(value) => return self.answered(sent, value, sent_at),
+            // `verdict` has prepared the call for its next sending.
             Verdict::SendText | Verdict::Elsewhere(_) => return self.submit(sent),
             // A node from which a slot is moving away rejects a request for several keys if it no longer has all of
             // them, but serves each key that it still has. After that error each hold is renewed by a request of its

@@ -87,6 +87,7 @@ impl Connection {
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
         // The thread that waits for a reply that became due just now is about to read it. Housekeeping stays out of its way.
+        // A silent connection is read all the same, so that it can be found silent below.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
         // Until the replies that are due have arrived, a successor cannot take over, and no queued command is written.

@@ -7,7 +7,7 @@ use crate::net::pipeline::InFlight;
 
 /// The reader of a connection, and which thread takes it next.
 ///
-/// While the connection stands, under its mutex:
+/// While the connection is up, under its mutex:
 ///
 /// 1. The reader is in its place, or one thread has it: the leader, or housekeeping.
 /// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection.
@@ -69,8 +69,9 @@ impl<R> Leadership<R> {
         self.appoint(in_flight)
     }
 
-    /// The thread that waited for `call` leaves without its reply. If that thread was appointed, or none is, appoints the next
-    /// leader and returns its call like [`put_back`](Self::put_back). The next leader may follow the same call.
+    /// The thread that waited for `call` leaves without its reply. If that thread was appointed, appoints the next leader
+    /// and returns its call like [`put_back`](Self::put_back). The next leader may follow the same call. If no thread is
+    /// appointed, none follows: rule 4.
     pub(super) fn leave(&mut self, call: &Arc<Call>, in_flight: &InFlight) -> Option<Arc<Call>> {
         match self.may_lead(call) {
             true => self.appoint(in_flight),

@@ -191,8 +191,10 @@ impl Connection {
             > 0;
         match made {
             Ok(connection) => {
-                // An attempt beside this one ends at its next step. If it succeeds while this connection stands, it finds
+                // An attempt beside this one ends at its next step. If it succeeds while this connection is up, it finds
                 // `Up` above, and drops its own.
+                // An attempt of an earlier outage is as good as any: a connection to a replaced master is cut by
+                // `Masters`.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);
@@ -304,6 +306,7 @@ impl Connection {
         // No thread reads or writes over the old socket: none is `writing`, and the reader is in its place.
         let mut old = std::mem::replace(up, self.up_over(successor));
         up.leadership.inherit(&mut old.leadership);
+        // Calls that were queued by hash stay so: a server that does not know the script answers `NOSCRIPT`.
         in_flight.go_on(Instant::now());
         // The mutex is released: afterwards the successor may be led, written to or lost, so the caller looks again.
         MutexGuard::unlocked(state, || {
@@ -358,6 +361,7 @@ impl Connection {
             Phase::Down(down) => return down.give_up(),
             Phase::Closed => return,
         };
+        // `None` is not reached: the pipeline is in flight for as long as the phase is `Up`.
         let Some(lost) = state.pipeline.lost(why) else {
             return;
         };

@@ -75,8 +75,9 @@ struct Asking {
     next: NextTry,
     /// The version of the table at the last round of questions.
     version: u64,
-    /// How many rounds there were, and why nobody answered in the last one.
+    /// How many rounds there were.
     times: u64,
+    /// Why no node answered in the last one.
     failure: Option<RedisError>,
     /// The index at which the next round of questions begins.
     first: usize,
@@ -339,7 +340,8 @@ impl Masters {
     /// A thread has asked: tells the waiting threads.
     fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
         let version = self.version();
-        // In a cluster, an answer without news does not shorten the pauses.
+        // The next round comes after a pause, even after a success. In a cluster, only an answer with news makes the pauses
+        // short again.
         if asking.version != version || failure.is_none() && !self.is_cluster {
             asking.next = NextTry::at_once();
         }

@@ -58,7 +58,7 @@ pub(super) struct Service {
     master: Option<NamedMaster>,
     /// The latest answer of a Sentinel that lags behind; cleared by the answer of one that does not.
     behind: Option<NamedMaster>,
-    /// The latest epoch of a master to which a connection was made, or with which `begin_again` began.
+    /// The highest epoch of a master that was connected to; `begin_again` may lower it.
     epoch: u64,
     /// The connections to masters, each with the epoch of the failover that made its server the master.
     made: Vec<(u64, Weak<Socket>)>,
@@ -109,7 +109,7 @@ impl Service {
 impl Masters {
     /// Makes a connection to the server that is named as the master, if its own `ROLE` agrees.
     pub(super) fn connect_to_named(self: &Arc<Self>, dial: &mut Dial) -> RedisResult<Duplex> {
-        // An answer that is about to come is recent enough.
+        // If a thread asks already, its answer is recent enough.
         if !self.asking.lock().under_way {
             self.doubt();
         }
@@ -156,7 +156,8 @@ impl Masters {
         service: &str,
         dial: &Dial,
     ) -> RedisResult<Duplex> {
-        // The epoch first: if both change in between, the address is the newer.
+        // The epoch first: if a failover comes in between, the new address has too low an epoch, so its connections are cut
+        // once more than needed. An old address with the new epoch would never be cut.
         let epoch = ["SENTINEL", "MASTER", service];
         let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service];
         sentinel.write("asking a sentinel", &[&epoch, &address, &SUBSCRIBE])?;

@@ -1,7 +1,7 @@
 //! A command until it is answered: over which connection it goes, when it is sent again, and what takes it back.
 //!
 //! ```text
-//!           a connection stands        reply
+//!           a connection is up         reply
 //!    made ───────────────────► sent ───────────► answered, or refused for good
 //!     ▲ ▲                       │ │
 //!     │ └── refused for now ────┘ │
@@ -62,8 +62,8 @@ impl Nodes {
     /// `ahead`, if there is one.
     ///
     /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. A request that
-    /// counts has no undo: it carries the same keys at each sending, so Redis counts it once. If a sending has no reply
-    /// and no later one succeeds, the outcome is unknown.
+    /// Redis applies once has no undo: each sending carries the same idempotency keys. If a sending has no reply and no
+    /// later one succeeds, the outcome is unknown.
     pub(crate) fn call(
         &self,
         until: Instant,
@@ -199,7 +199,7 @@ impl Nodes {
         }
     }
 
-    /// Why there is no answer, if another attempt is worth it.
+    /// `Ok(why)` if another attempt is worth it, otherwise the fault.
     fn unanswered(
         &self,
         to: &Connection,

@@ -62,8 +62,8 @@ pub(crate) struct Nodes {
     closed: Mutex<bool>,
 }
 
-/// Connections by the numbers of their nodes. To find one takes no mutex and counts no reference, since all stay where they
-/// are: a lock that is taken and released looks for its own three times (bench: many64).
+/// Connections by the numbers of their nodes. All stay where they are, so finding one takes no mutex and counts no
+/// reference: a lock and its release do so three times (bench: many64).
 #[derive(Default)]
 struct Numbered {
     these: [OnceLock<Arc<Connection>>; 16],
@@ -118,7 +118,7 @@ impl Nodes {
         }
     }
 
-    /// Connections of their own for another purpose, to the same masters. None is waited for longer than `most`.
+    /// Separate connections to the same masters, for another purpose. Connecting, or a silence, takes at most `most`.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
@@ -150,7 +150,7 @@ impl Nodes {
         self.are_one() || self.map.is_sharded()
     }
 
-    /// The connection to a node, which may not stand.
+    /// The connection to a node; it may be down.
     fn connection(&self, node: usize) -> &Arc<Connection> {
         let place = self.connections.place(node);
         place.get().unwrap_or_else(|| {
@@ -191,11 +191,11 @@ impl Nodes {
         let mut left = self.give_up_useless();
         for call in self.ledger.take_asked() {
             // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets
-            // it and answers `ASK` again; by that time the connection made here may stand.
+            // it and answers `ASK` again; by that time the connection made here may be up.
             self.at(&call).want();
             self.submit(&call);
         }
-        // The connections take the rest.
+        // The rest is taken by the connections below. This creates those that are missing, and their housekeeping dials.
         for node in self.ledger.nodes() {
             left = left.max(WorkLeft::Later);
             match node {
@@ -246,7 +246,7 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        // No connection is made here: the caller is about to make one, and reports a failure.
+        // No connection is made here: a caller that goes on makes one, and reports a failure.
         at.flush(false);
         at.housekeep_soon();
     }
@@ -272,7 +272,7 @@ impl Nodes {
         self.work(Connection::housekeep)
     }
 
-    /// Waits until every deferred call is acknowledged or `until`; says whether all are.
+    /// Waits until every deferred call is acknowledged, or `until`. Returns whether all are.
     pub(crate) fn drain(&self, until: Instant) -> bool {
         loop {
             match self.work(Connection::drain_some) {
@@ -304,7 +304,7 @@ impl Nodes {
         self.connection(call.node())
     }
 
-    /// The connection over which a call has to be sent now, once it stands.
+    /// The connection over which a call has to be sent now, once it is up.
     pub(crate) fn up(
         &self,
         call: &Call,
@@ -327,7 +327,7 @@ impl Nodes {
                         // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
-                        // The certificate may be made out to a name that other nodes know.
+                        // Its certificate may name a host that only the nodes' answer about the slots has.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)
                         }

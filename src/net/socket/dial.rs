@@ -1,4 +1,4 @@
-//! The knowledge of a thread that makes a connection: its time, and whether anybody waits for it.
+//! An attempt to connect: its time, how far it is, and whether a caller still needs it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,8 @@ use redis::{RedisError, RedisResult};
 
 use super::{GLANCE, timed_out};
 
-/// How long one of several servers may take, since others can be asked as well. After that long another attempt is made beside
-/// the first, which may have begun while its server was unreachable.
+/// How long one of several servers may take, since others can be asked as well. After that long, a second attempt to connect
+/// to the same server begins: the first may have begun while it was unreachable.
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.

@@ -39,7 +39,7 @@ impl Endpoint {
         );
     }
 
-    /// How often a look at the age of the logins is due, and how soon after a failure another attempt is.
+    /// How often to check the age of logins, and how long to wait after a failed renewal.
     pub(crate) fn log_in_period(&self) -> Option<Duration> {
         self.credentials()?.period()
     }

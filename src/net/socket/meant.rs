@@ -23,7 +23,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether connections of this role ask, and none of the client knows the answer.
+    /// Whether a connection of this role has to ask: no connection of the client has learned the answer yet.
     pub(super) fn asks_what_it_is(&self, role: &str) -> bool {
         let is_known = |known: &Arc<AtomicBool>| known.load(Ordering::Relaxed);
         role == super::COMMANDS

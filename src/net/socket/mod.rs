@@ -135,7 +135,7 @@ impl Endpoint {
             .needed(self.replicas.load(Ordering::Relaxed))
     }
 
-    /// Reads the answer to `ROLE`; whether it is a master.
+    /// Reads the answer to `ROLE`. Returns whether it is a master's.
     pub(crate) fn learn_role(&self, role: &Value) -> bool {
         let parts = match role {
             Value::Array(parts) => parts.as_slice(),
@@ -256,7 +256,8 @@ impl Socket {
         }
     }
 
-    /// Writes all of `bytes`, which are few: if the socket does not take them for a while, the server does not read.
+    /// Writes all of `bytes`. They are few, so if the socket does not take them within [`SHARE`], the server does not read:
+    /// an error.
     pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         let until = Instant::now() + SHARE;
         loop {
@@ -306,7 +307,7 @@ impl Socket {
                 !matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock)
             }
         };
-        // A read would not wait on a socket that stays non-blocking, so that one is given up as well.
+        // If it stays non-blocking, reads would not wait, so it counts as ended.
         socket.set_nonblocking(false).is_err() || ended
     }
 
@@ -360,7 +361,7 @@ impl WriteAtOnce for TcpStream {
     }
 }
 
-/// Writes once; how much of that the socket has taken.
+/// Writes once. Returns how many bytes the socket has taken.
 fn written(socket: &impl WriteAtOnce, bytes: &[u8]) -> io::Result<usize> {
     loop {
         match socket.write_at_once(bytes) {
@@ -395,7 +396,7 @@ impl Reader {
         }
     }
 
-    /// Whether the server has closed the connection. Never waits; nobody may be writing.
+    /// Whether the server has closed the connection, or sent something unasked. Never waits; no thread may be writing.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_unread() || self.stream.has_ended()
     }
@@ -502,7 +503,7 @@ pub(crate) struct Duplex {
     pub(crate) reader: Reader,
     /// When it logged in.
     pub(crate) since: Instant,
-    /// How long it took to answer, not counting the time until it could: a round trip at least.
+    /// How long the last greeting took, without the time until the server was ready: a round trip at least.
     pub(crate) greeted_in: Duration,
 }
 

@@ -43,7 +43,8 @@ struct LookUp {
 
 type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
-/// Asks the `resolver`, or waits for the answer to another thread if enough of them ask for the same host.
+/// Asks the `resolver`, which must not panic (its thread would stay counted), or waits for the answer to another thread if
+/// enough of them ask for the same host.
 fn look_up(
     host: &str,
     port: u16,

@@ -25,8 +25,8 @@ pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 /// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
 const MOST_SKIPPED: usize = 64 * 1024 * 1024;
 
-/// The code of the error that takes the place of a reply that was skipped. A user's script may return any code, but [`text_of`]
-/// leaves no control character in an error of the server.
+/// The code of the error that takes the place of a reply that was skipped. No error of a server has this code, nor of a
+/// user's script: [`text_of`] removes control characters.
 pub(crate) const TOO_LARGE: &str = "\u{1}TOOLARGE";
 
 /// How deeply arrays may be nested. The deepest of our own requests has four levels (`CLUSTER SLOTS`).
@@ -182,6 +182,7 @@ impl Parser {
                 Err(TokenError::Broken(err)) => return Err(err),
                 Err(TokenError::TooLarge(why)) if !self.skips => return Err(too_large(why)),
                 Err(TokenError::TooLarge(why)) => {
+                    // Each open array still counts the element that is under way.
                     let others = self.open.drain(..).map(|open| open.left - 1);
                     self.skipping = Some(Skipping {
                         why,

@@ -11,8 +11,8 @@
 //! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and goes
 //! out at once, or before the bytes that are written next if a thread is writing.
 //!
-//! Bytes must not be encrypted twice. So if the socket does not take all of it, the writer is told that the last byte is
-//! unwritten, and offers it again until the socket has taken everything.
+//! Bytes must not be encrypted twice. So if the socket does not take all encrypted bytes, the writer is told that its last
+//! plain byte is unwritten, and offers that byte again until they are all written.
 
 mod failure;
 mod handshake;
@@ -48,7 +48,7 @@ struct TlsSession {
     outgoing: Vec<u8>,
     /// A thread has taken the bytes and writes them.
     is_writing: bool,
-    /// The last byte of plain text was not reported, since not all of it was written.
+    /// The last plain byte was encrypted, but reported as unwritten.
     is_held: bool,
     /// Decrypted, and how much of it has been read.
     incoming: Vec<u8>,
@@ -193,8 +193,8 @@ where
         self.session.lock().failure.clone()
     }
 
-    /// Writes what the socket takes now, and says how many bytes of `plain` that was: their encryption may be under way in
-    /// part. The caller has to offer the rest again, before any other bytes.
+    /// Encrypts and writes. Returns how many bytes of `plain` the caller may drop: all, all but the last while encrypted
+    /// bytes are unwritten, or 0. The caller has to offer the rest again, before any other bytes.
     pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
         let mut session = self.session.lock();
         if session.is_writing {
@@ -220,7 +220,7 @@ where
         Ok(())
     }
 
-    /// Writes once what there is, without the mutex; whether the socket has taken all of it.
+    /// Writes once what there is, without the mutex. Returns whether the socket has taken all of it.
     fn push(&self, session: &mut MutexGuard<'_, TlsSession>) -> io::Result<bool> {
         let bytes = std::mem::take(&mut session.outgoing);
         session.is_writing = true;
