@@ -62,7 +62,7 @@ impl Deadline {
     }
 
     /// The earlier of the deadline and `other`.
-    pub(crate) fn or(self, other: Instant) -> Instant {
+    pub(crate) fn earliest(self, other: Instant) -> Instant {
         self.0.map_or(other, |at| at.min(other))
     }
 
@@ -70,7 +70,7 @@ impl Deadline {
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         let ends = began + command_timeout;
         Budget {
-            until: self.or(ends),
+            until: self.earliest(ends),
             ends_with_caller: self.0.is_some_and(|at| at < ends),
         }
     }
@@ -127,7 +127,7 @@ impl Budget {
     }
 }
 
-/// The grid of [`together`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple of two, one
+/// The grid of [`on_shared_tick`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple of two, one
 /// of 32 or more at a multiple of four.
 const TICK: Duration = Duration::from_millis(64);
 
@@ -140,7 +140,7 @@ const DOUBLED: u32 = 2;
 /// Threads that wake at the same moment write and read together, and only the first of them has to wake the
 /// processor. Measured with 1,000 threads that poll 200 times a second: ticks of 64 ms halve the processor time for
 /// each poll, and ticks of 256 ms halve it again.
-pub(crate) fn together(now: Instant, span: Duration) -> Instant {
+pub(crate) fn on_shared_tick(now: Instant, span: Duration) -> Instant {
     let ends = now + span;
     let doublings = (span.as_nanos() / (TICK * 8).as_nanos()).checked_ilog2();
     let Some(doubled) = doublings.map(|most| most.min(DOUBLED)) else {
@@ -189,7 +189,7 @@ mod tests {
     fn an_endless_wait_has_no_deadline() {
         assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
         let far = Instant::now() + Duration::from_secs(5);
-        assert_eq!(Deadline::NEVER.or(far), far);
+        assert_eq!(Deadline::NEVER.earliest(far), far);
         assert!(!Deadline::NEVER.has_passed(far));
         assert!(Deadline::after(Duration::ZERO).has_passed(Instant::now()));
     }
@@ -230,7 +230,7 @@ mod tests {
             let mut moments = std::collections::BTreeSet::new();
             for n in 0..1000 {
                 let now = begin + Duration::from_millis(n);
-                let at = together(now, span);
+                let at = on_shared_tick(now, span);
                 assert!(at <= now + span && at > now + span - tick, "{n}");
                 moments.insert(at);
             }
@@ -238,7 +238,7 @@ mod tests {
         }
         // A short pause is not cut.
         let short = TICK * 8 - Duration::from_nanos(1);
-        assert_eq!(together(begin, short), begin + short);
+        assert_eq!(on_shared_tick(begin, short), begin + short);
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
         Err(err) => err,
     };
     let asked = asked();
-    if !is_servers(&err, asked.kind) {
+    if !is_from_server(&err, asked.kind) {
         return Verdict::Never(err);
     }
     match Class::of(&err) {
@@ -107,7 +107,7 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
 /// Whether the error comes from the server, not from a user's script. If the request is sent again because of it, the
 /// request has not run. A user's script can return any code, but is unlikely to return the server's text, or a redirection
 /// that names the slot of its own keys.
-fn is_servers(err: &RedisError, kind: RequestKind) -> bool {
+fn is_from_server(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;
     };

@@ -50,7 +50,7 @@ impl LockSpec {
         self.check_going()?;
         let (params, entry) = self.start(WaitMode::Once)?;
         // Not queued: Redis refuses the threads of this process that ask for the lock at the same time.
-        entry.lock().lock.ask_beside(self.mode);
+        entry.lock().lock.begin_adopting(self.mode);
         let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);
         contender.adopt(from, until)

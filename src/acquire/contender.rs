@@ -76,7 +76,7 @@ pub(crate) struct Contender<'a> {
     listening: Listening,
     is_granted: bool,
     /// The moment from which a question counts as the last before the time is up.
-    asks_last_at: Option<Instant>,
+    last_question_at: Option<Instant>,
     /// The last pause was shortened for that question.
     parks_until_last: bool,
     _contending: Contending<'a>,
@@ -139,7 +139,7 @@ impl<'a> Contender<'a> {
             ahead: None,
             listening,
             is_granted: false,
-            asks_last_at: wait.deadline().instant().map(asks_last_at),
+            last_question_at: wait.deadline().instant().map(last_question_at),
             parks_until_last: false,
             _contending: lock.session().contending(),
         }
@@ -151,7 +151,7 @@ impl<'a> Contender<'a> {
 
     /// The place in the queue that the next request has or wants, if Redis keeps a queue.
     fn place_to_send(&self) -> Place {
-        let is_last = || self.asks_last_at.is_some_and(|at| Instant::now() >= at);
+        let is_last = || self.last_question_at.is_some_and(|at| Instant::now() >= at);
         match self.place {
             Some(_) if is_last() => Place::Last,
             Some(_) => Place::Has,
@@ -172,8 +172,8 @@ impl<'a> Contender<'a> {
         // watchdog.
         if is_first {
             let session = self.session();
-            let number = session.owners.draw();
-            let places = Places::of(&self.entry, number, session.waiter_lease);
+            let schedule_number = session.owners.draw();
+            let places = Places::of(&self.entry, schedule_number, session.waiter_lease);
             session.watchdog.arm(&places, places.due_after(sent_at));
         }
     }
@@ -230,7 +230,7 @@ impl<'a> Contender<'a> {
             session.give_back(&hold);
             session.error(ADOPTING, &lock.name, unexpected)
         })?;
-        let tokens = adopted.map_err(|reason| hold.lost(reason))?;
+        let tokens = adopted.map_err(|reason| hold.lost_error(reason))?;
         replicated.inspect_err(|_| session.give_back(&hold))?;
         hold.grant(sent_at);
         if let Some((first, last)) = tokens {
@@ -479,7 +479,7 @@ impl<'a> Contender<'a> {
 }
 
 /// When a wait that ends at `deadline` asks its last question.
-fn asks_last_at(deadline: Instant) -> Instant {
+fn last_question_at(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     deadline - (left / 4).min(LAST)
 }
@@ -505,7 +505,7 @@ impl Strategy for Contender<'_> {
         self.ahead.is_some()
     }
 
-    fn asks_last(&self) -> bool {
+    fn is_last_question(&self) -> bool {
         self.parks_until_last
     }
 
@@ -513,7 +513,7 @@ impl Strategy for Contender<'_> {
         let answered = match &self.lock.quorum {
             Some(servers) => {
                 let messages = self.listening.signals().messages;
-                let is_busy = self.contest.is_still_busy(messages);
+                let is_busy = self.contest.update_is_busy(messages);
                 let (lock, wait) = (self.lock, self.wait);
                 let request = QuorumRequest {
                     lease: self.params.lease,
@@ -558,7 +558,7 @@ impl Strategy for Contender<'_> {
             None => self.contest.next_pause(time::jittered(cap)),
         };
         let until_last = self
-            .asks_last_at
+            .last_question_at
             .map(|at| at.saturating_duration_since(Instant::now()));
         let until_last =
             until_last.filter(|left| !left.is_zero() && self.place.is_some() && *left < pause);

@@ -35,7 +35,7 @@ impl Default for Contest {
 
 impl Contest {
     /// Before a request: whether the lock was refused and nothing was announced since, if `messages` have arrived so far.
-    pub(super) fn is_still_busy(&mut self, messages: u64) -> bool {
+    pub(super) fn update_is_busy(&mut self, messages: u64) -> bool {
         let is_news = std::mem::replace(&mut self.messages_seen, messages) != messages;
         if is_news {
             self.pacer.reset();

@@ -108,7 +108,7 @@ impl LockSpec {
         match &self.quorum {
             Some(quorum) => {
                 let timeout = self.until();
-                let until = wait.deadline().or(timeout);
+                let until = wait.deadline().earliest(timeout);
                 quorum.check_masters(until, &|| self.must_stop())?;
                 quorum.start_watchdogs()?;
             }

@@ -357,7 +357,7 @@ impl Unlocking {
             None => Ok(None),
         };
         let unlocked = lost_by.and_then(|reason| match reason {
-            Some(reason) => Err(hold.lost(reason)),
+            Some(reason) => Err(hold.lost_error(reason)),
             None => Ok(()),
         });
         self.held.tell_end(unlocked.as_ref().err());

@@ -156,10 +156,10 @@ pub(crate) trait Strategy {
 
     /// Whether grants that no message announced are counted as missed messages. Not for permits with a lease, most of which
     /// end by expiring.
-    const IS_ANNOUNCED: bool = true;
+    const COUNTS_MISSED: bool = true;
 
     /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
-    fn asks_last(&self) -> bool {
+    fn is_last_question(&self) -> bool {
         false
     }
 
@@ -350,7 +350,7 @@ impl<S: Strategy> Waiting<'_, S> {
         // Contenders for several servers must come back one by one, or they split the votes again.
         let mut until = match busy.is_contested {
             true => now + park,
-            false => time::together(now, park),
+            false => time::on_shared_tick(now, park),
         };
         let free_at = busy.retry_after.map(|left| now + left);
         if let Some(free_at) = free_at {
@@ -358,7 +358,7 @@ impl<S: Strategy> Waiting<'_, S> {
             until = until.min(free_at + Duration::from_millis(1));
         }
         let (spec, wait) = (self.spec, self.wait);
-        let until = Deadline::at(wait.deadline().or(until));
+        let until = Deadline::at(wait.deadline().earliest(until));
         // With notes, the reply says when to ask again, which need not be the end of a lease.
         let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
         let left = |now| Some(lease_ends?.saturating_duration_since(now));
@@ -375,8 +375,8 @@ impl<S: Strategy> Waiting<'_, S> {
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
         let is_silent = |seen| !signals.are_news_since(seen);
-        let is_rescue = S::IS_ANNOUNCED
-            && !self.strategy.asks_last()
+        let is_rescue = S::COUNTS_MISSED
+            && !self.strategy.is_last_question()
             && self.silent_since.is_some_and(is_silent);
         let counters = &self.spec.session().counters;
         counters.missed_messages.add(is_rescue.into());

@@ -183,7 +183,7 @@ impl Members {
             refusals += 1;
             if refusals > 1 {
                 // Two threads could otherwise take members from each other again and again.
-                self.pause_until(deadline.or(Instant::now() + pauses.next_pause()))?;
+                self.pause_until(deadline.earliest(Instant::now() + pauses.next_pause()))?;
             }
             if deadline.has_passed(Instant::now()) {
                 return self.end(busy);
@@ -317,7 +317,7 @@ impl Members {
                 _ => UNDECIDED.max(4 * round_trip),
             };
             let goes_on_until = *goes_on_until.get_or_insert(now + span);
-            let ends = round.deadline().or(goes_on_until);
+            let ends = round.deadline().earliest(goes_on_until);
             if now >= ends || !self.parts[refused].may_be_given_back(by, span) {
                 return Ok(Gathering::Busy(refused));
             }

@@ -246,7 +246,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
 
     const DOING: &'static str = ACQUIRING;
 
-    const IS_ANNOUNCED: bool = G::ARE_HANDED_OVER;
+    const COUNTS_MISSED: bool = G::ARE_HANDED_OVER;
 
     fn entry(&self) -> &Arc<Entry> {
         &self.entry
@@ -275,7 +275,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             }
             // The threads that were just handed the permits may hand them on until `at`; after that this thread asks.
             Some(Wakeup::ContendAt(at)) if self.ticket.is_some() => {
-                self.park(Deadline::at(self.wait.deadline().or(at)));
+                self.park(Deadline::at(self.wait.deadline().earliest(at)));
                 self.handed_over()
             }
             Some(Wakeup::ContendAt(_)) | None => Ok(None),

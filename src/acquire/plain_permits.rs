@@ -97,6 +97,6 @@ impl Undo for PermitRequest {
         let request = semaphore::undo(&self.entry.protocol, &self.keys);
         let (owner, useful_until) = (OwnerId::default(), Instant::now() + self.replay);
         let undo = self.entry.deferred(request, &owner, useful_until, true);
-        undo.for_good()
+        undo.without_lease()
     }
 }

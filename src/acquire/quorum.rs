@@ -51,7 +51,7 @@ pub(crate) fn ask(
             }
             time::sleep_unless(pause, &stop);
         }
-        before = short.is_away().then_some(short);
+        before = short.cannot_agree().then_some(short);
         again = true;
         // Too few servers answered, so nothing is known about the lock any more.
         request.is_busy = false;

@@ -477,7 +477,7 @@ impl LockSpec {
         make: impl FnOnce(&Protocol, &RequestKeys) -> Request,
     ) -> Result<i64> {
         let entry = self.unregistered_entry()?;
-        let make = |of: &_, keys: &_| make(of, keys).counting();
+        let make = |of: &_, keys: &_| make(of, keys).applied_once();
         self.ask_once(&entry.protocol, forget, make, script::integer)
     }
 
@@ -495,7 +495,8 @@ impl LockSpec {
                 let (session, protocol) = (self.session(), &entry.protocol);
                 let keys = session.request_keys(protocol.key(), 0, self.command_timeout);
                 // A second request could take the lock from the next holder.
-                let force = (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).counting();
+                let force =
+                    (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).applied_once();
                 self.ask_until(force, until, script::integer)? == 1
             }
         };

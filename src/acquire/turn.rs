@@ -52,7 +52,7 @@ impl Turn {
             precedes_until,
             waits_until: wait
                 .asks_again()
-                .then(|| wait.deadline().or(precedes_until)),
+                .then(|| wait.deadline().earliest(precedes_until)),
         }
     }
 

@@ -195,7 +195,7 @@ impl Entry {
                 useful_until,
                 in_time: true,
                 undo,
-                for_good: false,
+                has_no_lease: false,
             },
         }
     }

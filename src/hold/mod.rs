@@ -523,19 +523,19 @@ impl Hold {
     }
 
     /// The error for its holder.
-    pub(crate) fn lost(&self, reason: LossReason) -> Error {
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         Error::lost(&**self.entry().name(), reason)
     }
 
     /// The error for a holder that finds the hold gone: with why it was lost, or `otherwise` if that is unknown.
     pub(crate) fn lost_or(&self, otherwise: LossReason) -> Error {
-        self.lost(self.loss().unwrap_or(otherwise))
+        self.lost_error(self.loss().unwrap_or(otherwise))
     }
 
     /// Checks that the hold was not lost.
     pub(crate) fn check_not_lost(&self) -> Result<()> {
         match self.loss() {
-            Some(reason) => Err(self.lost(reason)),
+            Some(reason) => Err(self.lost_error(reason)),
             None => Ok(()),
         }
     }

@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn enter(entry: &Entry) {
-        entry.lock().lock.ask_beside(Mode::Exclusive);
+        entry.lock().lock.begin_adopting(Mode::Exclusive);
     }
 
     fn leave(entry: &Entry) {

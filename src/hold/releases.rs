@@ -49,7 +49,7 @@ impl OnReply for Releases {
 
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
         let (name, owner) = (&release.name, &release.owner);
-        if release.undo && !release.for_good {
+        if release.undo && !release.has_no_lease {
             report!(
                 Debug,
                 "releasing what may be left of `{name}` failed: {why}"
@@ -58,7 +58,7 @@ impl OnReply for Releases {
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.
         self.counters.releases_failed.add(1);
-        let (doing, then) = match release.for_good {
+        let (doing, then) = match release.has_no_lease {
             true => (
                 format!("returning permits of `{name}`"),
                 "they stay taken until `add_permits` replaces them",

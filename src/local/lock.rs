@@ -205,7 +205,7 @@ pub(crate) enum Left<W, H> {
 /// Rules on which the callers rely; the tests walk through all short schedules and check them:
 ///
 /// 1. With [`Order::Local`], while a thread asks for an exclusive hold, no other thread of the process asks or holds. An
-///    adopter may ask beside it ([`ask_beside`](Self::ask_beside)).
+///    adopter may ask beside it ([`begin_adopting`](Self::begin_adopting)).
 /// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter, for which the
 ///    caller stores a wakeup before it releases the mutex of the entry. So a thread whose `withdraw` finds nothing has
 ///    a wakeup.
@@ -258,7 +258,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         if self.order == Order::Server {
             // Redis keeps the queue: every thread is a contender, with a place of its own there.
-            *self.asking(mode) += 1;
+            *self.askers(mode) += 1;
             return Entered::Contend {
                 yields_after: None,
                 under: None,
@@ -294,8 +294,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// A thread asks Redis for the hold of another process, to adopt it. Threads that ask at the same time are refused by
     /// Redis; if this one is granted nothing, it withdraws like them.
-    pub(crate) fn ask_beside(&mut self, mode: Mode) {
-        *self.asking(mode) += 1;
+    pub(crate) fn begin_adopting(&mut self, mode: Mode) {
+        *self.askers(mode) += 1;
     }
 
     /// The turn of a thread that holds nothing and has nobody queued before it; `None` if the thread has to wait.
@@ -325,7 +325,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             Mode::Shared => self.asking_shared == 0 || asks_beside,
         };
         may_ask.then(|| {
-            *self.asking(mode) += 1;
+            *self.askers(mode) += 1;
             Admitted::Contends
         })
     }
@@ -367,7 +367,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    fn asking(&mut self, mode: Mode) -> &mut u32 {
+    fn askers(&mut self, mode: Mode) -> &mut u32 {
         match mode {
             Mode::Exclusive => &mut self.asking_exclusive,
             Mode::Shared => &mut self.asking_shared,
@@ -412,7 +412,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         is_alone: bool,
         now: Instant,
     ) -> Wakeups<W, H> {
-        self.asked(mode);
+        self.end_asking(mode);
         self.forget_refusal();
         match mode {
             Mode::Exclusive => {
@@ -441,10 +441,10 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.take_next(now)
     }
 
-    fn asked(&mut self, mode: Mode) {
-        let asking = self.asking(mode);
-        debug_assert!(*asking > 0);
-        *asking = asking.saturating_sub(1);
+    fn end_asking(&mut self, mode: Mode) {
+        let askers = self.askers(mode);
+        debug_assert!(*askers > 0);
+        *askers = askers.saturating_sub(1);
     }
 
     /// The holding thread takes one more hold, possibly with another lease; `false` if the thread no longer has `hold`.
@@ -604,7 +604,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// A contender gives up.
     pub(crate) fn withdraw_contender(&mut self, mode: Mode, now: Instant) -> Wakeups<W, H> {
-        self.asked(mode);
+        self.end_asking(mode);
         self.take_next(now)
     }
 

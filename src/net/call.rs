@@ -73,9 +73,9 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
-    /// See [`DeferredInfo::for_good`].
-    pub(crate) fn for_good(mut self) -> Self {
-        self.info.for_good = true;
+    /// See [`DeferredInfo::has_no_lease`].
+    pub(crate) fn without_lease(mut self) -> Self {
+        self.info.has_no_lease = true;
         self
     }
 }
@@ -97,7 +97,7 @@ pub(crate) struct DeferredInfo {
     /// quorum's hold, where only the majority counts.
     pub(crate) undo: bool,
     /// Whether the release gives back something without a lease, which is lost for good unless the release arrives.
-    pub(crate) for_good: bool,
+    pub(crate) has_no_lease: bool,
 }
 
 /// Makes the request that undoes an acquire of unknown outcome.
@@ -337,7 +337,7 @@ impl Call {
         self.node.load(Ordering::Acquire)
     }
 
-    pub(crate) fn sent_to(&self, node: usize) {
+    pub(crate) fn set_node(&self, node: usize) {
         self.node.store(node, Ordering::Release);
     }
 
@@ -451,7 +451,7 @@ impl Call {
         its.redirected += 1;
         its.asking = asking.is_some();
         if let Some(node) = asking {
-            self.sent_to(node);
+            self.set_node(node);
         }
     }
 

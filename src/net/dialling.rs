@@ -118,7 +118,7 @@ impl Succession {
 
     /// Makes the successor once it is time, and returns the outcome once it is known. If the attempt has failed, `look` starts
     /// another one later.
-    pub(crate) fn look(
+    pub(crate) fn advance(
         &mut self,
         masters: &Arc<Masters>,
         node: usize,

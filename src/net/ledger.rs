@@ -201,7 +201,7 @@ impl Ledger {
             .chain(&all.asked)
             .filter_map(|call| call.deferred.as_ref());
         let (undos, releases) = infos.fold((0, 0), |(undos, releases), info| {
-            match info.undo && !info.for_good {
+            match info.undo && !info.has_no_lease {
                 true => (undos + 1, releases),
                 false => (undos, releases + 1),
             }
@@ -342,7 +342,7 @@ mod tests {
                 useful_until,
                 in_time: true,
                 undo: false,
-                for_good: false,
+                has_no_lease: false,
             },
         })
     }

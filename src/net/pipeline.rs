@@ -179,7 +179,7 @@ impl Pipeline {
             _ => {
                 // The node is stored so that a waiting thread can find this connection. `keep` takes only deferred calls; the
                 // thread of any other call submits it again.
-                call.sent_to(self.node);
+                call.set_node(self.node);
                 self.ledger.keep([call]);
                 false
             }
@@ -432,7 +432,7 @@ impl InFlight {
     pub(super) fn enqueue(&mut self, call: &Arc<Call>, now: Instant) {
         let mut its = call.state.lock();
         its.sent_at = now;
-        call.sent_to(self.node);
+        call.set_node(self.node);
         its.begin_sending();
         its.replies_before = u8::from(its.asking);
         (its.own_reply, its.acknowledged) = (None, None);
@@ -574,7 +574,7 @@ mod redirections {
                 useful_until: now + Duration::from_secs(9),
                 in_time: true,
                 undo: false,
-                for_good: false,
+                has_no_lease: false,
             },
         })
     }

@@ -135,7 +135,7 @@ pub(crate) struct Request {
     /// The request is not sent again once it may have run.
     pub(crate) is_sent_once: bool,
     /// Redis applies the request once, however often it is sent; a new request for the same action would be applied again.
-    pub(crate) counts: bool,
+    pub(crate) applies_once: bool,
 }
 
 impl Request {
@@ -152,7 +152,7 @@ impl Request {
             doing,
             acknowledgements: None,
             is_sent_once: false,
-            counts: false,
+            applies_once: false,
         }
     }
 
@@ -177,9 +177,9 @@ impl Request {
     }
 
     /// Marks the request as one that counts.
-    pub(crate) fn counting(self) -> Self {
+    pub(crate) fn applied_once(self) -> Self {
         Self {
-            counts: true,
+            applies_once: true,
             ..self
         }
     }
@@ -220,7 +220,7 @@ impl Request {
             doing,
             acknowledgements: None,
             is_sent_once: false,
-            counts: false,
+            applies_once: false,
         }
     }
 

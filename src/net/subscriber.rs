@@ -121,7 +121,7 @@ impl Subscriber {
         waiter: &Arc<impl Listener + 'static>,
     ) -> Option<Subscription> {
         let mut state = self.state.lock();
-        // `retires` sets this under the mutex, and only while no channel is wanted. So no waiter is left to a thread that
+        // `retire_if_unused` sets this under the mutex, and only while no channel is wanted. So no waiter is left to a thread that
         // ends.
         if state.retired {
             return None;
@@ -339,7 +339,7 @@ impl Subscriber {
                 let mut state = self.state.lock();
                 state.channels.end_lingering_until(Instant::now());
                 while state.channels.is_empty() && !state.stopped {
-                    if self.retires(&mut state) {
+                    if self.retire_if_unused(&mut state) {
                         return;
                     }
                     // A thread that subscribes, or ends this one, notifies with the mutex held or after it has set a flag
@@ -439,7 +439,7 @@ impl Subscriber {
                 (self.write_rest(&mut state) || soon, asks_again_at)
             };
             let timeout = self.settings.connect_timeout;
-            match succession.look(&self.map, self.node, ROLE, timeout) {
+            match succession.advance(&self.map, self.node, ROLE, timeout) {
                 Some(Ok(successor)) => return Ok(successor),
                 Some(Err(why)) => self.endpoint.keeps_login(ROLE, &why),
                 None => {}

@@ -80,11 +80,11 @@ impl fmt::Display for PermitId {
 }
 
 std::thread_local! {
-    static THREAD: u64 = no_thread();
+    static THREAD: u64 = draw_thread();
 }
 
 /// Draws the number of a thread, or of a caller that is no thread. No other has it.
-pub(crate) fn no_thread() -> u64 {
+pub(crate) fn draw_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -46,7 +46,7 @@ impl Failure {
     pub(crate) fn is_late(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_late(),
-            Self::Several(short) => !short.is_away(),
+            Self::Several(short) => !short.cannot_agree(),
         }
     }
 
@@ -96,7 +96,7 @@ impl Short {
     }
 
     /// Whether so many servers are unreachable, or reject the request, that there can be no majority.
-    pub(crate) fn is_away(&self) -> bool {
+    pub(crate) fn cannot_agree(&self) -> bool {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
@@ -104,7 +104,7 @@ impl Short {
     /// still agree; then the one `before`.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
         match before {
-            Some(before) if is_cut_short && !self.is_away() => before,
+            Some(before) if is_cut_short && !self.cannot_agree() => before,
             _ => self,
         }
     }
@@ -156,7 +156,7 @@ mod tests {
     fn the_last_round_counts_unless_it_was_cut_short_after_one_with_servers_away() {
         let (late, away) = (|| round(Fault::Late), || round(Fault::Unreachable));
         let reported = |last: Short, is_cut_short, before| {
-            last.unless_cut_short(is_cut_short, before).is_away()
+            last.unless_cut_short(is_cut_short, before).cannot_agree()
         };
         assert!(!reported(late(), false, Some(away())));
         assert!(reported(late(), true, Some(away())));

@@ -305,8 +305,8 @@ impl QuorumHold {
         let (nodes, sent_at) = (&self.nodes, Instant::now());
         let round = self.ask_again(again);
         let mut state = self.state.lock();
-        self.await_renewals(&mut state, &round, again.ttl);
-        // `await_renewals` has read these replies for the parts. Here they count as votes for the new lease.
+        self.read_renewals(&mut state, &round, again.ttl);
+        // `read_renewals` has read these replies for the parts. Here they count as votes for the new lease.
         let agrees = |(node, reply): &(usize, &Value)| {
             state.parts.is_kept(*node) && matches!(renewed(reply), Ok(Ok(())))
         };
@@ -338,7 +338,7 @@ impl QuorumHold {
             Err(NotRenewed::Stopped)
         } else {
             let short = nodes.short(agreed, round.replies);
-            let is_away = short.is_away();
+            let is_away = short.cannot_agree();
             let error = short.into_error(RENEWING, self.name());
             Err(match is_away {
                 true => NotRenewed::Failed(error),
@@ -352,7 +352,7 @@ impl QuorumHold {
     /// Only calls to kept parts are stored: a part whose acquire has no answer may be undone behind the renewal, so finding
     /// its number proves nothing, unlike in rule 1. An earlier renewal may be replaced, since its answer could only have
     /// made the part last longer.
-    fn await_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
+    fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {
             if state.parts.is_kept(node) {

@@ -80,7 +80,7 @@ pub(crate) fn of<'a>(
         };
         let identity = Identity::of(&info);
         if let Identity::Master(run_id) = &identity {
-            session.server.is(run_id, generation, Instant::now());
+            session.server.record(run_id, generation, Instant::now());
         }
         identity
     };

@@ -49,7 +49,7 @@ impl KnownMaster {
     }
 
     /// Records that the connection of this `generation` leads to the master with this `run_id`.
-    pub(crate) fn is(&self, run_id: &str, generation: u64, now: Instant) {
+    pub(crate) fn record(&self, run_id: &str, generation: u64, now: Instant) {
         let mut master = self.0.lock();
         match &mut *master {
             Some(same) if *same.run_id == *run_id => same.generation = generation,
@@ -71,7 +71,7 @@ impl KnownMaster {
             .then(|| refusal.detail()?.strip_prefix("as "))
             .flatten();
         if let Some((run_id, _)) = named.and_then(|detail| detail.split_once(',')) {
-            self.is(run_id, OTHER, Instant::now());
+            self.record(run_id, OTHER, Instant::now());
         }
     }
 }
@@ -86,14 +86,14 @@ mod tests {
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
         assert_eq!(&*known.counts_as(span, at(0)), "");
-        known.is("first", 1, at(0));
+        known.record("first", 1, at(0));
         assert_eq!(&*known.counts_as(span, at(0)), "first");
-        known.is("second", 1, at(0));
-        known.is("second", 1, at(59));
+        known.record("second", 1, at(0));
+        known.record("second", 1, at(59));
         assert_eq!(&*known.counts_as(span, at(59)), "-");
         assert_eq!(&*known.counts_as(span, at(61)), "second");
         // A server that returns after another one does not count at once either.
-        known.is("first", 1, at(61));
+        known.record("first", 1, at(61));
         assert_eq!(&*known.counts_as(span, at(61)), "-");
         assert_eq!(&*known.counts_as(Duration::ZERO, at(61)), "first");
         assert_eq!(&*known.counts_as(span, at(122)), "first");

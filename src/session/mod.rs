@@ -430,7 +430,7 @@ impl Session {
         let is_heard = self.subscriber.listens_to(&protocol.channel());
         let useful_until = Instant::now() + self.replay();
         let deferred = entry.deferred(request, &OwnerId::default(), useful_until, false);
-        let call = Call::release(deferred.for_good(), is_heard);
+        let call = Call::release(deferred.without_lease(), is_heard);
         self.connection.submit(&call);
         self.requests.pending(key, keys.number, &call);
         call

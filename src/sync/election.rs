@@ -241,7 +241,7 @@ impl Election {
             return Ok(None);
         }
         let mut spec = spec.clone();
-        spec.as_thread = Some(owner::no_thread());
+        spec.as_thread = Some(owner::draw_thread());
         // An error is ignored: the lock may have been taken since, and the attempt that follows meets any other error.
         Ok(spec.adopt(&leader, until).ok())
     }

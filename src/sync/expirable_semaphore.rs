@@ -830,7 +830,7 @@ impl ExpirablePermit {
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {
             observed.lost(&self.hold.loss_for(reason));
         }
-        Err(self.hold.lost(reason))
+        Err(self.hold.lost_error(reason))
     }
 
     /// Returns whether the lease of the permit runs and no loss is known, by the clock of this process. No I/O.

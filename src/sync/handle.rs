@@ -70,7 +70,8 @@ impl<A: AnyKind> Handle<A> {
         let held = match S::IS_OWNED {
             false => self.target.take(wait)?,
             true => {
-                let of_no_thread = |part: &mut LockSpec| part.as_thread = Some(owner::no_thread());
+                let of_no_thread =
+                    |part: &mut LockSpec| part.as_thread = Some(owner::draw_thread());
                 self.clone().each(of_no_thread).target.take(wait)?
             }
         };

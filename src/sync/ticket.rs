@@ -162,7 +162,7 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
     const TICKET: &'static str = K::PROTOCOL.name;
 
     fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
-        (spec.as_thread, spec.reported_as) = (Some(owner::no_thread()), K::REPORTED_AS);
+        (spec.as_thread, spec.reported_as) = (Some(owner::draw_thread()), K::REPORTED_AS);
         let until = spec.until();
         Ok(Self::new(spec.adopt(from, until)?))
     }

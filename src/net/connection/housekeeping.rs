@@ -46,7 +46,7 @@ impl Connection {
     /// Does one step of housekeeping, a few milliseconds long: reads replies that nobody waits for, sends what the ledger has,
     /// and replaces a connection whose login is old.
     pub(crate) fn housekeep(self: &Arc<Self>) -> WorkLeft {
-        let left = self.housekeep_unread_for(UNREAD);
+        let left = self.housekeep_step(UNREAD);
         self.renew_login();
         left
     }
@@ -54,10 +54,10 @@ impl Connection {
     /// A step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
     /// due just now are read as well.
     pub(crate) fn drain_some(self: &Arc<Self>) -> WorkLeft {
-        self.housekeep_unread_for(Duration::ZERO)
+        self.housekeep_step(Duration::ZERO)
     }
 
-    fn housekeep_unread_for(self: &Arc<Self>, unread_for: Duration) -> WorkLeft {
+    fn housekeep_step(self: &Arc<Self>, unread_for: Duration) -> WorkLeft {
         let mut state = self.state.lock();
         let generation = state.generation;
         match &state.phase {
@@ -196,7 +196,7 @@ pub(super) mod tests {
             useful_until,
             in_time: true,
             undo: true,
-            for_good: false,
+            has_no_lease: false,
         };
         Call::deferred(Deferred { request, info })
     }
@@ -211,7 +211,7 @@ pub(super) mod tests {
             assert!(connection.submit(call).is_some());
         }
         // The node redirects the undo, so another connection sends it.
-        last.expect("one").sent_to(1);
+        last.expect("one").set_node(1);
         let waited = connection.wait_for_backlog(now + Duration::from_secs(60), &|| false);
         assert!(waited.is_ok(), "{waited:?}");
     }

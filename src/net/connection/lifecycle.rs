@@ -253,10 +253,10 @@ impl Connection {
             _ => return,
         };
         drop(state);
-        // Without the mutex: `look` may start a thread and may log. If the connection is lost in the meantime, its
+        // Without the mutex: `advance` may start a thread and may log. If the connection is lost in the meantime, its
         // generation does not match any more, and the attempt is given up when `succession` is dropped.
         let (masters, timeout) = (&self.masters, self.settings.connect_timeout);
-        let made = succession.look(masters, self.node, self.role, timeout);
+        let made = succession.advance(masters, self.node, self.role, timeout);
         let mut state = self.state.lock();
         // If the connection was lost, the next one has a new login anyway, and the outcome does not matter.
         let Some((up, _)) = state.up(generation) else {

@@ -141,7 +141,7 @@ impl Nodes {
                 Err(fault) => {
                     // The server may have executed the call, or may still do so. The undo has the number of this attempt, and
                     // the next attempt draws another, so the undo can remove nothing else.
-                    *may_have_counted |= call.request.counts && call.was_sent();
+                    *may_have_counted |= call.request.applies_once && call.was_sent();
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }

@@ -80,7 +80,7 @@ fn release(key: &str) -> Arc<Call> {
             useful_until: Instant::now() + Duration::from_secs(60),
             in_time: true,
             undo: false,
-            for_good: false,
+            has_no_lease: false,
         },
     })
 }

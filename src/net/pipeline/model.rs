@@ -43,7 +43,7 @@ fn release(id: usize, key: &str, ends: Instant) -> Deferred {
             useful_until: ends,
             in_time: true,
             undo: false,
-            for_good: false,
+            has_no_lease: false,
         },
     }
 }

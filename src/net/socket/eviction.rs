@@ -14,12 +14,12 @@ use crate::report::report;
 
 impl Endpoint {
     /// Whether the connections of this role ask, and none of the client has yet.
-    pub(super) fn asks_for_eviction(&self, role: &str) -> bool {
+    pub(super) fn asks_about_eviction(&self, role: &str) -> bool {
         role == super::COMMANDS && !self.knows_eviction.load(Ordering::Relaxed)
     }
 
     /// The server has answered, or refused; warns once if there is something to warn of.
-    pub(super) fn answered_for_eviction(&self, info: Option<&Value>) {
+    pub(super) fn answered_about_eviction(&self, info: Option<&Value>) {
         if self.knows_eviction.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -125,7 +125,7 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<GreetingStep> {
         // With 0 replicas `WAIT` returns at once.
         steps.push(GreetingStep::new("WAIT", &["0", "1"]));
     }
-    if endpoint.asks_for_eviction(role) {
+    if endpoint.asks_about_eviction(role) {
         steps.push(GreetingStep::new("INFO", &["memory"]));
     }
     steps
@@ -145,7 +145,7 @@ impl GreetingStep {
             "ROLE" => endpoint.answers_role(reply),
             "HELLO" => endpoint.answers_hello(Some(reply)),
             "INFO" => {
-                endpoint.answered_for_eviction(Some(reply));
+                endpoint.answered_about_eviction(Some(reply));
                 Ok(())
             }
             _ => Ok(()),
@@ -180,7 +180,7 @@ impl GreetingStep {
             // A later connection may ask again, unless the user lacks the right.
             "INFO" if is_transient(&err) => Ok(()),
             "INFO" => {
-                endpoint.answered_for_eviction(None);
+                endpoint.answered_about_eviction(None);
                 Ok(())
             }
             "WAIT" => Err(without_wait(&err)),

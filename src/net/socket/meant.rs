@@ -18,7 +18,7 @@ impl Endpoint {
     pub(crate) fn named_by_url(self) -> Self {
         let is_one = matches!(self.server.deployment, Deployment::Single(_));
         Self {
-            is_as_meant: is_one.then(Arc::<AtomicBool>::default),
+            sort_is_known: is_one.then(Arc::<AtomicBool>::default),
             ..self
         }
     }
@@ -28,14 +28,14 @@ impl Endpoint {
         let is_known = |known: &Arc<AtomicBool>| known.load(Ordering::Relaxed);
         role == super::COMMANDS
             && self
-                .is_as_meant
+                .sort_is_known
                 .as_ref()
                 .is_some_and(|known| !is_known(known))
     }
 
     /// The server has answered `ROLE`.
     pub(super) fn answers_role(&self, role: &Value) -> RedisResult<()> {
-        match (&self.is_as_meant, role) {
+        match (&self.sort_is_known, role) {
             (Some(_), Value::Array(parts)) => self.judge(Sort::by_role(parts)),
             _ => Ok(()),
         }
@@ -46,7 +46,7 @@ impl Endpoint {
         if let Some(Value::Array(parts)) = hello {
             self.judge(Sort::by_hello(parts))?;
         }
-        if let Some(known) = &self.is_as_meant {
+        if let Some(known) = &self.sort_is_known {
             known.store(true, Ordering::Relaxed);
         }
         Ok(())

@@ -79,7 +79,7 @@ pub(crate) struct Endpoint {
     proves_master: bool,
     /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` for servers
     /// that others have named.
-    is_as_meant: Option<Arc<AtomicBool>>,
+    sort_is_known: Option<Arc<AtomicBool>>,
 }
 
 impl Endpoint {
@@ -91,7 +91,7 @@ impl Endpoint {
             observer: Observers::default(),
             replicas: Arc::default(),
             proves_master: false,
-            is_as_meant: None,
+            sort_is_known: None,
         }
     }
 
@@ -173,7 +173,7 @@ impl Endpoint {
         Self {
             server: Arc::new(server),
             proves_master: false,
-            is_as_meant: None,
+            sort_is_known: None,
             ..self.clone()
         }
     }

@@ -21,13 +21,13 @@ impl Subscriber {
     pub(in crate::net) fn masters_changed(&self) {
         self.leave_moved();
         let mut state = self.state.lock();
-        if self.retires(&mut state) {
+        if self.retire_if_unused(&mut state) {
             self.end_thread(state);
         }
     }
 
     /// Whether the thread has nothing to do any more.
-    pub(super) fn retires(&self, state: &mut State) -> bool {
+    pub(super) fn retire_if_unused(&self, state: &mut State) -> bool {
         if state.channels.is_empty() && !self.map.is_master(self.node) {
             state.retired = true;
         }

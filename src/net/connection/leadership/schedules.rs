@@ -44,7 +44,7 @@ fn call(id: usize) -> Arc<Call> {
             useful_until: *BEGIN + Duration::from_secs(9_999),
             in_time: true,
             undo: false,
-            for_good: false,
+            has_no_lease: false,
         },
     })
 }
@@ -353,7 +353,7 @@ impl Explore for World {
         let calls: Vec<_> = (0..self.calls.len()).map(call).collect();
         for (from, to) in self.calls.iter().zip(&calls) {
             *to.state.lock() = from.state.lock().clone();
-            to.sent_to(from.node());
+            to.set_node(from.node());
         }
         let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
         let ledger = Arc::new(self.ledger.copy(of));
