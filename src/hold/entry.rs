@@ -308,7 +308,11 @@ impl EntryState {
 
     /// Whether the entry can be dropped without forgetting anything.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
-        self.is_free() && self.lock.is_idle(now)
+        let semaphore = self
+            .extras
+            .as_ref()
+            .and_then(|extras| extras.semaphore.as_ref());
+        self.lock.is_idle(now) && semaphore.is_none_or(|semaphore| semaphore.is_idle(now))
     }
 }
 

@@ -239,6 +239,8 @@ mod tests {
 
     use crate::hold::entry::wake;
     use crate::local::lock::Mode;
+    use crate::net::call::Call;
+    use crate::net::request::Request;
     use crate::protocol::reentrant;
 
     const LATER: Duration = Duration::from_millis(100);
@@ -319,6 +321,16 @@ mod tests {
         drop(entry);
         assert_eq!(sweeps(&registry, 1), 1);
         assert_eq!(registry.len(), 0);
+    }
+
+    #[test]
+    fn an_entry_is_kept_for_the_tenure_of_its_semaphore() {
+        let entry = names(&registry(), 1).remove(0);
+        let (mut state, now) = (entry.lock(), Instant::now());
+        let cohort = &mut state.local_semaphore().cohort;
+        cohort.released(Call::question(Request::command("a test", &["PING"])), now);
+        assert!(state.is_free() && !state.is_idle(now));
+        assert!(state.is_idle(now + 2 * GAP));
     }
 
     #[test]

@@ -88,6 +88,11 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         self.queue.is_empty() && self.out == 0
     }
 
+    /// Whether the semaphore can be dropped without forgetting anything.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.is_free() && self.cohort.is_forgettable(now)
+    }
+
     /// Whether a thread waits: any thread behind the first in the queue, and the first itself once Redis had too few
     /// for it.
     pub(crate) fn has_waiters(&self) -> bool {
