@@ -69,16 +69,21 @@ for _, ticket in ipairs(tickets) do
   say(ends and whole(math.max(ends - now, 0)))
 end
 
-local permits = redis.call('type', KEYS[6]).ok == 'zset' and redis.call('zrange', KEYS[6], 0, -1, 'withscores') or {}
+-- Only a part of the set is read: there may be a million permits.
+local from, has_permits = '(' .. whole(now), redis.call('type', KEYS[6]).ok == 'zset'
+local permits = has_permits
+    and redis.call('zrange', KEYS[6], from, '+inf', 'byscore', 'limit', 0, most, 'withscores')
+  or {}
 local taken = {}
 for i = 1, #permits, 2 do
-  if #permits[i] == 16 and tonumber(permits[i + 1]) > now then
+  if #permits[i] == 16 then
     taken[#taken + 1] = i
   end
 end
+-- Other members mean that the set is not a semaphore's.
+say(#taken > 0 and 2 * #taken == #permits and redis.call('zcount', KEYS[6], from, '+inf') or #taken)
 say(#taken)
-say(math.min(#taken, most))
-for n = 1, math.min(#taken, most) do
+for n = 1, #taken do
   local id, ends = permits[taken[n]], permits[taken[n] + 1]
   say((string.gsub(id, '.', function(c)
     return string.format('%02x', string.byte(c))

@@ -47,13 +47,13 @@ pub(crate) fn adopt(
     let request = protocol::adopt(&entry.protocol, from, batch.ids[0], leased.ttl);
     let give_back = || session.connection.send_deferred(batch.undo());
     let answer = spec.ask_to_adopt(request, until, give_back)?;
-    session
-        .is_replicated(&answer)
-        .inspect_err(|_| give_back())?;
+    let replicated = session.is_replicated(&answer);
     match script::permits_acquired(answer.value) {
-        Ok(PermitsAcquired::Taken { ends_at }) => leased
-            .granted(spec, &batch, answer.sent_at, ends_at)
-            .map(Outcome::Granted),
+        Ok(PermitsAcquired::Taken { ends_at }) => {
+            replicated.inspect_err(|_| give_back())?;
+            let adopted = leased.granted(spec, &batch, answer.sent_at, ends_at)?;
+            Ok(Outcome::Granted(adopted))
+        }
         Ok(PermitsAcquired::TooFew { .. }) => Err(Error::lost(&*spec.name, LossReason::Expired)),
         Err(unexpected) => {
             give_back();

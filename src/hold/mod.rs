@@ -428,7 +428,8 @@ impl Hold {
     }
 
     /// The meaning of the reply to [`renew_request`](Self::renew_request). Stores a permit's new end. `None`: somebody has
-    /// changed the lease of a permit, so the renewal did nothing and has to be sent again.
+    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Permits are not reentered, so the
+    /// renewals of re-entry are read without this.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;
@@ -473,12 +474,15 @@ impl Hold {
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         let owner = self.owner();
-        if let Some(left) = self.kept_for(|| now) {
-            let protocol = &self.entry().protocol;
-            let request = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
-            return self.entry().deferred(request, &owner, useful_until, undo);
-        }
-        let mut release = self.entry().release(self.mode, &owner, useful_until, undo);
+        let entry = self.entry();
+        let mut release = match self.kept_for(|| now) {
+            Some(left) => {
+                let protocol = &entry.protocol;
+                let keep = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
+                entry.deferred(keep, &owner, useful_until, undo)
+            }
+            None => entry.release(self.mode, &owner, useful_until, undo),
+        };
         release.info.in_time = now < self.valid_until();
         release
     }

@@ -12,7 +12,7 @@ use crate::protocol::latch::{self, Change};
 use crate::protocol::script::{self, LatchState};
 
 /// How many keys of answered requests Redis deletes with one request.
-const FORGET: usize = 1;
+const FORGET_ONE: usize = 1;
 
 /// A latch on which threads wait until others, in any processes, have counted down to zero: Redisson's
 /// `RCountDownLatch`.
@@ -157,7 +157,7 @@ impl Latch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has not
-    /// answered for the command timeout. Zero: as [`wait`](Self::wait), but asking once.
+    /// answered for the command timeout. With a limit of zero, the errors are those of [`wait`](Self::wait).
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }
@@ -272,7 +272,7 @@ impl Latch {
     /// Sends a request that counts once, however often it is sent.
     fn change(&self, change: Change) -> Result<bool> {
         let make = |of: &_, keys: &_| latch::change(of, keys, change);
-        Ok(self.inner.count_once(FORGET, make)? == 1)
+        Ok(self.inner.count_once(FORGET_ONE, make)? == 1)
     }
 
     /// Returns whether the latch was open before the time was over.

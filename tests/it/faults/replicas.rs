@@ -1,6 +1,6 @@
 //! `replica_ack`: an acquire succeeds only after enough replicas have acknowledged it.
 
-use redlatch::{Client, Config, Error, RedLock, ReplicaAck};
+use redlatch::{Client, Config, Error, ExpirablePermit, OwnedMutexGuard, RedLock, ReplicaAck};
 
 use crate::support::{
     Server, eventually, in_time, ms, nothing_is_left, scoped, timed, unique, within,
@@ -196,4 +196,23 @@ fn with_replicas_away_many_at_once_are_told_so_and_releases_go_on() {
         held.unlock().unwrap();
     });
     nothing_is_left(&master);
+}
+
+#[test]
+fn what_was_lost_before_its_adoption_is_reported_as_lost_although_replicas_are_missing() {
+    let server = Server::start();
+    let [from, to] = [ReplicaAck::None, ReplicaAck::AtLeast(1)].map(|ack| client(&server, ack));
+    let slots = from.expirable_semaphore(unique("slots"));
+    assert!(slots.try_set_permits(1).unwrap());
+    let permit = slots.acquire().unwrap().detach(ms(60_000)).unwrap();
+    let lock = from.mutex(unique("lock"));
+    let hold = lock.lock_owned().unwrap().detach(ms(60_000)).unwrap();
+    slots.delete().unwrap();
+    assert!(lock.force_unlock().unwrap());
+    for adopted in [
+        to.adopt::<ExpirablePermit>(&permit).map(drop),
+        to.adopt::<OwnedMutexGuard>(&hold).map(drop),
+    ] {
+        assert!(matches!(adopted, Err(Error::Lost { .. })), "{adopted:?}");
+    }
 }

@@ -130,6 +130,15 @@ fn numbers_say_what_is_free_and_what_is_taken() {
     assert_eq!(info.holders[0].mode, HoldMode::Permit);
     assert!(info.holders[0].remaining_lease.unwrap() <= Duration::from_secs(30));
 
+    // More than are listed, and one that has expired.
+    let taken = format!("{{{slots}}}:timeout");
+    let add = "for n = 1, 1500 do redis.call('zadd', KEYS[1], 4e12 + n, string.format('%016d', n)) end \
+        redis.call('zadd', KEYS[1], 1, ('x'):rep(16))";
+    server.cli(&["EVAL", add, "1", &taken]);
+    let info = look(&client, &slots);
+    assert_eq!((info.held, info.holders.len()), (1_501, 1_000));
+    assert_eq!(info.holders[0].owner, permit.id());
+
     client.latch(&loaded).try_set_count(2).unwrap();
     let info = look(&client, &loaded);
     assert_eq!(info.free, Some(2));
