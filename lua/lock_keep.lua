@@ -10,9 +10,9 @@
 --          -1      nobody holds the lock any more
 --          -2      somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free. A count of 0 marks
---          a kept hold (of a read hold the string, since Redisson counts the holds of a reader), and a renewal that arrives
---          later leaves a marked hold as it is
+-- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free. A 0 marks a kept
+--          hold: as its count, or in the string of a read hold, whose count Redisson uses. A renewal that arrives later
+--          leaves a marked hold as it is
 -- Twice    changes nothing more
 local field, ms = ARGV[1], tonumber(ARGV[2])
 

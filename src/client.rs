@@ -68,9 +68,9 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// ```
 ///
 /// **Names.** A name is any text that is not empty and has at most 64 KiB, the [key prefix](Config::key_prefix)
-/// included. In a cluster names with odd braces, such as `a}b`, are rejected too, since their keys would be in
-/// [several slots](crate::guide::deployments#cluster). A rejected name is
-/// [`Error::InvalidName`](crate::Error::InvalidName), before anything is sent.
+/// included. In a cluster, names whose braces would put their keys into [several slots](crate::guide::deployments#cluster),
+/// such as `a}b`, are rejected too. A rejected name is [`Error::InvalidName`](crate::Error::InvalidName), before anything is
+/// sent.
 ///
 /// **Connections and threads.** However many locks it holds, a client has at most two lasting threads and four
 /// connections: for commands, for renewals, for messages once a lock is contended, and for [guarded
@@ -425,10 +425,10 @@ impl Client {
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
-    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate read
-    /// and write holds have different owners, and only the named one's ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal. Blocks for two round trips, three for such a Redisson owner, and for each at most
-    /// for the command timeout.
+    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate read and write holds
+    /// have different owners, and only the hold of the named owner ends. Waiting threads are notified. The holder learns of
+    /// the loss at its next renewal; of a permit in the same client, at once. Blocks for two round trips, three for such a
+    /// Redisson owner, and for each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -518,10 +518,10 @@ impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
     /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
-    /// first client, whose [`stats`](Client::stats) count its grants and losses. At its server, each client uses its own key
-    /// prefix and connect timeout, and replaces a renewal connection that is silent for a quarter of its own lease. So give
-    /// all clients the same settings. Two locks of one name over the same clients, with the same first client, are the same
-    /// lock. Four masters survive the loss of one, like three, since a majority is more than half.
+    /// first client, whose [`stats`](Client::stats) count its grants and losses. The key prefix, the connect timeout, and
+    /// how soon a silent renewal connection is replaced (a quarter of the lease) are each client's own. So give all clients
+    /// the same settings. Two locks of one name over the same clients, with the same first client, are the same lock. Four
+    /// masters survive the loss of one, like three, since a majority is more than half.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask

@@ -147,8 +147,8 @@ pub enum Error {
         /// The lock's name, as given to the client.
         name: String,
     },
-    /// The name cannot be the name of a lock: it is empty, longer than 64 KiB with the key prefix, or has odd braces
-    /// that a [cluster](crate::guide::deployments#cluster) does not allow. Nothing was sent.
+    /// The name cannot be the name of a lock: it is empty, longer than 64 KiB with the key prefix, or has braces that would
+    /// put its keys into several slots of a [cluster](crate::guide::deployments#cluster). Nothing was sent.
     #[non_exhaustive]
     InvalidName {
         /// Which rule the name breaks.
@@ -212,11 +212,11 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if the reply was lost to a [guarded command](crate::MutexGuard::query), or to a command whose repetition
-    /// would count again, such as [`count_down`](crate::Latch::count_down),
-    /// [`add_permits`](crate::Semaphore::add_permits) and [`force_unlock`](crate::Handle::force_unlock). Also true if
-    /// the reply to a guarded command arrived and could not be read: that command has run. False if Redis replied with
-    /// an error, even if a script had written something before it failed.
+    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost, or to a command that would count again
+    /// if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
+    /// [`force_unlock`](crate::Handle::force_unlock). Also true if the reply to a guarded command arrived and could not be
+    /// read: that command has run. False if Redis replied with an error, even if a script had written something before it
+    /// failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///
@@ -735,7 +735,7 @@ pub enum LossReason {
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,
     /// The handle's `max_hold` is over: renewal has stopped, and the lock becomes free when the guard is dropped or the
-    /// lease expires; after a write hold of an `RwLock`, at once.
+    /// lease expires. A write hold of an `RwLock` is released at once.
     MaxHold,
     /// The client was closed and released the lock.
     Closed,

@@ -40,9 +40,9 @@
 //!
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped, also by
 //! a panic. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
-//! instead of polling. A *hold* is what a guard has of a lock, from the grant to the release; a multi-lock's guard has one
-//! of each member. All holds that a thread has of one reentrant lock share one lease, and are renewed and lost together:
-//! [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one.
+//! instead of polling. A *hold* is one possession of a lock, from the grant to the release: each guard stands for one, a
+//! multi-lock's guard for one of each member. All holds that a thread has of one reentrant lock share one lease, and are
+//! renewed and lost together: [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one.
 //!
 //! # Which lock?
 //!
@@ -65,12 +65,12 @@
 //! | [`client.semaphore(name)`](Semaphore) | at most `n` holders, together with Redisson's `RSemaphore` | a process may die with permits: they stay taken |
 //! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch without a count is open |
 //!
-//! *Reentrant* means that the thread that holds the lock may lock it again. All locks are, except `mutex`,
-//! [`fair_mutex`](FairMutex), a multi-lock with such a member, and what [`lock_owned`](Handle::lock_owned) returns.
+//! *Reentrant* means that the thread that holds the lock may lock it again. All locks are reentrant, except `mutex`,
+//! [`fair_mutex`](FairMutex), and a multi-lock with such a member. Owned guards never are.
 //!
-//! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), of a
-//! read-write lock [`read_owned`](RwLock::read_owned) or [`write_owned`](RwLock::write_owned): these guards may move to
-//! other threads. A thread that keeps such a guard and waits for the same lock waits forever. To pass a hold to another
+//! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), or
+//! [`read_owned`](RwLock::read_owned) and [`write_owned`](RwLock::write_owned) for a read-write lock: these guards may move
+//! to other threads. A thread that keeps such a guard and waits for the same lock waits forever. To pass a hold to another
 //! process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of

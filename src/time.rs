@@ -134,11 +134,11 @@ const TICK: Duration = Duration::from_millis(64);
 /// How many times a tick is doubled at most. With longer ticks, too many threads would wake at the same moment.
 const DOUBLED: u32 = 2;
 
-/// The end of `span`; of a long one up to an eighth earlier, at a tick that all threads of this process share and other
+/// The end of `span`. A long span ends up to an eighth earlier, at a tick that all threads of this process share and other
 /// processes do not.
 ///
 /// Threads that wake at the same moment write and read together, and only the first of them has to wake the
-/// processor. Measured with 1,000 threads that poll 200 times a second: ticks of 64 ms halve the processor time for
+/// processor. Measured with 1,000 threads that together poll 200 times a second: ticks of 64 ms halve the processor time for
 /// each poll, and ticks of 256 ms halve it again.
 pub(crate) fn on_shared_tick(now: Instant, span: Duration) -> Instant {
     let ends = now + span;

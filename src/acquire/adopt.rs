@@ -22,7 +22,7 @@ impl LockSpec {
         adopted.ok_or(Error::Closed)
     }
 
-    /// Sends the `request` that makes a hold this client's, until it is answered.
+    /// Sends the `request` by which this client takes over a hold, again until it is answered.
     ///
     /// Every sending names the same new owner: a second one finds what the first has done. If none is answered, `give_back`
     /// undoes whatever they have done.

@@ -204,7 +204,7 @@ impl<'a> Contender<'a> {
 
     /// Takes over the hold of the owner `from` for this thread.
     ///
-    /// If too few replicas have confirmed the adoption as well, the loss is reported.
+    /// If the hold was lost and too few replicas have confirmed, the error is the loss.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());
@@ -321,8 +321,8 @@ impl<'a> Contender<'a> {
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
             // The place has expired, after an outage for example, or this was the last question and has given it up. If time
-            // is left to wait there, a new number joins the end of the queue, with one more request: it has no place to
-            // lose.
+            // is left to wait, a new number joins the end of the queue. That takes one more request at most, since a new
+            // number has no place to lose.
             let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
             return match asks_again {
@@ -354,8 +354,8 @@ impl<'a> Contender<'a> {
                     hold.set_tokens(first, last);
                 }
                 if left.is_some() {
-                    // Before this grant the read lock's key had only `left` to live: another client may shorten it again, so
-                    // renewals come often enough.
+                    // Before this grant the read lock's key had only `left` to live. Another client may shorten it again, so
+                    // the hold is renewed as often as that requires.
                     hold.change(|lease| lease.adapt_keep_lock(left));
                 }
                 Ok(Reply::Granted(hold))
@@ -383,8 +383,7 @@ impl<'a> Contender<'a> {
     /// Redis each place has its own channel, and the listeners of several servers are not counted.
     fn is_notified_with_others(&self) -> bool {
         let kind = self.lock.key.kind;
-        let is_queued = kind.order == Order::Server && self.wait.asks_again();
-        kind.is_notified && !is_queued && self.lock.quorum.is_none()
+        kind.is_notified && kind.order == Order::Local && self.lock.quorum.is_none()
     }
 
     /// Makes a guard of a hold that Redis has granted, and records the hold in the local lock, unless it is useless by
@@ -450,8 +449,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether this process may listen when the new hold is released: then `is_heard_by_us` takes it out of the count of
-    /// listeners.
+    /// Whether this process is perhaps still subscribed when the new hold is released: then `is_heard_by_us` keeps the
+    /// process out of the count of listeners.
     fn may_listen(has_listened: bool, state: &EntryState) -> bool {
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
         let last_release = state.lock.cohort.last_release();

@@ -78,8 +78,8 @@ pub(crate) use crate::quorum::ask::Busy;
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// A thread of this process handed over permits before the reply arrived. So Redis's grant was passed on, and the
-    /// asking thread takes the permits that were handed over.
+    /// A thread of this process handed over permits before the reply arrived. The asking thread takes these, and has passed
+    /// on what Redis granted.
     HandedOver,
 }
 
@@ -182,7 +182,7 @@ pub(crate) trait Strategy {
     }
 
     /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and no note in
-    /// Redis says who is next. (The queue of a fair lock says so too, but then no contender ever yields.)
+    /// Redis says who is next. (Also true for a fair lock, whose queue does say who is next: its contenders never yield.)
     fn alternates(&self) -> bool {
         false
     }

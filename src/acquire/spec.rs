@@ -60,7 +60,8 @@ pub struct LockSpec {
     pub(crate) command_timeout: Duration,
     /// A command timeout that is not possible; the calls report it.
     wrong_timeout: Option<Duration>,
-    /// The hold is never passed among threads, and one token is drawn for it: the counter is the term of the leader.
+    /// The hold is never passed among threads, and only one token is drawn for it, so that tokens count the terms of
+    /// leaders.
     pub(crate) is_election: bool,
 }
 
@@ -230,7 +231,7 @@ impl LockSpec {
                 let (state, now) = (entry.lock(), Instant::now());
                 let is_young =
                     |hold: &Arc<Hold>| now.saturating_duration_since(hold.asked_at()) < span;
-                // A thread waits only after it has found the lock held, so the holder is not that new.
+                // If threads wait already, most likely the holder is not that new.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
             InTheWay::Elsewhere { left } => left.is_some_and(|left| {
@@ -295,7 +296,7 @@ impl LockSpec {
         (key, format!("{:?}", self.session().endpoint))
     }
 
-    /// Whether both take the same lock in the same way. How they wait (token, timeouts, pauses) is not compared.
+    /// Whether both take the same lock in the same way. The pauses of a spin lock are not compared.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let settings = |handle: &Self| {
             (
@@ -442,8 +443,9 @@ impl LockSpec {
         read(answer.value).map_err(|unexpected| self.session().error(doing, &self.name, unexpected))
     }
 
-    /// Like [`ask`](Self::ask), for a request that counts once, however often it is sent. `make` makes the request from
-    /// its keys. If `forget` earlier requests have been answered, the request also deletes their keys.
+    /// Like [`ask`](Self::ask), for a request that Redis applies once, however often it is sent. `make` makes the request
+    /// from its keys. Once at least `forget` earlier requests have been answered, the request also deletes the keys of that
+    /// many.
     pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,

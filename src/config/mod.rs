@@ -223,7 +223,7 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time. So dead waiters delay those behind them by at most
-    /// four thirds of it; if all waiters died, newcomers wait for this time on top. A waiter that was stopped for longer
+    /// four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was stopped for longer
     /// joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
@@ -231,8 +231,8 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// In a read-write lock, Redis forgets a waiter whose last request is older than this; [`RwLock`](crate::RwLock)
-    /// says how long a waiter goes first. Redisson's fair waiters stay for 300 s times their position.
+    /// In a read-write lock, Redis forgets a waiter whose last request is older than this. For how long a waiter has
+    /// precedence, see [`RwLock`](crate::RwLock). Redisson's fair waiters stay for 300 s times their position.
     #[must_use]
     pub fn waiter_lease(mut self, lease: Duration) -> Self {
         self.waiter_lease = lease;
@@ -297,10 +297,10 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, of simultaneous acquires only
-    /// one may wait for a quarter of the command timeout, and the others for 1/32 of it. After a failure, each later acquire
-    /// waits for at most 20 ms, until an acquire is acknowledged. [`Client::open`](crate::Client::open) rejects a server
-    /// that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients
-    /// of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// one may wait for a quarter of the command timeout, and the others for 1/32 of it. After a failure, acquires wait for
+    /// at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects a
+    /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
+    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -383,11 +383,11 @@ impl Config {
         self
     }
 
-    /// Sets a listener that is called for each hold of this client that is lost, once for each thread and lock; readers that
-    /// share a hold count as one.
+    /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
+    /// Threads that share a read hold count as one.
     ///
-    /// A loss that only the release finds is reported once its reply arrives; for a [`RedLock`](crate::RedLock) only by
-    /// `unlock`.
+    /// If only the release finds the loss, the listener is called when Redis replies; for a [`RedLock`](crate::RedLock),
+    /// only if the guard was released by `unlock`.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

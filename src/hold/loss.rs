@@ -14,8 +14,8 @@ use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
 
-/// Receives the loss of a guard's hold, of a multi-lock the first, at most once: what [`Guard::lost`](crate::Guard::lost)
-/// returns.
+/// Receives the loss of a guard's hold, once; for a multi-lock, the first loss. Returned by
+/// [`Guard::lost`](crate::Guard::lost).
 ///
 /// The channel is disconnected once the loss was received, or the guard was dropped or unlocked; a loss that came earlier
 /// can still be received. Errors are those of [`std::sync::mpsc`].

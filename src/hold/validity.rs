@@ -232,8 +232,8 @@ impl Lease {
         self.until = self.until.min(end_of(asked_at, self.ttl));
     }
 
-    /// Redis has confirmed a lease requested at `sent_at`. `ttl` is the shortest that requests without an answer may still
-    /// set.
+    /// Redis has confirmed a lease requested at `sent_at`. `ttl` is that lease, or a shorter one that a request without an
+    /// answer may still set.
     pub(crate) fn replace(&mut self, sent_at: Instant, ttl: Duration) {
         self.set_until(end_of(sent_at, span(ttl)));
     }
@@ -254,7 +254,8 @@ impl Lease {
         is_first.then(|| Duration::from_nanos(left))
     }
 
-    /// While a renewal is due: how long ago the last confirmed request was sent. A lease from now would end that much later.
+    /// While a renewal is due: how long ago the last confirmed request was sent. Computed as how much later a lease would
+    /// end if it began now.
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);
@@ -325,8 +326,7 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to renew a read hold again. `last`: the time since the previous renewal; `found`: as for
-/// [`Lease::adapt_keep_lock`].
+/// How soon to renew a read hold again. `last`: the present pause; `found`: as for [`Lease::adapt_keep_lock`].
 ///
 /// After a shortened key the pause is a third of the time that was found, as with a lease. If it was not shortened, the
 /// other client may just renew less often, so the pause doubles, up to normal.

@@ -5,7 +5,7 @@
 //! or its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that
 //! are due, in the order in which the holds would end. The thread waits for one master for about [`SLICE`] at a
 //! time, to connect or to read. Between two checks of what is due it may wait like this for each master in turn. So a loss
-//! is reported a few slices per master late at most, even while Redis is frozen.
+//! is reported late by at most a few slices for each master, even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)

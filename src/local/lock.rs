@@ -23,10 +23,10 @@
 //! first if so. Otherwise this process would win again and again.
 //!
 //! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
-//! hold, unless threads are queued. A queued writer always keeps it out; queued readers do not if it tries once or is
-//! `readers_first`. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease differs or
-//! may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go first. A
-//! thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
+//! hold, unless threads are queued. A queued writer always keeps it out; queued readers keep it out unless it tries only
+//! once or is `readers_first`. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease
+//! differs or may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go
+//! first. A thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
 //! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
 //! second one that cannot join, or a writer, has to wait, and so does every thread behind it.

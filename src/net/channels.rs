@@ -43,7 +43,7 @@ pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel, or may have been missed.
     fn message(&self);
 
-    /// The subscription has an answer, if only a refusal (`true`), or was lost (`false`).
+    /// The server has confirmed or refused the subscription (`true`), or it was lost (`false`).
     fn set_listening(&self, listening: bool);
 
     /// Nothing has happened, but the listener's thread is to check how long it has waited.
@@ -391,7 +391,8 @@ impl Channels {
         }
     }
 
-    /// A message has come on a channel. Returns its listeners: the contender for a lock, or all threads that wait for a latch.
+    /// A message has come on a channel. Returns its listeners: the threads that ask for a lock or for permits, or all that
+    /// wait for a latch.
     pub(super) fn message(&self, name: &str) -> Vec<Arc<dyn Listener>> {
         let waiters = self.wanted.get(name).map(|its| &its.waiters[..]);
         let waiters = waiters.unwrap_or_default().iter();

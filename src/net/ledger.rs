@@ -60,7 +60,7 @@ use crate::verdict::Redirection;
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
 /// How many entries about the same name are sent before a command. With so many commands in flight the server counts as
-/// busy: then a new attempt waits until an undo that is under way is answered (`Pipeline::backlog_end`).
+/// busy: while an undo is unanswered, a new attempt then waits for all that was sent before it (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {

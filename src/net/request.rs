@@ -176,7 +176,7 @@ impl Request {
         Self::pack(doing, ScriptRef::Ours(script), keys.iter().copied(), args)
     }
 
-    /// Marks the request as one that counts.
+    /// Marks the request as one that Redis applies once.
     pub(crate) fn applied_once(self) -> Self {
         Self {
             applies_once: true,

@@ -59,7 +59,8 @@ struct State {
 }
 
 impl State {
-    /// Whether there was news lately: its waiter may leave a subscription to linger, so the thread reads in short slices.
+    /// Whether there was news lately: the waiter that it woke may leave a subscription to linger, so the subscriber's thread
+    /// reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)

@@ -41,7 +41,7 @@ pub enum LockKind {
     RwLock,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
-    /// A semaphore (an expirable one if no permit is taken), or a latch that only Redisson has used: all are a number.
+    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that only Redisson has used.
     Semaphore,
     /// A latch, closed.
     Latch,

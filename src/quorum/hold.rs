@@ -314,8 +314,8 @@ impl QuorumHold {
         let is_renewed = nodes.majority.has(agreed);
         let whole = self.whole.upgrade();
         let in_time = whole.is_some_and(|hold| hold.is_valid(Instant::now()));
-        // During the round the majority may have been lost, or the client closed, which releases all parts. A hold that has
-        // ended otherwise passes: the caller finds that, and gives it back.
+        // During the round the majority may have been lost, or the client closed, which releases all parts. If the hold has
+        // ended in another way, the caller finds that, and gives it back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);
@@ -349,9 +349,9 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls to kept parts are stored: a part whose acquire has no answer may be undone behind the renewal, so finding
-    /// its number proves nothing, unlike in rule 1. An earlier renewal may be replaced, since its answer could only have
-    /// made the part last longer.
+    /// Only calls to kept parts are stored. An acquire without an answer may be undone after this renewal. So if the renewal
+    /// finds its number, that proves nothing, unlike in rule 1. An earlier renewal may be replaced, since its answer could
+    /// only have made the part last longer.
     fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {
@@ -440,7 +440,7 @@ impl QuorumHold {
             None if announces => protocol.release(part.mode, owner.as_bytes()),
             None => (protocol.kind().undo)(protocol, part.mode, owner.as_bytes()),
         };
-        // A node may have lost its part, which is no fault of a release: the majority counts.
+        // A release that finds no part is not reported: the majority counts.
         release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);

@@ -13,7 +13,8 @@ use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
 
-/// How long to wait for one node: the divisor of the lease, the least and the most; at most a quarter of the lease.
+/// How long to wait for one node: the lease divided by the number, within these limits; never more than a quarter of the
+/// lease.
 ///
 /// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of 10
 /// s. The limits here are longer, since a busy machine answers late, and since no thread waits for a node that is not
@@ -76,8 +77,8 @@ impl QuorumNodes {
         released[0].extend(calls);
     }
 
-    /// By the replies so far: how many processes the latest release notified, or the release before if the latest has no
-    /// reply.
+    /// By the replies so far: how many processes the latest release notified, or the release before if no reply says that of
+    /// the latest.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// The generation of no connection, if it is unknown which one answered.
+/// A generation that no connection has, for an answer from an unknown one.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.

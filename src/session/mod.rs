@@ -403,13 +403,13 @@ impl Session {
         Ok(())
     }
 
-    /// How long a request that counts once may be repeated after it was first sent.
+    /// How long a request that Redis applies once may be repeated after it was first sent.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// The keys of a request about the object at `key` that counts once, sent by a call with this `timeout`. If `forget`
-    /// earlier requests have been answered, the request also deletes their keys.
+    /// The keys of a request about the object at `key` that Redis applies once, sent by a call with this `timeout`. Once at
+    /// least `forget` earlier requests have been answered, the request also deletes the keys of that many.
     pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
         let forgotten = self.requests.take(key, forget);
         RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)

@@ -581,8 +581,8 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: for it, the old end counts. Its next renewal lengthens but never
-    /// shortens the lease, so Redis may keep the permit beyond [`max_hold`](Self::max_hold). The holder itself calls
+    /// [`ExpirablePermit`] does not see the new end: for it, the old end counts. The holder's renewals never shorten a lease
+    /// that was set here, so Redis may keep the permit beyond [`max_hold`](Self::max_hold). The holder itself calls
     /// [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
@@ -971,8 +971,8 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or at this call plus `lease`, if earlier. Later updates last for at most
-    ///   `lease` too, since Redis may execute this request after them.
+    ///   renewed, and ends at its previous end or at this call plus `lease`, if earlier. Later updates cannot go beyond the
+    ///   `lease` of this call either, since Redis may execute this request after them.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

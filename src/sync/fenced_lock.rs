@@ -29,12 +29,12 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// **Tokens.** A thread that acquires the lock gets a token greater than all earlier tokens of the name, even if an
 /// earlier hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again
 /// what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in
-/// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from
-/// an older copy.
+/// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an
+/// older copy, apart from these exceptions.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
-/// may happen with a failover to another machine. Tokens can also fall if the lock is acquired within a millisecond of that
-/// loss: those drawn ahead for waiting threads lead the clock by up to a millisecond.
+/// may happen with a failover to another machine. Tokens drawn ahead for waiting threads are up to a millisecond ahead of
+/// the clock, so tokens can also fall within a millisecond after the counter was lost.
 ///
 /// **After a loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.

@@ -132,10 +132,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// After a whole tenure ([`Config::tenure`](crate::Config::tenure)) of this process, the call first awaits Redis' reply
-    /// to the last release, which says whether other processes wait. If so, it waits for 1 ms, so that they can ask. A
-    /// [`RedLock`](crate::RedLock) does not await the reply; a [`SpinLock`](crate::SpinLock) has none, and always waits for
-    /// 1 ms.
+    /// Once this process has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first awaits
+    /// Redis' reply to the last release: it says whether other processes wait. If so, the call waits for 1 ms, so that they
+    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply. With a [`SpinLock`](crate::SpinLock), whose
+    /// waiters Redis does not know, the call always waits for 1 ms.
     ///
     /// # Errors
     ///
@@ -306,10 +306,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking again what the thread holds with a fixed lease costs a round trip. The hold takes over the lease settings of
-    /// the handle used, but never an earlier end. If the thread already has a renewed hold, the lease of this handle is
-    /// ignored. If another thread of this process passes the lock on, up to a tenth of the lease, or the client's tenure if
-    /// less, is over already.
+    /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease of the handle
+    /// used this time, unless that would end it earlier. If the thread already has a renewed hold, the lease of this handle
+    /// is ignored. A thread that gets the lock from another one of this process may find up to a tenth of the lease used up,
+    /// at most one tenure.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -319,9 +319,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free once the guard is dropped, or within
-    /// one lease of the client. A thread that locks a renewed hold again does not change its limit. `Duration::MAX` means no
-    /// limit, which is the default. For zero, and together with a fixed lease, the methods that lock return
-    /// [`Error::InvalidSetting`].
+    /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. A thread that locks a
+    /// renewed hold again does not change its limit. `Duration::MAX` means no limit, which is the default. For zero, and
+    /// together with a fixed lease, the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -389,8 +389,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, for as long as that
-    /// thread's handle and the call's own limit and token allow.
+    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, whose own timeout
+    /// counts. The call's time limit and token still end its wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))
@@ -456,8 +456,8 @@ impl<A: AnyKind> Handle<A> {
         self.hold_count() > 0
     }
 
-    /// Returns how many holds the calling thread has, owned guards excluded; zero once they are lost. No I/O. Of a
-    /// multi-lock, the member with the fewest counts.
+    /// Returns how many holds the calling thread has, owned guards excluded; zero once they are lost. No I/O. For a
+    /// multi-lock, returns the lowest number among its members.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

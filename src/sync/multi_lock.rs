@@ -55,12 +55,11 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
 /// thread does not notice that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. Unlike above, if the
-/// taken member was taken only a moment ago, the thread keeps the members that sort before it, and asks for it again. It
-/// does so for two round trips if the call may wait; in `try_lock` for 250 ms or four round trips, whichever is longer, and
-/// at most the command timeout. So of the threads that try for free locks at the same time, one gets its whole set. This
-/// requires that all threads use the same server addresses and one lease (what is left of it dates a hold), and that none
-/// stops for that long.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. If the refused member was
+/// taken only a moment ago, the thread does not release all: it keeps those that sort before, and asks again. It keeps them
+/// for two round trips; in `try_lock` for four round trips, or 250 ms if longer, up to the command timeout. So of the
+/// threads that try for free locks at the same time, one gets its whole set. This requires that all threads use the same
+/// server addresses and one lease (the rest of it shows when a member was taken), and that none stops for that long.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.
@@ -93,7 +92,7 @@ impl MultiLock {
     /// The methods that lock return [`Error::InvalidSetting`](crate::Error::InvalidSetting) if
     ///
     /// - there are no members,
-    /// - a member is a [`RedLock`](crate::RedLock), or
+    /// - a member is a [`RedLock`](crate::RedLock) or a lock for tests, or
     /// - two members lock the same key of one server as different kinds, through different clients, or with different
     ///   settings.
     ///

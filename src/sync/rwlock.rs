@@ -35,8 +35,8 @@ use crate::time;
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
-/// Among processes, Redis remembers at most one waiting writer and one waiting reader: that writer precedes new readers, and
-/// that reader precedes new writers. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
+/// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
+/// precedes writers that ask later. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
 /// whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its
 /// process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait, such as
 /// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
@@ -59,11 +59,11 @@ use crate::time;
 /// wait behind that writer for at most 10 s, since then its precedence is over.
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
-/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it at least every 10 s; once a
-/// renewal finds it shortened, after a third of the time that it found left. A case that this does not cover: a Redisson
-/// client sets the time to live to less than the time until the next renewal, and dies. The lock then ends before this
-/// hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the loss.
-/// This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it every 10 s or sooner. If a
+/// renewal finds it shortened, the next renewal follows after a third of what was left. A case that this does not cover: a
+/// Redisson client sets the time to live to less than the time until the next renewal, and dies. The lock then ends before
+/// this hold's [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the
+/// loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -470,7 +470,8 @@ impl RwLock {
 
     /// Returns a handle whose holds are renewed for at most `max_hold` after they were granted.
     ///
-    /// Read holds with this limit are not shared among threads. [`Handle::max_hold`] describes this setting in full.
+    /// Read holds with this limit are not shared among threads; a write hold is released when the limit is over.
+    /// [`Handle::max_hold`] describes this setting in full.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -601,8 +602,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A dead reader counts until its lease ends; if others read
-    /// then, until one of these releases or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A dead reader counts until its lease ends; with other
+    /// readers at that time, until one of them releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

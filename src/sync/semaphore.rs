@@ -59,8 +59,8 @@ use crate::session::shared::SharedSession;
 /// retried for up to a minute (two command timeouts if that is longer). After that it stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
-/// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets that of the semaphore's key, and
-/// no other method changes it. A permit that is returned does not create a semaphore that was deleted or has expired.
+/// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets the time to live of the semaphore's
+/// key; no other method changes it. A permit that is returned does not create a semaphore that was deleted or has expired.
 /// If another process has created the semaphore again by then, the returned permits come on top of its number.
 /// [`add_permits`](Self::add_permits) creates a semaphore that does not exist, as in Redisson.
 #[derive(Clone)]
@@ -354,8 +354,8 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. A negative number is set to zero and returned, as in
-    /// Redisson. This undoes the removal: permits in use are available again when returned. The key keeps its time to live,
-    /// which Redisson's `drainPermits` drops.
+    /// Redisson. This undoes `add_permits` with a negative number: permits in use are available again when returned. The key
+    /// keeps its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

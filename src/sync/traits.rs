@@ -35,8 +35,8 @@ use crate::hold::loss::LossReceiver;
 /// The methods are those of [`Handle`](crate::Handle), whose page says more, but their guards are boxed. With the feature
 /// `testing` a unit test passes a lock that needs no Redis.
 ///
-/// **Settings**, such as a lease, are made beforehand, on the handle. Code for every kind of lock that changes
-/// settings, or returns a guard that is not boxed, takes a [`Handle<K>`](crate::Handle), which all kinds share:
+/// **Settings**, such as a lease, are made beforehand, on the handle. To change settings for every kind of lock, or to
+/// return a guard that is not boxed, take a [`Handle<K>`](crate::Handle), which all kinds share:
 ///
 /// ```no_run
 /// use redlatch::kinds::AnyKind;

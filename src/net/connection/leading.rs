@@ -110,7 +110,7 @@ impl Connection {
             }
             let own_sent_at = is_own.then_some(mine.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
-            // Not before a read since the call was sent has found nothing: its reply might lie unread.
+            // Only once a read has found nothing since the call was sent; until then its reply might lie unread.
             if !looks_again
                 && in_flight.is_silent(patience)
                 && in_flight.has_read_all_by(mine.sent_at)

@@ -122,7 +122,7 @@ impl Masters {
         let NamedMaster { address, epoch } =
             (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
         let master = self.endpoint.master(address);
-        // If the master is gone, it may have a successor before the time is up.
+        // Only half of the time: if the master is gone, the next attempt may find its successor.
         let mut dial = dial.part(dial.role, dial.left()? / 2);
         match connect_to(&mut dial, &master) {
             Ok(connection) => {
