@@ -226,7 +226,7 @@ impl GuardInner {
             // The request may be executed all the same, and nobody would have the ticket.
             hold.take_kept_until();
             session.give_back(&hold);
-            return Err(err);
+            return Err(err.after_work());
         }
         Ok(hold.owner())
     }

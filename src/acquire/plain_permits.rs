@@ -19,13 +19,16 @@ use crate::protocol::script::{self, PermitsAcquired, Unexpected};
 use crate::protocol::semaphore;
 use crate::session::Session;
 
-/// Takes `permits` permits at once, or none; returns the moment at which Redis granted them to this process.
+/// The moment at which Redis granted permits to this process, and whether another thread of the process handed them over.
+type Granted = (Instant, bool);
+
+/// Takes `permits` permits at once, or none.
 pub(crate) fn take(
     spec: &LockSpec,
     entry: &Arc<Entry>,
     permits: u32,
     wait: WaitMode,
-) -> Result<Outcome<Instant>> {
+) -> Result<Outcome<Granted>> {
     let entry = Arc::clone(entry);
     permits::take(spec, permits, wait, Plain { entry, permits })
 }
@@ -36,7 +39,7 @@ struct Plain {
 }
 
 impl Grants for Plain {
-    type Grant = Instant;
+    type Grant = Granted;
 
     type Asked = PermitRequest;
 
@@ -71,16 +74,16 @@ impl Grants for Plain {
         asked: &PermitRequest,
         _: Instant,
         _: i64,
-    ) -> Result<Instant> {
+    ) -> Result<Granted> {
         let session = spec.session();
         let key = self.entry.protocol.key();
         session.requests.answered(key, asked.keys.number);
         session.counters.acquired.add(1);
-        Ok(Instant::now())
+        Ok((Instant::now(), false))
     }
 
-    fn handed_over(&self, since: Instant) -> Option<Instant> {
-        Some(since)
+    fn handed_over(&self, since: Instant) -> Option<Granted> {
+        Some((since, true))
     }
 }
 

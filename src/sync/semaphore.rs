@@ -354,8 +354,8 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. A negative number is set to zero and returned, as in
-    /// Redisson. This undoes `add_permits` with a negative number: permits in use are available again when returned. The key
-    /// keeps its time to live, which Redisson's `drainPermits` drops.
+    /// Redisson. Draining a negative number undoes the removal by `add_permits`: permits in use are available again when
+    /// returned. The key keeps its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -507,10 +507,10 @@ impl Semaphore {
         let entry = self.handle.entry()?;
         let take = || plain_permits::take(&self.handle, &entry, permits, wait);
         let mut observed = None;
-        let taken = self.handle.observed(take, |_, began| {
-            observed = Some(self.handle.report_granted(began, false));
+        let taken = self.handle.observed(take, |(_, handed_over), began| {
+            observed = Some(self.handle.report_granted(began, *handed_over));
         })?;
-        Ok(taken.map(|since| SemaphorePermit {
+        Ok(taken.map(|(since, _)| SemaphorePermit {
             shared: Arc::clone(&self.handle.shared),
             entry,
             permits,

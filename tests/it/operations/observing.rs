@@ -514,6 +514,28 @@ fn a_hand_over_is_heard_and_waiting_threads_are_counted() {
     );
 }
 
+#[test]
+fn a_permit_that_another_thread_hands_over_is_reported_as_handed_over() {
+    let (server, ears) = (Server::start(), Ears::default());
+    let config = settings(&server).tenure(Duration::from_secs(1));
+    let client = Client::open(config.observer(ears.clone())).unwrap();
+    let semaphore = client.semaphore("permits");
+    semaphore.try_set_permits(1).unwrap();
+    let permit = semaphore.acquire().unwrap();
+    let mut crew = Crew::new();
+    let waits = semaphore.clone();
+    crew.spawn(move || drop(waits.acquire().unwrap()));
+    crew.all_parked();
+    drop(permit);
+    crew.join();
+    let heard = ears.heard().into_iter();
+    let acquired = heard.filter(|(what, ..)| *what == "acquired");
+    let how: Vec<_> = acquired.map(|(.., how)| how).collect();
+    // The hand-over only happens within the tenure, which a slow machine may miss.
+    let passed = client.stats().local_handoffs == 1;
+    assert_eq!(how, ["", if passed { "handed over" } else { "" }]);
+}
+
 timed!(the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it);
 fn the_loss_of_a_hold_that_was_handed_on_is_told_to_the_thread_that_has_it() {
     let servers = [Server::start(), Server::start()];
