@@ -425,10 +425,10 @@ impl Client {
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
-    /// locked. A Redisson thread that writes and reads is one owner, and both holds end. In this crate read and write holds
-    /// have different owners, and only the hold of the named owner ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal; of a permit in the same client, at once. Blocks for two round trips, three for such a
-    /// Redisson owner, and for each at most for the command timeout.
+    /// locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
+    /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
+    /// the loss at its next renewal; if it has a permit of this client, at once. Blocks for two round trips, three for such
+    /// a Redisson owner, and for each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -173,7 +173,7 @@ impl Error {
     /// | --- | --- | --- |
     /// | [`Redis`](Self::Redis): unreachable, loading, now a replica, no writes now (`MISCONF`, `OOM`) | acquiring, asking | yes |
     /// | `Redis`: wrong credentials, missing rights, a certificate | any call | no |
-    /// | `Redis` with `after_work` | releasing, downgrading, closing | no |
+    /// | `Redis` with `after_work` | releasing, detaching, downgrading, closing | no |
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
@@ -461,7 +461,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// The source of the cause, mostly `None`: the text contains the cause itself.
+    /// Skips the cause, which is in the text already, and returns what caused that: mostly `None`.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,

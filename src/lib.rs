@@ -40,9 +40,9 @@
 //!
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped, also by
 //! a panic. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
-//! instead of polling. A *hold* is one possession of a lock, from the grant to the release: each guard stands for one, a
-//! multi-lock's guard for one of each member. All holds that a thread has of one reentrant lock share one lease, and are
-//! renewed and lost together: [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one.
+//! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
+//! guard of a multi-lock for a hold of each member. All holds that a thread has of one reentrant lock share one lease, and
+//! are renewed and lost together: [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one.
 //!
 //! # Which lock?
 //!

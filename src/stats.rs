@@ -168,10 +168,11 @@ counters! {
     commands,
     /// Waits ended by a message.
     wakes,
-    /// Waits that ended without a message, by polling or with the holder's lease, and found the lock free: a message
-    /// was lost, or none was sent.
+    /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
+    /// none was sent.
     missed_messages,
-    /// Times this process let other processes acquire first, because its tenure was over or several of them wait.
+    /// Times this process let other processes acquire first, because its tenure was over, or several that waited then still
+    /// have a turn.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
@@ -191,7 +192,8 @@ counters! {
     resubscriptions,
 
     gauges:
-    /// Now: holds (one for each thread and lock), permits of expirable semaphores, and places in the queues of fair locks.
+    /// Now: holds, one for each thread and lock (one for all threads that share a read hold), and permits of expirable
+    /// semaphores.
     holds,
     /// Now: locks that a thread of this process holds, waits for, or has just released.
     names,

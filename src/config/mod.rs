@@ -223,8 +223,8 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time. So dead waiters delay those behind them by at most
-    /// four thirds of it; if all waiters died, newcomers wait for this time once more. A waiter that was stopped for longer
-    /// joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// four thirds of it; if all waiters died, newcomers wait for one `waiter_lease` more. A waiter that was stopped for
+    /// longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -296,11 +296,11 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, of simultaneous acquires only
-    /// one may wait for a quarter of the command timeout, and the others for 1/32 of it. After a failure, acquires wait for
-    /// at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects a
-    /// server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
-    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
+    /// simultaneous acquires waits for a quarter of the command timeout, each other one for 1/32. After a failure, acquires
+    /// wait for at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open)
+    /// rejects a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
+    /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;

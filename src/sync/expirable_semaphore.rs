@@ -971,8 +971,8 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or at this call plus `lease`, if earlier. Later updates cannot go beyond the
-    ///   `lease` of this call either, since Redis may execute this request after them.
+    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Later updates get this
+    ///   call's `lease` at most, since Redis may yet execute this request after them.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
@@ -1069,7 +1069,7 @@ impl ExpirablePermit {
     /// As [`detach`](Self::detach).
     #[must_use = "without the id nobody can release the permit before its lease is over"]
     pub fn detach_as_id(mut self, lease: Duration) -> Result<String> {
-        self.update_lease(lease)?;
+        self.update_lease(lease).map_err(Error::after_work)?;
         if !self.session().watchdog.end(&self.hold) {
             return Err(self.hold.lost_or(LossReason::Expired));
         }

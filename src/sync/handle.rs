@@ -106,8 +106,8 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
-    ///   name as another kind of lock, except a read-write lock. A mutex and a reentrant lock are one kind here, and so are
-    ///   both fair locks.
+    ///   name as another kind of lock (as a read-write lock it is [`Error::WrongType`]). A mutex and a reentrant lock are
+    ///   one kind here, and so are both fair locks.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -120,7 +120,7 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
     ///
-    /// Blocks for one round trip, or none if this process has the lock, and for more with a contended
+    /// Blocks for one round trip, or none if this process has the lock (not for a fair lock), and for more with a contended
     /// [`MultiLock`](crate::MultiLock); at most for the command timeout.
     ///
     /// ```no_run
@@ -133,9 +133,9 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// Once this process has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first awaits
-    /// Redis' reply to the last release: it says whether other processes wait. If so, the call waits for 1 ms, so that they
+    /// Redis' reply to the last release. If that reply says that other processes wait, the call waits for 1 ms, so that they
     /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply. With a [`SpinLock`](crate::SpinLock), whose
-    /// waiters Redis does not know, the call always waits for 1 ms.
+    /// waiters Redis does not know, the call then waits for 1 ms in any case.
     ///
     /// # Errors
     ///
@@ -306,10 +306,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease of the handle
-    /// used this time, unless that would end it earlier. If the thread already has a renewed hold, the lease of this handle
-    /// is ignored. A thread that gets the lock from another one of this process may find up to a tenth of the lease used up,
-    /// at most one tenure.
+    /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
+    /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
+    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one may get a lease
+    /// that is shorter by a tenth, but by one tenure at most.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -389,8 +389,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits behind that thread, whose own timeout
-    /// counts. The call's time limit and token still end its wait.
+    /// While another thread of this process asks Redis for the lock, a call waits for that thread, and that thread's timeout
+    /// counts instead of its own. The call's time limit and token still end the wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))

@@ -55,11 +55,12 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
 /// thread does not notice that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. If the refused member was
-/// taken only a moment ago, the thread does not release all: it keeps those that sort before, and asks again. It keeps them
-/// for two round trips; in `try_lock` for four round trips, or 250 ms if longer, up to the command timeout. So of the
-/// threads that try for free locks at the same time, one gets its whole set. This requires that all threads use the same
-/// server addresses and one lease (the rest of it shows when a member was taken), and that none stops for that long.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. An exception to
+/// *Waiting*: if the refused member was free a moment ago, the thread keeps the members that sort before it, and asks again.
+/// It keeps them for two round trips; in `try_lock` for four round trips, or 250 ms if longer, up to the command timeout. So
+/// of the threads that try for free locks at the same time, one gets its whole set. This requires that all threads use the
+/// same server addresses and one lease (what is left of it shows when a member was taken), and that no thread is stopped for
+/// longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -40,9 +40,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived, and repeated within 50 ms, until the time limit or the command timeout. If the majority grants the lock too
-/// late, the request is undone too, and the call returns [`Error::Redis`]. A master that is down, or has not replied yet, is
-/// skipped if the others are enough; its client reconnects in the background.
+/// arrived, and repeated within 50 ms, until the time limit or the command timeout; by `try_lock` once. If the majority
+/// grants the lock too late, the request is undone too, and the call returns [`Error::Redis`]. A master that is down, or has
+/// not replied yet, is skipped if the others are enough; its client reconnects in the background.
 ///
 /// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
 /// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
@@ -65,12 +65,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. The masters that granted the lock announce its release, and any majority contains one of them. If several
-/// processes then get a part each and none a majority, they try again after a random 5 to 50 ms. Without a message, the
-/// thread asks each master whether the lock is free there (`PTTL`): after a second, then at growing intervals up to 5 s, and
-/// when the holder's leases end. The thread then requests the lock only if a majority reports it free. After a whole tenure
-/// of one process, its next waiting thread pauses if other processes listen: for four times as long as the last grant took,
-/// at least 1 ms and at most 50 ms.
+/// enough. A majority of subscriptions suffices, since it includes a master that granted the lock and so announces its
+/// release. If several processes then get a part each and none a majority, they try again after a random 5 to 50 ms, which
+/// doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the lock is free there (`PTTL`): after
+/// a second, then at growing intervals up to 5 s, and when the holder's leases end. The thread then requests the lock only
+/// if a majority reports it free. After a whole tenure of one process, its next waiting thread pauses if other processes
+/// listen: for four times as long as the last grant took, at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
@@ -119,8 +119,8 @@ impl Handle<Red> {
     ///
     /// Pass the longest lease that any process uses for this name. A master that restarts without its data has
     /// forgotten the holds it granted; after the longest lease none of these holds can be valid any more. Source: the
-    /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value the methods that
-    /// lock return [`Error::InvalidSetting`]. Default: a master counts at once.
+    /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value except zero the methods
+    /// that lock return [`Error::InvalidSetting`]. Default: zero, a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted

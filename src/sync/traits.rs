@@ -52,8 +52,8 @@ use crate::hold::loss::LossReceiver;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock). An [`RwLock`](crate::RwLock) is two locks
-/// and does not have the trait; its [`read_side`](crate::RwLock::read_side) and
+/// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock), unless it is a `RedLock` or a lock for tests. An
+/// [`RwLock`](crate::RwLock) is two locks and does not have the trait; its [`read_side`](crate::RwLock::read_side) and
 /// [`write_side`](crate::RwLock::write_side) do. The trait is sealed: only the locks of this crate have it.
 ///
 /// ```compile_fail,E0277
