@@ -18,8 +18,10 @@
 -- Errors   WRONGTYPE for a key that holds something else
 local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
--- HEXISTS fails for a key of another type. The owner has the hold if the script runs twice.
-if redis.call('hexists', KEYS[1], from) == 0 and redis.call('hexists', KEYS[1], owner) == 0 then
+-- HGET fails for a key of another type. The owner has the hold if the script runs twice. A count of 0 says that the owner has
+-- detached the hold since: a copy of the request that arrives late leaves it alone.
+local count = redis.call('hget', KEYS[1], owner)
+if redis.call('hexists', KEYS[1], from) == 0 and (not count or count == '0') then
   return redis.call('exists', KEYS[1]) == 0 and 0 or no_lock('lock') or -1
 end
 local wrong, first, last

@@ -11,7 +11,7 @@
 --          -2      somebody else holds it
 --
 -- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free. A 0 marks a kept
---          hold: as its count, or in the string of a read hold, whose count Redisson uses. A renewal that arrives later
+--          hold: as its count, or for a read hold in its string, since Redisson uses a reader's count. A renewal that arrives later
 --          leaves a marked hold as it is
 -- Twice    changes nothing more
 local field, ms = ARGV[1], tonumber(ARGV[2])

@@ -10,7 +10,7 @@
 --          n >= -1   somebody has the lock, perhaps this owner; n ms until that lease runs out, -1 if it never does
 --
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be given one is not taken
--- Twice    the second run takes nothing: this owner is there already if two masters are one server, which counts once
+-- Twice    the second run takes nothing: if two masters are one server, it finds this owner there, and the server counts once
 -- Errors   WRONGTYPE for a key that holds no such lock; RESTARTED for a server that was restarted too recently, or is
 --          another one
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -180,7 +180,8 @@ counters! {
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
-    /// Holds lost, for any reason, also if only the release found it. Threads that share a read hold count as one.
+    /// Holds lost, for any reason, also if only the release found it (for a `RedLock`, only that of `unlock`). Threads that share
+    /// a read hold count as one.
     lost,
     /// Releases that found that the hold had already ended.
     releases_of_lost,

@@ -114,8 +114,8 @@ impl Budget {
         began + self.until.saturating_duration_since(began) / 2
     }
 
-    /// Whether nothing is known but that the caller's time was up. `is_late`: the server responds, and only this reply came
-    /// too late.
+    /// Whether the caller's time was up and nothing else went wrong. `is_late`: the server responds, and only this reply
+    /// came too late.
     pub(crate) fn was_too_short(&self, is_late: bool) -> bool {
         self.ends_with_caller && is_late
     }

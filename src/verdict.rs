@@ -104,9 +104,9 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
     }
 }
 
-/// Whether the error may be taken for the server's own. `false` if the request would be sent again because of it without
-/// proof that it has not run. A user's script can return any code, but is unlikely to return the server's text, or a
-/// redirection that names the slot of its own keys.
+/// Whether the error may be taken for the server's own. `false` if the error would lead to a second sending although the
+/// first may have run. A user's script can return any code, but is unlikely to return the server's text, or a redirection
+/// that names the slot of its own keys.
 fn is_from_server(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;

@@ -9,9 +9,9 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
 /// So a contender that was refused looks again after a short random pause. If a majority is taken then, the contender waits
-/// for a message. Either one holder has the majority, and announces the release. Or several contenders have a part each for
-/// a moment, and look again as well: the one that looks last finds the lock free. A contender that was granted too few
-/// servers and does not look again announces that it gives them back.
+/// for a message. The message comes from the one holder at its release. Or several contenders only had parts for a moment:
+/// these look again as well, and the last one to look finds the lock free, takes it, and announces its release. A contender
+/// that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
     /// How many messages had arrived before the last request, or by its reply if that was contested.
     messages_seen: u64,

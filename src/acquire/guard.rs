@@ -267,10 +267,21 @@ impl GuardInner {
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
+        // A read hold that the writer keeps takes over the rest of `min_hold`. Readers may join from now on, as after a downgrade.
+        let below = match hold.mode {
+            Mode::Exclusive => state.lock.shared_by(self.thread).cloned(),
+            Mode::Shared => None,
+        };
         // Memory only. The local lock calls this before it names the next contender: rule 4 at `Entry`.
         let submit_release = || {
-            session.watchdog.end(hold);
-            session.release(hold, false, now)
+            if let Some(below) = &below
+                && let Some(until) = hold.take_kept_until()
+            {
+                below.keep_until(until);
+            }
+            // A loss that was found a moment ago is reported by the thread that found it, so the release reports none.
+            let was_lost = !session.watchdog.end(hold);
+            session.release(hold, was_lost, now)
         };
         let call = OnceCell::new();
         let left = state.lock.leave(self.thread, hold, now, &|| {

@@ -182,7 +182,8 @@ pub(crate) trait Strategy {
     }
 
     /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and no note in
-    /// Redis says who is next. (Also true for a fair lock, whose queue does say who is next: its contenders never yield.)
+    /// Redis says who is next. (Also true for a fair lock, without effect: its contenders never yield, since its queue says
+    /// who is next.)
     fn alternates(&self) -> bool {
         false
     }
@@ -250,8 +251,8 @@ impl<S: Strategy> Waiting<'_, S> {
                 ControlFlow::Continue(budget) => budget,
                 ControlFlow::Break(outcome) => return Ok(outcome),
             };
-            // Read before the request: a release that Redis executes after this question is announced by a message that
-            // counts as news then, even if it arrives before the reply.
+            // Read before the request, so that the message of a release which follows this question counts as news, even if
+            // the message arrives before the reply.
             let before = self.strategy.listening().signals();
             let busy = match self.strategy.ask(budget.until) {
                 Ok(Reply::Granted(grant)) => {
@@ -334,7 +335,7 @@ impl<S: Strategy> Waiting<'_, S> {
             true => listening.signals(),
             false => before,
         };
-        if began_to_listen && seen.listening && listening.is_notified() {
+        if began_to_listen && seen.listening && listening.is_notified() && !busy.is_contested {
             // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }

@@ -308,7 +308,7 @@ impl LockSpec {
                 handle.late_is_error,
                 handle.readers_first,
                 handle.token_ttl,
-                handle.command_timeout,
+                (handle.command_timeout, handle.wrong_timeout),
                 handle.cancel.as_ref().map(CancelToken::address),
             )
         };

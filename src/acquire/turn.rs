@@ -1,7 +1,7 @@
 //! The turns of the readers and writers of several processes.
 //!
-//! A waiter that first asks while a waiter of the other side is noted in Redis is behind that one, and behind nobody else.
-//! So readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that asked
+//! A waiter that finds a note of the other side at its first question is behind the noted waiter, and behind nobody else. So
+//! readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that asked
 //! earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text

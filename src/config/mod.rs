@@ -387,7 +387,7 @@ impl Config {
     /// Threads that share a read hold count as one.
     ///
     /// If only the release finds the loss, the listener is called when Redis replies; for a [`RedLock`](crate::RedLock),
-    /// only if the guard was released by `unlock`.
+    /// only if the guard was released by `unlock`. By then the name may be held again: compare the owner.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

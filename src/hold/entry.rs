@@ -193,7 +193,7 @@ impl Entry {
                 name: Arc::clone(self.name()),
                 owner: owner.clone(),
                 useful_until,
-                in_time: true,
+                valid_until: None,
                 undo,
                 has_no_lease: false,
             },

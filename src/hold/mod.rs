@@ -483,7 +483,7 @@ impl Hold {
             }
             None => entry.release(self.mode, &owner, useful_until, undo),
         };
-        release.info.in_time = now < self.valid_until();
+        release.info.valid_until = Some(self.valid_until()).filter(|until| now < *until);
         release
     }
 

@@ -1,6 +1,7 @@
 //! Counts and reports the outcomes of releases, whether a thread waits for them or not.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use redis::{RedisError, Value};
 
@@ -24,16 +25,24 @@ impl OnReply for Releases {
             // An acquire that is undone may never have been executed.
             Ok(_) if release.undo => {}
             Ok(released) => {
-                let Some(reason) = lost_before(released, replayed, release.in_time) else {
+                let in_time = release.valid_until.is_some() || release.has_no_lease;
+                let Some(reason) = lost_before(released, replayed, in_time) else {
                     return;
                 };
                 self.counters.releases_of_lost.add(1);
-                self.counters.lost.add(1);
                 let what = match reason {
                     LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
                 };
                 report!(Warn, "releasing `{name}` of {owner} came too late: {what}");
+                // The holder let go in time, and the lease may have ended before Redis executed the release, for example during
+                // an outage. Permits without a lease are no holds.
+                let may_have_ended =
+                    (release.valid_until).is_some_and(|until| Instant::now() >= until);
+                if may_have_ended || release.has_no_lease {
+                    return;
+                }
+                self.counters.lost.add(1);
                 self.notices.notify(Loss {
                     name: name.to_string(),
                     owner: owner.to_string(),

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
-//!     │              │  ▲               ├───────refused─────► lost: Forced, TakenOver
+//!     │              │  ▲               ├──────not found────► lost: Forced, TakenOver
 //!     │              │  └───────────────┴───────no answer     (sent again after a pause)
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```

@@ -485,6 +485,13 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
+    /// The shared hold that the thread has, below an exclusive one or alone.
+    pub(crate) fn shared_by(&self, thread: u64) -> Option<&H> {
+        let mut shared = self.shared.iter();
+        let shared = shared.find(|its| its.index_of(thread).is_some())?;
+        Some(&shared.hold)
+    }
+
     /// All holds of this process.
     pub(crate) fn holds(&self) -> impl Iterator<Item = &H> {
         let exclusive = self.exclusive.iter().map(|holder| &holder.hold);

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the next
-//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here. A waiter that subscribes may
-//! have missed the message of a release, so it asks again once the subscription is confirmed, even if the confirmation comes at
-//! once. A waiter that took over a confirmed subscription before its first question need not ask again.
+//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here. A waiter that subscribes
+//! after a question may have missed a message in between, so it asks again once it is confirmed, even at once. If it was
+//! confirmed before its first question, it need not.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
 //! channel a confirmation belongs. The confirmation of a subscription that has ended by then does not count.

@@ -116,8 +116,8 @@ impl Succession {
         }
     }
 
-    /// Makes the successor once it is time, and returns the outcome once it is known. If the attempt has failed, `look` starts
-    /// another one later.
+    /// Makes the successor once it is time, and returns the outcome once it is known. If the attempt has failed, `advance`
+    /// starts another one later.
     pub(crate) fn advance(
         &mut self,
         masters: &Arc<Masters>,

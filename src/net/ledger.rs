@@ -340,7 +340,7 @@ mod tests {
                 name: keys[0].into(),
                 owner: Text::default(),
                 useful_until,
-                in_time: true,
+                valid_until: None,
                 undo: false,
                 has_no_lease: false,
             },

@@ -414,14 +414,14 @@ impl Pipeline {
     }
 }
 
-/// Whether a script may give such a reply: a number, a string, nothing, or up to three of these; or one for each key of a
-/// request that joins several.
+/// Whether a script may give such a reply: a number, a string, nothing, or up to three of these; or no more than the request
+/// has keys and arguments (the locks that a request renews, the places that it refreshes).
 fn is_of_a_script(reply: &Value, request: &Request) -> bool {
     let is_one =
         |part: &Value| !matches!(part, Value::Array(_) | Value::Okay | Value::SimpleString(_));
     match reply {
         Value::Array(parts) => {
-            let is_short = parts.len() <= 3 || parts.len() == request.keys().count();
+            let is_short = parts.len() <= 3 || parts.len() <= request.given();
             is_short && parts.iter().all(is_one)
         }
         reply => is_one(reply),
@@ -572,7 +572,7 @@ mod redirections {
                 name: "k".into(),
                 owner: Text::default(),
                 useful_until: now + Duration::from_secs(9),
-                in_time: true,
+                valid_until: None,
                 undo: false,
                 has_no_lease: false,
             },
@@ -589,6 +589,15 @@ mod redirections {
 
     fn says(line: &str) -> Value {
         redis::parse_redis_value(format!("{line}\r\n").as_bytes()).expect("a reply")
+    }
+
+    #[test]
+    fn a_script_replies_with_no_more_parts_than_it_was_given() {
+        let request = Request::script("refreshing", &RELEASE, &["k"; 5], &["u:1"; 7]);
+        for (parts, fits) in [(0, true), (3, true), (6, true), (12, true), (13, false)] {
+            let reply = Value::Array(vec![Value::Int(0); parts]);
+            assert_eq!(is_of_a_script(&reply, &request), fits, "{parts}");
+        }
     }
 
     #[test]

@@ -325,6 +325,13 @@ impl Request {
         pull_bulk(&mut rest)
     }
 
+    /// How many keys and arguments the request has.
+    pub(crate) fn given(&self) -> usize {
+        let (mut keys, mut args) = self.keys_and_args();
+        let count = |bytes: &mut &[u8]| std::iter::from_fn(|| pull_bulk(bytes)).count();
+        count(&mut keys) + count(&mut args)
+    }
+
     /// The keys of a script.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &*self.packed;

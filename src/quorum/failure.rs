@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Whether a reply might have come with more time; of several servers, this is assumed.
+    /// Whether a reply might have come with more time.
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_unanswered(),

@@ -312,8 +312,7 @@ impl QuorumHold {
         };
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
-        let whole = self.whole.upgrade();
-        let in_time = whole.is_some_and(|hold| hold.is_valid(Instant::now()));
+        let valid_until = self.whole.upgrade().map(|hold| hold.valid_until());
         // During the round the majority may have been lost, or the client closed, which releases all parts. If the hold has
         // ended in another way, the caller finds that, and gives it back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
@@ -328,7 +327,7 @@ impl QuorumHold {
                 true => LossReason::TakenOver,
                 false => LossReason::Forced,
             }
-            .or_expired(in_time);
+            .or_expired(valid_until.is_some_and(|until| Instant::now() < until));
             self.lose(lost);
             Ok((Err(lost), sent_at))
         } else if is_renewed {

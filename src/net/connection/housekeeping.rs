@@ -194,7 +194,7 @@ pub(super) mod tests {
             name: Arc::clone(name),
             owner: Text::default(),
             useful_until,
-            in_time: true,
+            valid_until: None,
             undo: true,
             has_no_lease: false,
         };

@@ -7,7 +7,7 @@
 //! | `sent_at` | the caller's command was queued |
 //! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due |
 //! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
-//! | `quiet_at` | the end of the last read that found nothing, or its beginning if this thread may have been suspended: all that had arrived by then has been read |
+//! | `quiet_at` | all that had arrived by then has been read: the end of the last read that found nothing, or its beginning if the thread may have been suspended |
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | the end of this turn's read, or park |
 //!

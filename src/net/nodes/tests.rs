@@ -78,7 +78,7 @@ fn release(key: &str) -> Arc<Call> {
             name: key.into(),
             owner: Text::default(),
             useful_until: Instant::now() + Duration::from_secs(60),
-            in_time: true,
+            valid_until: None,
             undo: false,
             has_no_lease: false,
         },

@@ -41,7 +41,7 @@ fn release(id: usize, key: &str, ends: Instant) -> Deferred {
             name: id.to_string().into(),
             owner: Text::default(),
             useful_until: ends,
-            in_time: true,
+            valid_until: None,
             undo: false,
             has_no_lease: false,
         },

@@ -214,6 +214,50 @@ fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
     });
 }
 
+#[test]
+fn a_loss_that_the_holder_has_just_received_is_not_found_again_by_the_release() {
+    let server = Server::start();
+    let received = Losses::default();
+    let client = lease(&server.url(), ms(150), &received);
+    for round in 1..=20 {
+        let name = unique("received");
+        let guard = client.mutex(&name).lock().unwrap();
+        server.cli(&["DEL", &name]);
+        let loss = guard.lost().recv_timeout(LONG).unwrap();
+        drop(guard);
+        // This question follows the release on the same connection.
+        assert!(!client.mutex(&name).is_locked().unwrap());
+        eventually("the loss is reported", || {
+            received.reasons(&name) == [loss.reason]
+        });
+        assert_eq!(client.stats().lost, round);
+    }
+}
+
+#[test]
+fn a_guard_that_is_dropped_during_an_outage_of_more_than_its_lease_has_lost_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let received = Losses::default();
+    let client = lease(&proxy.url(), ms(1_500), &received);
+    let name = unique("outage");
+    let guard = client.mutex(&name).lock().unwrap();
+    proxy.set(Target::All, Mode::Refuse);
+    proxy.cut(Target::All);
+    // From here the client knows that there is no connection, so the release is not sent before the outage is over.
+    let other = client.mutex("other").command_timeout(ms(100));
+    assert!(other.is_locked().is_err());
+    drop(guard);
+    eventually("the lease ends", || !server.exists(&name));
+    proxy.pass();
+    eventually("the release is answered, or given up", || {
+        let stats = client.stats();
+        stats.releases_of_lost + stats.releases_failed == 1
+    });
+    assert_eq!(client.stats().lost, 0);
+    assert!(received.reasons(&name).is_empty());
+}
+
 timed!(every_other_reason_is_told_once_to_guard_and_listener);
 fn every_other_reason_is_told_once_to_guard_and_listener() {
     let server = Server::start();

@@ -270,3 +270,20 @@ fn one_that_is_downgraded_keeps_writers_out_and_no_readers() {
     );
     assert!(begun.elapsed() >= KEPT);
 }
+
+timed!(one_that_is_released_above_a_read_hold_keeps_writers_out_and_no_readers);
+fn one_that_is_released_above_a_read_hold_keeps_writers_out_and_no_readers() {
+    let server = Server::start();
+    let [client, other] = [open(&server), open(&server)];
+    let name = unique("above");
+    let (lock, theirs) = (client.rw_lock(&name).min_hold(KEPT), other.rw_lock(&name));
+    let begun = Instant::now();
+    let writing = lock.write().unwrap();
+    let reading = client.rw_lock(&name).read().unwrap();
+    drop(writing);
+    let read = theirs.try_read_for(ms(10_000)).unwrap();
+    assert!(read.is_some(), "no reader joins");
+    drop((read, reading));
+    let written = theirs.try_write_for(ms(20_000)).unwrap();
+    assert!(written.is_some() && begun.elapsed() >= KEPT);
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use redlatch::{Client, Config, Error, Loss, LossReason, Observer, RedLockGuard};
 
 use crate::support::quorum::{
@@ -977,13 +977,17 @@ fn silent_nodes_do_not_make_an_unlock_last_longer_than_its_time() {
     assert!((0..16).any(in_time));
 }
 
-/// Keeps the thread that reports the loss of the lock `blocks` until the sender is dropped.
-struct Blocks(Receiver<()>);
+/// Keeps the thread that reports the loss of the lock `blocks`, once it has said so, until the sender of the gate is dropped.
+struct Blocks {
+    entered: Sender<()>,
+    gate: Receiver<()>,
+}
 
 impl Observer for Blocks {
     fn lost(&self, loss: &Loss) {
         if loss.name == "blocks" {
-            _ = self.0.recv();
+            self.entered.send(()).unwrap();
+            _ = self.gate.recv();
         }
     }
 }
@@ -991,16 +995,17 @@ impl Observer for Blocks {
 #[test]
 fn a_lease_that_ends_while_it_is_renewed_has_expired() {
     let servers = masters(3);
-    let (gate, gates) = bounded::<()>(0);
+    let ((gate, gates), (entered, blocked)) = (bounded::<()>(0), bounded(3));
     let clients = open_with(&servers, |config| {
-        config.lease(LEASE).observer(Blocks(gates.clone()))
+        let (entered, gate) = (entered.clone(), gates.clone());
+        config.lease(LEASE).observer(Blocks { entered, gate })
     });
     let lock = red(&clients, &unique("late")).fixed_lease(ms(1000));
     let guard = take_from_all(&lock, 3);
     // No watchdog reports the loss first, as after a suspension of the process.
     for client in &clients {
-        let blocking = client.mutex("blocks").fixed_lease(ms(50)).lock().unwrap();
-        eventually("the watchdog is blocked", || !blocking.is_valid());
+        let _blocking = client.mutex("blocks").fixed_lease(ms(50)).lock().unwrap();
+        blocked.recv_timeout(LONG).unwrap();
     }
     servers.iter().for_each(Server::freeze);
     let left = guard

@@ -42,7 +42,7 @@ fn call(id: usize) -> Arc<Call> {
             name: "k".into(),
             owner: Text::default(),
             useful_until: *BEGIN + Duration::from_secs(9_999),
-            in_time: true,
+            valid_until: None,
             undo: false,
             has_no_lease: false,
         },
