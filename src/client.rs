@@ -322,8 +322,8 @@ impl Client {
     ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
-    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind; `WrongType`, `Closed`,
-    ///   `Spawn`, and `NotReplicated`, which releases the hold.
+    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind; `WrongType`, `Closed`
+    ///   and `Spawn`. `NotReplicated`: the hold is released.
     pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
         ticket.adopt(&self.shared)
     }
@@ -427,8 +427,8 @@ impl Client {
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
     /// locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal; if it has a permit of this client, at once. Blocks for two round trips, three for such
-    /// a Redisson owner, and for each at most for the command timeout.
+    /// the loss at its next renewal; of a permit, a holder that uses this client at once. Blocks for two round trips, three
+    /// for such a Redisson owner, and for each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -518,10 +518,10 @@ impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
     /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
-    /// first client, whose [`stats`](Client::stats) count its grants and losses. The key prefix, the connect timeout, and
-    /// how soon a silent renewal connection is replaced (a quarter of the lease) are each client's own. So give all clients
-    /// the same settings. Two locks of one name over the same clients, with the same first client, are the same lock. Four
-    /// masters survive the loss of one, like three, since a majority is more than half.
+    /// first client, whose [`stats`](Client::stats) count its grants and losses. Each client keeps its own key prefix, its
+    /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease. So give
+    /// all clients the same settings. Two locks of one name over the same clients, with the same first client, are the same
+    /// lock. Four masters survive the loss of one, like three, since a majority is more than half.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask

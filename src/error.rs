@@ -177,7 +177,7 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if a majority of the servers has no lasting error |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if, for a majority of the servers, no error or a retryable one came |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -461,7 +461,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// Skips the cause, which is in the text already, and returns what caused that: mostly `None`.
+    /// Returns the cause of the cause, mostly `None`: the text already contains the first one.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,

@@ -31,8 +31,8 @@ use crate::report::report;
 /// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases; for
 /// a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave slow
 /// work to another thread. An observer that owns a clone of its client, or one of its locks, keeps the client open until
-/// [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer; one that
-/// wraps another, such as `Metrics`, forwards every method.
+/// [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer. If yours
+/// wraps another, such as a `Metrics`, forward every method.
 ///
 /// **Counting.** All holds that one thread has of one lock count as one. For each, [`acquired`](Self::acquired) is called
 /// once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less
@@ -66,7 +66,7 @@ pub trait Observer: Send + Sync {
     /// Not called for a [`RedLock`](crate::RedLock), whose parts fail one by one.
     fn renewal_failed(&self, _event: &RenewalFailed<'_>) {}
 
-    /// A connection to the server failed, for the first time ever or since the server was last reached.
+    /// A connection to the server failed. Called once, and again only after the server was reached.
     fn server_down(&self, _server: &str, _why: &str) {}
 
     /// A connection to the server was made: the first one, and the first after each
@@ -138,7 +138,7 @@ pub struct Refused<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// A different thread or process had it.
+    /// Another thread or process had it, or the calling thread itself.
     Busy,
     /// The time was up before Redis answered.
     Late,

@@ -171,8 +171,8 @@ counters! {
     /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
     /// none was sent.
     missed_messages,
-    /// Times this process let other processes acquire first, because its tenure was over, or several that waited then still
-    /// have a turn.
+    /// Times this process let other processes acquire first, because its tenure was over, or processes that waited at its
+    /// end have not yet had a turn.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
@@ -180,10 +180,10 @@ counters! {
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
-    /// Holds lost, for any reason, also if only the release found it (for a `RedLock`, only that of `unlock`). Threads that share
-    /// a read hold count as one.
+    /// Holds lost, for any reason, also if only the release found it (of a `RedLock`: only `unlock`, not a drop). Threads that
+    /// share a read hold count as one.
     lost,
-    /// Releases that found that the hold had already ended.
+    /// Releases that found that the hold had already ended; without those of a `RedLock`.
     releases_of_lost,
     /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,

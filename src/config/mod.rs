@@ -223,7 +223,7 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time. So dead waiters delay those behind them by at most
-    /// four thirds of it; if all waiters died, newcomers wait for one `waiter_lease` more. A waiter that was stopped for
+    /// four thirds of it; if all waiters died, they delay newcomers by one `waiter_lease`. A waiter that was stopped for
     /// longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
@@ -297,10 +297,10 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires waits for a quarter of the command timeout, each other one for 1/32. After a failure, acquires
-    /// wait for at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open)
-    /// rejects a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also
-    /// `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// simultaneous acquires may wait for that quarter, each other one for an eighth of it. After a failure, acquires wait
+    /// for at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects
+    /// a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
+    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -387,7 +387,8 @@ impl Config {
     /// Threads that share a read hold count as one.
     ///
     /// If only the release finds the loss, the listener is called when Redis replies; for a [`RedLock`](crate::RedLock),
-    /// only if the guard was released by `unlock`. By then the name may be held again: compare the owner.
+    /// only if the guard was released by `unlock`. The name may be held again by then: [`Loss::owner`](crate::Loss::owner)
+    /// says which hold is meant.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

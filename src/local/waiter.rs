@@ -144,9 +144,9 @@ impl<W: Send> Listener for Waiter<W> {
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Calls that
 /// acquire, and waits for a latch, end with [`Error::Cancelled`]. A parked call ends within a few milliseconds, a call that
 /// still awaits a reply of Redis within about 0.1 s. A call that begins later ends at once, even if it tries only once. If
-/// the lock was granted before the call noticed the cancellation, the call succeeds. A call that is cancelled when its time
-/// is up ends with `Cancelled`, not with `Ok(None)`. Calls that release or only ask Redis ignore the token, except
-/// [`Election::observe`](crate::Election::observe).
+/// the lock was granted before the call noticed the cancellation, the call succeeds. If a call's time is up and its token is
+/// cancelled, the call ends with `Cancelled`, not with `Ok(None)`. Calls that release or only ask Redis ignore the token,
+/// except [`Election::observe`](crate::Election::observe).
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();

@@ -98,8 +98,8 @@ pub struct Holder {
     /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
     /// the id.
     pub owner: String,
-    /// How many times the thread holds it (in this crate: at the last renewal); 0 if released while the name is kept
-    /// (`min_hold`).
+    /// How many times the thread holds it (an owner of redlatch: at its last renewal); 0 after a release, while `min_hold`
+    /// keeps the name.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,

@@ -581,9 +581,9 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: for it, the old end counts. The holder's renewals never shorten a lease
-    /// that was set here, so Redis may keep the permit beyond [`max_hold`](Self::max_hold). The holder itself calls
-    /// [`ExpirablePermit::update_lease`].
+    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. The holder's renewals keep a later
+    /// end, so Redis may keep the permit beyond [`max_hold`](Self::max_hold), and replace an earlier one by the usual lease.
+    /// The holder itself calls [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -971,8 +971,9 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Later updates get this
-    ///   call's `lease` at most, since Redis may yet execute this request after them.
+    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. After later updates,
+    ///   [`valid_until`](Self::valid_until) counts this call's `lease` at most: Redis may yet execute this request after
+    ///   them.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -28,11 +28,11 @@ use crate::sync::kind::{Fair, Owned};
 /// **Dead waiters.** While a thread waits, its client confirms the place in Redis. A place that was not confirmed for
 /// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set) is removed; a waiter that comes back later
 /// joins at the end. Dead waiters delay those behind them by at most 4 s, however many died. If every waiter died,
-/// newcomers wait for 3 s more.
+/// they delay newcomers by 3 s.
 ///
-/// **Outages.** If Redis itself was unreachable or stopped for 3 s or more, no waiter loses its place: each gets
-/// another 3 s once Redis answers. These times are measured by the clock of the Redis server. All clients of a name
-/// need the same `waiter_lease`.
+/// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives for
+/// 3 s more once Redis answers. These times are measured by the clock of the Redis server. All clients of a name need the
+/// same `waiter_lease`.
 ///
 /// **With Redisson.** Java clients wait in the same queue, by Redisson's rules: their places expire after 300 s times
 /// the position, by the clocks of the clients. To Java clients, places of this crate look like Redisson's own. A Rust

@@ -33,8 +33,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// older copy, apart from these exceptions.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
-/// may happen with a failover to another machine. Tokens drawn ahead for waiting threads are up to a millisecond ahead of
-/// the clock, so in the first millisecond after the loss of the counter, tokens can also be lower.
+/// may happen with a failover to another machine. Tokens that were drawn in advance exceed the clock by up to a millisecond.
+/// So in the first millisecond after the counter was lost, a new token can be lower than these.
 ///
 /// **After a loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.

@@ -93,7 +93,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold ended earlier; a call that does not ask Redis reports only a loss that is known already.
+    /// [`Error::Lost`] if the hold ended earlier; if there is no round trip (see above), only if that is known already.
     /// [`Error::Redis`] if Redis did not confirm, so that a loss may be unknown: the client resends the release until Redis
     /// confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed, [`Error::NoQuorum`] if
     /// too few servers of a `RedLock` answered.

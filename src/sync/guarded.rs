@@ -109,8 +109,8 @@ impl<K: OneServer, S: Scope> Guard<K, S> {
     /// **Commands and replies.** A command in a variable takes two statements: `let mut set = redis::cmd("SET");`, then
     /// `set.arg("key").arg(1);`. Commands that Redis does not allow in scripts are rejected, blocking commands return
     /// at once, and integers beyond 2^53 are rounded. A reply may have up to 1 MiB, with arrays nested up to 8 levels;
-    /// a larger reply is an error. A reply of more than 64 MiB also closes the connection, and other guarded commands
-    /// that were under way may have run. Guarded commands have a connection of their own, so no lock waits for them.
+    /// a larger reply is an error. A reply of more than 64 MiB also closes the connection: other guarded commands under way
+    /// then fail, and may have run. Guarded commands have a connection of their own, so no lock waits for them.
     ///
     /// # Errors
     ///

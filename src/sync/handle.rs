@@ -30,9 +30,9 @@ use crate::time;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The methods below are the same for all kinds; their examples use a [`Mutex`](crate::Mutex). The page of each kind
-/// says what that kind promises. A handle is cheap to make and to clone, `Send` and `Sync`, and sends nothing by itself.
-/// Clones are the same lock.
+/// Most methods below are the same for all kinds; their examples use a [`Mutex`](crate::Mutex). The page of each kind says
+/// what that kind promises. A handle is cheap to make and to clone, `Send` and `Sync`, and sends nothing by itself. Clones
+/// are the same lock.
 pub struct Handle<K: AnyKind> {
     pub(crate) target: K::Target,
 }
@@ -106,7 +106,7 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
-    ///   name as another kind of lock (as a read-write lock it is [`Error::WrongType`]). A mutex and a reentrant lock are
+    ///   name as another kind of lock (if that is a read-write lock: [`Error::WrongType`]). A mutex and a reentrant lock are
     ///   one kind here, and so are both fair locks.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
@@ -134,8 +134,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// Once this process has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first awaits
     /// Redis' reply to the last release. If that reply says that other processes wait, the call waits for 1 ms, so that they
-    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply. With a [`SpinLock`](crate::SpinLock), whose
-    /// waiters Redis does not know, the call then waits for 1 ms in any case.
+    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply, and waits for 1 ms unless it knows that nobody
+    /// listens. With a [`SpinLock`](crate::SpinLock), whose waiters Redis does not know, it always waits for 1 ms.
     ///
     /// # Errors
     ///
@@ -204,8 +204,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log, also if only the release finds the loss. To get the loss as an error, use [`lock`](Self::lock) and then
-    /// [`unlock`](Guard::unlock).
+    /// log, also if only the release finds the loss (not for a [`RedLock`](crate::RedLock)). To get the loss as an error,
+    /// use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -308,8 +308,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
     /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
-    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one may get a lease
-    /// that is shorter by a tenth, but by one tenure at most.
+    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one gets the rest of
+    /// the lease: up to a tenth, or one tenure if that is less, may be gone.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -389,8 +389,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits for that thread, and that thread's timeout
-    /// counts instead of its own. The call's time limit and token still end the wait.
+    /// While another thread of this process asks Redis for the lock, a call waits for it, under the timeout of that thread
+    /// and not of this handle. The call's time limit and token still end the wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))

@@ -40,9 +40,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived, and repeated within 50 ms, until the time limit or the command timeout; by `try_lock` once. If the majority
-/// grants the lock too late, the request is undone too, and the call returns [`Error::Redis`]. A master that is down, or has
-/// not replied yet, is skipped if the others are enough; its client reconnects in the background.
+/// arrived, and repeated within 50 ms, until the time limit or the command timeout; in `try_lock` a single time. If the
+/// majority grants the lock too late, the request is undone too, and the call returns [`Error::Redis`]. A master that is
+/// down, or has not replied yet, is skipped if the others are enough; its client reconnects in the background.
 ///
 /// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
 /// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
@@ -125,7 +125,7 @@ impl Handle<Red> {
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
     /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
     /// replica. A replacement's uptime says nothing, so such a master counts only once `longest_lease` has passed since an
-    /// acquire first saw the change. A client that was opened later cannot see it. The setting relies on the wall clocks of
+    /// acquire first saw the new `run_id`. Clients opened later miss this change. The setting relies on the wall clocks of
     /// the masters, which must not be set forward.
     ///
     /// A hold that another thread of this process passes on was requested with that thread's setting, so use one setting for

@@ -61,9 +61,9 @@ use crate::time;
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
 /// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it every 10 s or sooner. If a
 /// renewal finds it shortened, the next renewal follows after a third of what was left. Not covered: a Redisson client sets
-/// a time to live that ends before this crate's next renewal, and then dies. The lock then ends before this hold's
-/// [`is_valid`](RwLockReadGuard::is_valid) turns false, and a writer may get it; the next renewal reports the loss. This
-/// cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// a time to live that ends before this crate's next renewal, and then dies. A writer may then get the lock while
+/// [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This cannot
+/// happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -603,7 +603,7 @@ impl RwLock {
     /// Returns whether any thread of any process reads.
     ///
     /// Blocks for one round trip, at most for the command timeout. A dead reader counts until its lease ends; if others read
-    /// then, until one of them releases or a writer asks.
+    /// at that time, it counts until one of them releases or a writer asks.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
