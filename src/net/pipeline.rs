@@ -355,14 +355,14 @@ impl Pipeline {
             if its.is_followed() {
                 followed.push(Arc::clone(call));
             }
-            // The server may have executed the command or not. A release may be sent again; anything else is undone, and its
-            // thread decides.
+            // The server cannot have executed a call without a written byte.
+            its.sendings -= u32::from(index >= written);
+            // The server may have executed any other. A release may be sent again; anything else is undone, and its thread
+            // decides.
             if call.deferred.is_some() {
                 its.phase = CallPhase::Idle(Some(why.clone()));
             } else {
                 its.phase = CallPhase::Broken(why.clone());
-                // The server cannot have executed a call without a written byte.
-                its.sendings -= u32::from(index >= written);
                 drop(its);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.
@@ -766,6 +766,22 @@ mod redirections {
             assert!(Arc::ptr_eq(call, sent));
             assert_eq!((call.state.lock().sendings, call.node()), (1, 2));
         }
+    }
+
+    #[test]
+    fn a_release_of_which_no_byte_was_written_is_not_a_repetition_when_it_is_sent() {
+        let now = Instant::now();
+        let mut pipeline = to(0);
+        pipeline.connected(now);
+        let calls = [release(now), release(now)];
+        assert!(pipeline.submit(&calls[0], now));
+        pipeline.in_flight().expect("a connection").unwritten.take();
+        assert!(pipeline.submit(&calls[1], now));
+        pipeline.lost(&unasked());
+        assert_eq!(
+            calls.each_ref().map(|call| call.state.lock().sendings),
+            [1, 0]
+        );
     }
 
     #[test]

@@ -307,6 +307,11 @@ impl Connection {
         self.unreachable(why)
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_doubted_until(&self, until: Instant) {
+        self.state.lock().doubted_until = until;
+    }
+
     /// The fault of a caller that has no connection in time. Until `doubted_until` a timeout counts as late, not as
     /// unreachable: the connection given up in doubt may only have been slow.
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {

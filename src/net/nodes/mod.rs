@@ -327,6 +327,8 @@ impl Nodes {
                         // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
+                        // Only the turn is over.
+                        Err(Fault::Late(why)) if Instant::now() < until => self.named(node, why),
                         // Its certificate may name a host that only the nodes' answer about the slots has.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)

@@ -186,3 +186,22 @@ fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
         assert_eq!(shown.contains("redis+cluster"), is_one, "{shown}");
     }
 }
+
+#[test]
+fn a_connection_in_doubt_is_waited_for_until_the_time_is_up() {
+    // Accepts connections, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let nodes = at(
+        &format!("redis+cluster://127.0.0.1:{port}/"),
+        &Arc::default(),
+    );
+    has_moved(&nodes, "a", port);
+    let (call, began) = (release("a"), Instant::now());
+    let node = nodes.destination(&call).expect("a node");
+    let doubted_until = began + Duration::from_secs(60);
+    nodes.connection(node).set_doubted_until(doubted_until);
+    let until = began + 4 * socket::SLICE;
+    assert!(nodes.up(&call, until, &|| false).is_err());
+    assert!(Instant::now() >= until, "{:?}", began.elapsed());
+}
