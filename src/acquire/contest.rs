@@ -13,7 +13,7 @@ use crate::acquire::quorum::PAUSE;
 /// these look again as well, and the last one to look finds the lock free, takes it, and announces its release. A contender
 /// that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
-    /// How many messages had arrived before the last request, or by its reply if that was contested.
+    /// How many messages had arrived when the last request was made; if it was contested, when its reply came.
     messages_seen: u64,
     was_refused: bool,
     /// The last round may have granted the lock to nobody.

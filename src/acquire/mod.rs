@@ -236,7 +236,8 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// The number of messages up to which `yield_to_others` need not pause: it has paused, or had no time left for that.
+    /// The count of messages that a pause of `yield_to_others` has followed, or for which there was no time. Only a later
+    /// message calls for another pause.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,

@@ -20,7 +20,7 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a single attempt that has all earlier members repeats its request for a member that was taken a moment ago; four
+/// How long a single attempt, refused a member taken a moment ago and holding all before it, repeats that request; four
 /// round trips if that is longer.
 ///
 /// The thread that took it may yet be refused an earlier member, and then releases this one.

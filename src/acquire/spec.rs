@@ -216,7 +216,7 @@ impl LockSpec {
     /// Whether the holder may release the lock soon: the lock was taken only within the last `span`, so the holder may be
     /// taking several locks and be refused another.
     ///
-    /// A holder outside this client is recognized only if its lease is the one of this handle or of the client.
+    /// Of a holder outside this client, the age is known only if its lease is that of this handle or of the client.
     pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {

@@ -23,7 +23,7 @@ pub(super) struct Spin {
     back_off: Option<BackOff>,
     /// How many attempts the present holder has outlasted.
     attempts: u32,
-    /// When the holder's lease ends, by the reply to a request; the earliest since the pauses started.
+    /// The earliest end of the holder's lease in the replies since the pauses last started.
     ends_at: Option<Instant>,
 }
 

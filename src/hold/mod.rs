@@ -106,7 +106,7 @@ pub(crate) struct Hold {
 /// Fields that few holds need; made when the first of them is.
 #[derive(Default)]
 struct HoldExtras {
-    /// The owner id, if it is not made of the number; else stored once asked for.
+    /// The owner id: a given one, or the one made of the number, stored once it is asked for.
     owner: OnceLock<OwnerId>,
     /// The parts that several servers keep; `None` if the client's own server keeps the hold.
     several: Option<Arc<dyn Several>>,
@@ -428,8 +428,8 @@ impl Hold {
     }
 
     /// The meaning of the reply to [`renew_request`](Self::renew_request). Stores a permit's new end. `None`: somebody has
-    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Permits are not reentered, so the
-    /// renewals of re-entry are read without this.
+    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Only permits give `None`, and
+    /// they are not reentered, so re-entry reads its replies without this.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let before = self.permit_ends_at();
         let mut ends_at = before;

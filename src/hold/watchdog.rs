@@ -42,7 +42,7 @@ use crate::time;
 /// The longest wait of the thread for the bytes of one connection, or for a connection to one master.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// The most entries handled without a pause, so that with very many of them renewals are sent in between.
+/// The most due entries handled in one call of `dispatch`; with more of them, renewals are sent between two calls.
 const PORTION: usize = 4096;
 
 /// Housekeeping begins this long after the first request for it, so that one run serves many requests. A run lasts no

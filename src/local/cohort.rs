@@ -143,7 +143,7 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // Within the last tenure a release was found to have notified nobody, so the thread does not yield. That saves the
+        // Less than a tenure ago, a release was found to have notified nobody, so the thread does not yield. That saves the
         // round trip for the reply to the last release. A process that has begun to wait since hears of the next tenure's
         // releases, and is let go first after that. The tenure counts from the grant at which this became known, and not
         // from the release, since a reply may take longer than a tenure (bench: distance, one name again and again).

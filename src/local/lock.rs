@@ -81,8 +81,8 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether another thread may have the hold if enough of the lease is left: there is a token for it if the lock has
-    /// tokens, the name is not kept after its release, and no guarded command may still run.
+    /// Whether only a short rest of the lease can prevent handing the hold over: a lock with tokens has one left, the name
+    /// is not kept after the release, and no guarded command may still run.
     pub(crate) complete: bool,
 }
 

@@ -126,8 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// Until each node has been identified once: asks, from time to time, the responding nodes whose present connection is
-    /// not identified.
+    /// Asks the responding nodes whose present connection is unidentified, from time to time, until every node has been
+    /// identified once.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///

@@ -43,8 +43,8 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
-    /// Waits for the reply until `until`, the end of a slice of the caller's time. So `until` does not shorten the patience
-    /// with a connection in doubt. The outcome stays in the call, where the caller looks for it.
+    /// Waits for the reply until `until`, the end of a slice of the caller's time. The patience is `max_silence`, even in
+    /// doubt. The outcome stays in the call, where the caller looks for it.
     pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
         self.wait_for(call, false, until, &|| false).ok();
     }

@@ -237,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection that has not been silent for `max_silence` with a reply due.
+    /// Whether there is a connection on which no reply is due, or which has been silent for less than `max_silence`.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
