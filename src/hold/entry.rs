@@ -299,20 +299,19 @@ impl EntryState {
         }
     }
 
+    fn semaphore(&self) -> Option<&EntrySemaphore> {
+        self.extras.as_ref()?.semaphore.as_deref()
+    }
+
     /// Whether no thread holds, waits or asks.
     pub(super) fn is_free(&self) -> bool {
-        let extras = self.extras.as_ref();
-        let semaphore = extras.and_then(|extras| extras.semaphore.as_ref());
-        self.lock.is_free() && semaphore.is_none_or(|semaphore| semaphore.is_free())
+        self.lock.is_free() && self.semaphore().is_none_or(LocalSemaphore::is_free)
     }
 
     /// Whether the entry can be dropped without forgetting anything.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
-        let semaphore = self
-            .extras
-            .as_ref()
-            .and_then(|extras| extras.semaphore.as_ref());
-        self.lock.is_idle(now) && semaphore.is_none_or(|semaphore| semaphore.is_idle(now))
+        let is_idle = |semaphore: &EntrySemaphore| semaphore.is_idle(now);
+        self.lock.is_idle(now) && self.semaphore().is_none_or(is_idle)
     }
 }
 

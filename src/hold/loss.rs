@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::config::OnLost;
 use crate::error::Loss;
 use crate::report::report;
+use crate::stats::Counters;
 
 /// Receives the loss of a guard's hold, once; for a multi-lock, the first loss. Returned by
 /// [`Guard::lost`](crate::Guard::lost).
@@ -199,6 +200,7 @@ pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) 
 /// The listener may block, panic, or use this crate. So it runs neither on the threads of this crate nor on threads
 /// that call into it. Losses are queued, which takes no time and is safe under any mutex.
 pub(crate) struct Notices {
+    counters: Arc<Counters>,
     listener: Option<OnLost>,
     state: Mutex<NoticesState>,
 }
@@ -210,15 +212,17 @@ struct NoticesState {
 }
 
 impl Notices {
-    pub(crate) fn new(listener: Option<OnLost>) -> Arc<Self> {
+    pub(crate) fn new(counters: Arc<Counters>, listener: Option<OnLost>) -> Arc<Self> {
         Arc::new(Self {
+            counters,
             listener,
             state: Mutex::default(),
         })
     }
 
-    /// Queues a loss. If no thread can be started, the loss stays queued, and the next call tries again.
+    /// Counts a loss and queues it for the listener. If no thread can be started, the loss stays queued, and the next call tries again.
     pub(crate) fn notify(self: &Arc<Self>, loss: Loss) {
+        self.counters.lost.add(1);
         if self.listener.is_none() {
             return;
         }
@@ -319,7 +323,10 @@ mod tests {
     }
 
     fn notices(listener: impl Fn(u32) + Send + Sync + 'static) -> Arc<Notices> {
-        Notices::new(Some(Arc::new(move |loss: &Loss| listener(number(loss)))))
+        Notices::new(
+            Arc::default(),
+            Some(Arc::new(move |loss: &Loss| listener(number(loss)))),
+        )
     }
 
     /// Sends every loss except `panics` to the receiver; panics on that one.

@@ -42,7 +42,6 @@ impl OnReply for Releases {
                 if may_have_ended || release.has_no_lease {
                     return;
                 }
-                self.counters.lost.add(1);
                 self.notices.notify(Loss {
                     name: name.to_string(),
                     owner: owner.to_string(),

@@ -337,9 +337,9 @@ impl QuorumHold {
             Err(NotRenewed::Stopped)
         } else {
             let short = nodes.short(agreed, round.replies);
-            let is_away = short.cannot_agree();
+            let cannot_agree = short.cannot_agree();
             let error = short.into_error(RENEWING, self.name());
-            Err(match is_away {
+            Err(match cannot_agree {
                 true => NotRenewed::Failed(error),
                 false => NotRenewed::Late(error),
             })

@@ -119,7 +119,7 @@ impl Session {
         let housekeeper = Arc::clone(&watchdog);
         let on_change = move || housekeeper.housekeep_soon();
         let masters = Arc::new(Masters::new(endpoint.clone(), connect, on_change));
-        let notices = Notices::new(config.on_lost);
+        let notices = Notices::new(Arc::clone(&counters), config.on_lost);
         let on_reply = Arc::new(Releases {
             counters: Arc::clone(&counters),
             notices: Arc::clone(&notices),
@@ -306,7 +306,6 @@ impl Session {
             return;
         };
         self.watchdog.disarm(hold);
-        self.counters.lost.add(1);
         self.remove_lost(hold);
         let observed = hold.take_observed();
         let told = (!observed.is_empty()).then(|| loss.clone());
@@ -619,7 +618,6 @@ impl Session {
             let lost = several.released(in_time, until)?;
             // The replies about single parts report nothing: see `Releases`.
             if let Some(reason) = lost {
-                self.counters.lost.add(1);
                 self.notices.notify(hold.loss_for(reason));
             }
             return Ok(lost);
