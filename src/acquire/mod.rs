@@ -332,7 +332,7 @@ impl<S: Strategy> Waiting<'_, S> {
         // News counts from before the request, except in two cases. A thread that has just begun to listen has no earlier
         // news. After a contested round the thread asks again in any case, once its pause is over: messages that arrived
         // during the round, such as those of other masters about the same release, must not cut the pause short.
-        let seen = match began_to_listen || busy.is_contested {
+        let mut seen = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => before,
         };
@@ -363,10 +363,22 @@ impl<S: Strategy> Waiting<'_, S> {
         let until = Deadline::at(wait.deadline().earliest(until));
         // With notes, the reply says when to ask again, which need not be the end of a lease.
         let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
-        let left = |now| Some(lease_ends?.saturating_duration_since(now));
+        let left = &|now| Some(lease_ends?.saturating_duration_since(now));
         let stop = || spec.must_stop();
         let listening = self.strategy.listening();
-        listening.park(spec, seen, until, left, &stop);
+        loop {
+            listening.park(spec, seen, until, left, &stop);
+            let signals = listening.signals();
+            // A confirmation of the subscription does not end the pause after a contested round: all contenders get theirs
+            // at about the same moment.
+            let goes_on = busy.is_contested
+                && signals.messages == seen.messages
+                && signals.listening != seen.listening;
+            if !goes_on {
+                break;
+            }
+            seen = signals;
+        }
         // Cancelling and closing are signalled as messages.
         let is_message = listening.signals().messages > seen.messages && !stop();
         spec.session().counters.wakes.add(is_message.into());

@@ -263,6 +263,33 @@ fn a_waiter_looks_when_a_lost_subscription_is_back() {
     crew.join();
 }
 
+// All contenders are confirmed at about the same moment. If that ended their pauses, they would split the votes again.
+#[test]
+fn the_pause_after_a_contested_round_is_not_cut_short_by_a_confirmation() {
+    /// The shortest pause.
+    const PAUSE: f64 = 0.005;
+    let mut split = Split::new("pause");
+    let mut commands = split.servers[0].connection();
+    commands
+        .send_packed_command(&redis::cmd("MONITOR").get_packed_command())
+        .unwrap();
+    commands.recv_response().unwrap();
+    split.waits();
+    let name = split.name.clone();
+    let mut next = |command: &str| loop {
+        let line: String = redis::from_redis_value(commands.recv_response().unwrap()).unwrap();
+        // A line has the time, the client in brackets, and each word in quotes.
+        let (time, words) = line.split_once(' ').unwrap();
+        if words.contains(&format!("] \"{command}")) && words.contains(&name) {
+            return time.parse::<f64>().unwrap();
+        }
+    };
+    let asked = next("EVAL");
+    let looked = next("PTTL");
+    assert!(looked - asked >= PAUSE, "{}", looked - asked);
+    split.ends();
+}
+
 /// How many messages about `name` have been published since the last call.
 fn announced(messages: &mut Messages, server: &Server, name: &str) -> usize {
     let published = messages.published(server);
