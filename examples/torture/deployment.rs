@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use redis::{FromRedisValue, RedisResult, Value};
+use redis::{Connection, FromRedisValue, RedisResult, Value};
 use redlatch::{Client, Config, Result};
 use serde_json::json;
 
@@ -197,6 +197,15 @@ impl Deployed {
         (0..self.servers().len()).filter(says).collect()
     }
 
+    /// The servers that Sentinels watch, for a thread that looks at their roles.
+    pub(crate) fn watched(&self) -> Option<Roles> {
+        let Servers::Watched(watched) = &self.servers else {
+            return None;
+        };
+        let urls = watched.servers.iter().map(sentinel::url_of_server);
+        Some(Roles(urls.map(|url| (url, None)).collect()))
+    }
+
     /// Sends a command to one server, over a new connection.
     pub(crate) fn ask<T: FromRedisValue>(&self, server: usize, command: &[&str]) -> RedisResult<T> {
         match &self.servers {
@@ -282,4 +291,36 @@ impl Deployed {
             }
         }
     }
+}
+
+/// The roles of several servers: the URL of each, and the connection to it if there is one.
+pub(crate) struct Roles(Vec<(String, Option<Connection>)>);
+
+impl Roles {
+    /// The servers that answer at once, and as masters.
+    pub(crate) fn masters(&mut self) -> Vec<usize> {
+        let mut masters = Vec::new();
+        for (n, (url, connection)) in self.0.iter_mut().enumerate() {
+            let role = role_of(url, connection);
+            match role {
+                Ok(role) if role.contains("role:master") => masters.push(n),
+                Ok(_) => {}
+                Err(_) => *connection = None,
+            }
+        }
+        masters
+    }
+}
+
+fn role_of(url: &str, connection: &mut Option<Connection>) -> RedisResult<String> {
+    const AT_ONCE: Duration = ms(100);
+    let open = match connection {
+        Some(open) => open,
+        None => {
+            let open = redis::Client::open(url)?.get_connection_with_timeout(AT_ONCE)?;
+            open.set_read_timeout(Some(AT_ONCE))?;
+            connection.insert(open)
+        }
+    };
+    redis::cmd("INFO").arg("replication").query(open)
 }

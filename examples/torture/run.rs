@@ -11,7 +11,7 @@ use std::{fmt, fs};
 use serde_json::json;
 
 use super::crew::{Arguments, Crew};
-use super::deployment::{Deployed, Place};
+use super::deployment::{Deployed, Place, Roles};
 use super::dice::Dice;
 use super::journal::{Journal, merged, now};
 use super::kinds::{Kind, PERMITS, epochs, name_of_log};
@@ -135,6 +135,10 @@ impl Plan {
                 let (journal, done) = (&journal, &done);
                 scope.spawn(move || note_lateness(journal, done, processor));
             }
+            if let Some(roles) = deployed.watched() {
+                let (journal, done) = (&journal, &done);
+                scope.spawn(move || note_promotions(journal, done, roles));
+            }
             let went = panic::catch_unwind(AssertUnwindSafe(|| {
                 wrong = self.play(&mut deployed, &mut crew, &journal);
             }));
@@ -231,6 +235,35 @@ fn stays(key: &str) -> bool {
     prefixes.iter().any(|prefix| key.starts_with(prefix))
         || key.contains(":request:")
         || name_of_log(key).is_some()
+}
+
+/// Notes as a fault when a server becomes a master, until there is one master again. Sentinels also replace a master that
+/// is only slow, and may do so twice after one fault.
+fn note_promotions(journal: &Journal, done: &AtomicBool, mut roles: Roles) {
+    const TICK: Duration = ms(50);
+    let mut known = roles.masters();
+    let mut looked = now();
+    let mut begun = false;
+    while !done.load(Ordering::SeqCst) {
+        thread::sleep(TICK);
+        let looks = now();
+        let masters = roles.masters();
+        let edge = |time, until: &str| {
+            let value = json!({ "what": format!("{masters:?}"), "until": until, "divides": true });
+            let edge = json!({ "process": -1, "type": "info", "f": "promotion", "value": value });
+            journal.note_at(time, edge);
+        };
+        if !begun && masters.iter().any(|n| !known.contains(n)) {
+            edge(looked, "begin");
+            begun = true;
+        }
+        if begun && masters.len() == 1 {
+            edge(now(), "end");
+            begun = false;
+            known = masters;
+        }
+        looked = looks;
+    }
 }
 
 /// Notes how late a thread is that only sleeps, on one of the processors.

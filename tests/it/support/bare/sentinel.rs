@@ -139,8 +139,13 @@ impl Deployment {
     /// Makes the Sentinels replace the healthy master, which stays a master for about 10 s. Returns the number of the
     /// successor, once the Sentinels name it.
     pub(crate) fn promote(&self) -> usize {
-        let old = self.named();
-        let () = self.sentinels[0].ask(&["SENTINEL", "FAILOVER", SERVICE]);
+        let mut old = self.named();
+        // The Sentinels may be replacing the master already, since a busy machine makes it look dead.
+        eventually("a failover begins", || {
+            old = self.named();
+            let begun = self.sentinels[0].try_ask::<()>(&["SENTINEL", "FAILOVER", SERVICE]);
+            begun.is_ok()
+        });
         self.wait_for_successor(old)
     }
 
@@ -223,6 +228,11 @@ fn port_of(server: &Server) -> u16 {
     server.announced_port().unwrap_or(own)
 }
 
+/// The URL of one of the servers, past its proxy.
+pub(crate) fn url_of_server(server: &Server) -> String {
+    format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port())
+}
+
 /// Sends a command to one of the servers on a new connection.
 #[track_caller]
 pub(crate) fn ask<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
@@ -234,8 +244,7 @@ pub(crate) fn try_ask<T: redis::FromRedisValue>(
     server: &Server,
     command: &[&str],
 ) -> redis::RedisResult<T> {
-    let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
-    let mut connection = super::try_connection_to(&url)?;
+    let mut connection = super::try_connection_to(&url_of_server(server))?;
     let mut asked = redis::cmd(command[0]);
     asked.arg(&command[1..]).query(&mut connection)
 }
