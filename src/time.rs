@@ -70,6 +70,7 @@ impl Deadline {
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         let ends = began + command_timeout;
         Budget {
+            began,
             until: self.earliest(ends),
             ends_with_caller: self.0.is_some_and(|at| at < ends),
         }
@@ -93,25 +94,31 @@ impl Deadline {
 /// 4. The caller's time is up.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
+    began: Instant,
     pub(crate) until: Instant,
     /// Whether the caller's time ends the request, not the command timeout.
     pub(crate) ends_with_caller: bool,
 }
 
 impl Budget {
-    /// Limits the budget further, by the command timeout of one of several servers.
+    /// The budget of one of several requests that end together: the rest of the time, or the command timeout of its server.
     pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
         let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
             other
         } else {
-            self
+            Self { began, ..self }
         }
     }
 
-    /// When half of the time from `began` on is over.
-    pub(crate) fn half_from(&self, began: Instant) -> Instant {
-        began + self.until.saturating_duration_since(began) / 2
+    /// How long the request may take.
+    pub(crate) fn span(&self) -> Duration {
+        self.until.saturating_duration_since(self.began)
+    }
+
+    /// When half of the time is over.
+    pub(crate) fn half(&self) -> Instant {
+        self.began + self.span() / 2
     }
 
     /// Whether the caller's time was up and nothing else went wrong. `is_late`: the server responds, and only this reply
@@ -206,6 +213,12 @@ mod tests {
         // One of several clients, with a shorter command timeout than the others, ends the request for itself.
         assert!(!short.within(now, timeout / 4).was_too_short(true));
         assert!(short.within(now, timeout).was_too_short(true));
+        // A request that begins later has less time.
+        assert_eq!(
+            whole.within(now + timeout / 3, timeout).span(),
+            timeout * 2 / 3
+        );
+        assert_eq!(whole.half(), now + timeout / 2);
         assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);
     }
 

@@ -226,8 +226,7 @@ impl Members {
 
     /// When half of the time of `round` is over. The requests of the round have the other half.
     fn half_of(&self, round: WaitMode) -> Instant {
-        let now = Instant::now();
-        round.budget(now, self.command_timeout()).half_from(now)
+        round.budget(Instant::now(), self.command_timeout()).half()
     }
 
     /// Checks that members with the same key are on different servers, as far as these answer within half the time of

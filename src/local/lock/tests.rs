@@ -429,7 +429,8 @@ impl Model {
             }
             Step::Dismiss => {
                 let dismissed = self.lock.dismiss(|t| t % 2 == 1);
-                let (odd, left): (VecDeque<_>, _) = self.queue.drain(..).partition(|t| t % 2 == 1);
+                let is_dismissed = |t: &usize| t % 2 == 1 && self.lock.exclusive.is_none();
+                let (odd, left): (VecDeque<_>, _) = self.queue.drain(..).partition(is_dismissed);
                 self.queue = left;
                 self.check(odd == dismissed, ("those with odd numbers", &dismissed));
                 for t in odd {

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch::{LossReason, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::{Client, Config, LossReason, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::support::rwlock::{Actor, Desk, assert_lost, hash, hold_key};
 use crate::support::{
-    BY_MESSAGE, LONG, Server, Stops, eventually, loosely, ms, open, open_with_lease, scoped, timed,
-    unique,
+    BY_MESSAGE, Crew, LONG, Server, Stops, eventually, loosely, ms, open, open_with_lease, scoped,
+    timed, unique,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -332,4 +332,31 @@ fn a_downgraded_hold_keeps_its_lease() {
     assert!(read.lost().recv_timeout(ms(1_400)).is_err());
     read.unlock().unwrap();
     eventually("nothing is left", || server.keys().is_empty());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// An outage
+// ---------------------------------------------------------------------------------------------------------------------
+
+// They wait for its release, and Redis may be back by then.
+#[test]
+fn a_holder_whose_question_fails_does_not_fail_those_who_wait_for_it() {
+    let server = Server::start();
+    let config = Config::new(server.url()).command_timeout(ms(300));
+    let client = Client::open(config).unwrap();
+    let lock = client
+        .rw_lock(unique("own question"))
+        .fixed_lease(ms(60_000));
+    let writing = lock.write().unwrap();
+    let mut crew = Crew::new();
+    for _ in 0..2 {
+        let lock = lock.clone();
+        crew.spawn(move || drop(lock.read().unwrap()));
+    }
+    crew.all_parked();
+    server.freeze();
+    assert!(lock.read().is_err());
+    server.thaw();
+    drop(writing);
+    crew.join();
 }
