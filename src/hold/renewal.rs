@@ -113,11 +113,11 @@ impl Renewal {
         }
     }
 
-    /// The request that renews the hold, or the places.
-    pub(crate) fn request(&self) -> Request {
+    /// The request that renews the hold, or the places, and the lease of the hold that it requests.
+    pub(crate) fn request(&self) -> (Request, Duration) {
         match self {
             Self::Hold(hold) => hold.renew_request(),
-            Self::Places(places) => places.request(),
+            Self::Places(places) => (places.request(), Duration::ZERO),
         }
     }
 
@@ -132,10 +132,15 @@ impl Renewal {
         }
     }
 
-    /// The meaning of the `answer` to a request sent at `sent_at`.
-    pub(crate) fn answered(&self, answer: Result<Value, RedisError>, sent_at: Instant) -> Next {
+    /// The meaning of the `answer` to a request for `ttl` that was sent at `sent_at`.
+    pub(crate) fn answered(
+        &self,
+        answer: Result<Value, RedisError>,
+        sent_at: Instant,
+        ttl: Duration,
+    ) -> Next {
         match (self, answer) {
-            (Self::Hold(hold), Ok(reply)) => hold.renewal_answered(reply, sent_at),
+            (Self::Hold(hold), Ok(reply)) => hold.renewal_answered(reply, sent_at, ttl),
             // The lock's key was replaced by something else, so no lock of this name is held.
             (Self::Hold(_), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::Lost(LossReason::TakenOver)
@@ -167,8 +172,8 @@ impl Hold {
         duty
     }
 
-    /// The request that renews the hold.
-    fn renew_request(&self) -> Request {
+    /// The request that renews the hold, and the lease that it requests.
+    fn renew_request(&self) -> (Request, Duration) {
         // The thread holds the whole, so the count is kept there.
         let whole = self.whole().and_then(|(whole, _)| whole);
         let count = whole
@@ -176,10 +181,11 @@ impl Hold {
             .unwrap_or(self)
             .count
             .load(Ordering::Relaxed);
-        self.renew_for(self.with_lease(Lease::begin_renewal), count)
+        let ttl = self.with_lease(|lease| lease.renewal_ttl());
+        (self.renew_for(ttl, count), ttl)
     }
 
-    fn renewal_answered(&self, reply: Value, sent_at: Instant) -> Next {
+    fn renewal_answered(&self, reply: Value, sent_at: Instant, ttl: Duration) -> Next {
         let shortened_to = script::shortened_to(&reply);
         // Each reply is about the hold's own number (rule 1 at `Hold`), so a late one says nothing about another hold.
         let renewed = match self.renewal(reply) {
@@ -198,10 +204,8 @@ impl Hold {
         let in_time = Instant::now() < self.valid_until();
         match renewed {
             Ok(()) => {
-                // The holder may have locked again with another lease since this renewal was built. Then the lease
-                // ignores the renewal.
                 self.change(|lease| {
-                    lease.confirm_renewal(sent_at);
+                    lease.confirm_renewal(sent_at, ttl);
                     lease.adapt_keep_lock(shortened_to);
                 });
                 if let Some((Some(whole), node)) = self.whole()

@@ -40,7 +40,7 @@ pub(crate) enum Duty {
 /// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier |
 /// | `announce_fixed`: a lease is about to be requested that may be shorter | never later |
 /// | `replace`: that lease is confirmed; `set_certain_until`: the parts of the hold have changed | either way |
-/// | `record_request`, `set_policy`, `begin_renewal`, `record_renewal_due`: requests, and what they ask for | not at all |
+/// | `record_request`, `set_policy`, `record_renewal_due`: requests, and what they ask for | not at all |
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
     /// The hold is certain until then; zero before it is granted.
@@ -60,8 +60,6 @@ pub(crate) struct Lease {
     has_parts: bool,
     /// The state of renewals since the last confirmed one.
     renewal: RenewalProgress,
-    /// The lease was changed after the last renewal was built, which therefore carries another lease.
-    renewal_is_outdated: bool,
 }
 
 /// The state of renewals since the last confirmed one.
@@ -109,7 +107,6 @@ impl Lease {
             is_renewed: matches!(policy, LeasePolicy::Renewed { .. }),
             has_parts: false,
             renewal: RenewalProgress::Nothing,
-            renewal_is_outdated: false,
         }
     }
 
@@ -134,7 +131,6 @@ impl Lease {
     /// Changes the lease that a renewal asks for; [`longest`](Self::longest) remembers a longer one.
     fn set_ttl(&mut self, ttl: Duration) {
         self.ttl = span(ttl);
-        self.renewal_is_outdated = true;
         self.record_request(ttl);
     }
 
@@ -151,10 +147,9 @@ impl Lease {
         }
     }
 
-    /// Begins a renewal, and returns the lease to request. A read hold with a fixed lease requests 1 ms, the shortest lease:
-    /// that renewal extends only the time to live of the lock's key.
-    pub(crate) fn begin_renewal(&mut self) -> Duration {
-        self.renewal_is_outdated = false;
+    /// The lease that a renewal requests. A read hold with a fixed lease requests 1 ms, the shortest lease: that renewal
+    /// extends only the time to live of the lock's key.
+    pub(crate) fn renewal_ttl(&self) -> Duration {
         if self.is_renewed {
             self.ttl()
         } else {
@@ -190,11 +185,11 @@ impl Lease {
         self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
-    /// Redis has confirmed the last renewal, sent at `sent_at`. A renewal built before the lease was changed is ignored: it
-    /// carries the earlier lease, although its `sent_at` may be later than the change.
-    pub(crate) fn confirm_renewal(&mut self, sent_at: Instant) {
-        if self.is_renewed && !self.renewal_is_outdated {
-            self.confirm(sent_at, self.ttl);
+    /// Redis has confirmed a renewal that requested `ttl` and was sent at `sent_at`. The lease may have been changed since the
+    /// renewal was built, so the shorter one counts.
+    pub(crate) fn confirm_renewal(&mut self, sent_at: Instant, ttl: Duration) {
+        if self.is_renewed {
+            self.confirm(sent_at, span(ttl).min(self.ttl));
         }
     }
 

@@ -1,5 +1,7 @@
 use super::*;
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 const RENEWED: LeasePolicy = LeasePolicy::Renewed { max_hold: None };
@@ -34,7 +36,7 @@ fn a_limit_on_the_whole_hold_ends_it_although_it_is_renewed() {
         let mut lease = Lease::new(policy, ms(300));
         lease.has_parts = has_parts;
         lease.grant(begin, begin + ms(10));
-        lease.confirm_renewal(begin + ms(250));
+        lease.confirm_renewal(begin + ms(250), ms(300));
         let duty = |at| lease.duty(begin + ms(at), Mode::Exclusive);
         assert!(!matches!(duty(509), Duty::Lose(_)));
         assert_eq!(duty(510), Duty::Lose(LossReason::MaxHold));
@@ -55,7 +57,7 @@ fn a_renewal_that_failed_is_why_a_hold_is_lost_until_one_is_confirmed() {
     assert_eq!(failed(&mut lease, 110), None, "it is reported once");
     let over = |lease: &Lease| lease.duty(begin + ms(2_000), Mode::Exclusive);
     assert_eq!(over(&lease), Duty::Lose(LossReason::Unreachable));
-    lease.confirm_renewal(begin + ms(100));
+    lease.confirm_renewal(begin + ms(100), ms(300));
     assert_eq!(over(&lease), Duty::Lose(LossReason::Expired));
     assert_eq!(lease.unconfirmed_for(begin + ms(150)), None);
     assert_eq!(
@@ -80,8 +82,12 @@ fn a_lease_of_another_length_counts_from_when_it_was_asked_for() {
     assert_eq!(lease.longest(), ms(20_000));
     assert_eq!(lease.policy(), LeasePolicy::Fixed(ms(1_000)));
     // A renewal that was built before does not count.
-    lease.confirm_renewal(begin + ms(90));
+    lease.confirm_renewal(begin + ms(90), ms(10_000));
     assert_eq!(lease.until(), time::nanos(begin + ms(1_088)));
+    // Nor does its lease count if the hold is renewed again by then: Redis may have executed it before the others.
+    lease.set_policy(RENEWED, ms(1_000), begin);
+    lease.confirm_renewal(begin + ms(150), ms(10_000));
+    assert_eq!(lease.until(), time::nanos(begin + ms(1_138)));
     lease.replace(begin + ms(100), ms(20_000));
     assert_eq!(lease.until(), time::nanos(begin + ms(19_898)));
 }
@@ -125,7 +131,7 @@ fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() 
 enum Step {
     /// The watchdog builds a renewal.
     Begin,
-    /// The last renewal is sent and confirmed.
+    /// The oldest renewal is sent and confirmed.
     Renewed {
         sent: u64,
     },
@@ -161,21 +167,21 @@ proptest! {
         let begin = Instant::now();
         let mut lease = Lease::new(RENEWED, ms(1_000));
         lease.grant(begin, begin);
-        let (mut now, mut longest, mut renewal) = (begin, 1_000, None);
+        let (mut now, mut longest, mut renewals) = (begin, 1_000, VecDeque::new());
         // When the hold ends in Redis.
         let mut ends = begin + ms(1_000);
         for (pause, step) in steps {
             now += ms(pause);
             let before = lease.until();
             match step {
-                Step::Begin => renewal = Some(lease.begin_renewal()),
+                Step::Begin => renewals.push_back(lease.renewal_ttl()),
                 Step::Renewed { sent } => {
-                    let Some(carried) = renewal.take() else {
+                    let Some(carried) = renewals.pop_front() else {
                         continue;
                     };
                     let sent_at = now - ms(sent.min(pause));
                     ends = ends.max(sent_at + carried);
-                    lease.confirm_renewal(sent_at);
+                    lease.confirm_renewal(sent_at, carried);
                     prop_assert!(lease.until() >= before);
                 }
                 Step::AskFor { ttl } => {

@@ -38,6 +38,9 @@ const BATCH: (usize, usize) = (256, 48 * 1024);
 /// The most renewals that one script does. The server does nothing else in that time, some 0.3 ms.
 const TOGETHER: usize = 100;
 
+/// A hold, and the lease that a request carries for it.
+type AskedFor = (Renewal, Duration);
+
 /// The requests that were sent, in their order.
 pub(super) type UnderWay = VecDeque<Sent>;
 
@@ -46,7 +49,7 @@ pub(super) type UnderWay = VecDeque<Sent>;
 pub(super) struct Sent {
     watchdog: Arc<Watchdog>,
     call: Arc<Call>,
-    holds: Vec<Renewal>,
+    holds: Vec<AskedFor>,
     /// When its batch was begun.
     begun: Instant,
     /// The request was sent over one of these connections.
@@ -55,7 +58,7 @@ pub(super) struct Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        for hold in self.holds.drain(..) {
+        for (hold, _) in self.holds.drain(..) {
             self.watchdog.arm(hold, time::nanos(Instant::now()));
         }
     }
@@ -88,24 +91,24 @@ impl WatchdogThread {
     }
 
     /// Takes a batch of the queued renewals.
-    fn batch(&self) -> Vec<(Vec<Request>, Vec<Renewal>)> {
-        let mut groups: Vec<(Vec<Request>, Vec<Renewal>)> = Vec::new();
+    fn batch(&self) -> Vec<(Vec<Request>, Vec<AskedFor>)> {
+        let mut groups: Vec<(Vec<Request>, Vec<AskedFor>)> = Vec::new();
         let (mut count, mut size) = (0, 0);
         while count < BATCH.0 && size < BATCH.1 {
             let Some(hold) = self.task.watchdog.state.lock().schedule.take_renewal() else {
                 break;
             };
             // The entry stays armed for its end, so a loss is reported even if the answer never comes.
-            let request = hold.request();
+            let (request, ttl) = hold.request();
             (count, size) = (count + 1, size + request.joined_len());
             match groups.last_mut() {
                 Some((requests, holds))
                     if requests.len() < TOGETHER && self.can_join(&requests[0], &request) =>
                 {
                     requests.push(request);
-                    holds.push(hold);
+                    holds.push((hold, ttl));
                 }
-                _ => groups.push((vec![request], vec![hold])),
+                _ => groups.push((vec![request], vec![(hold, ttl)])),
             }
         }
         groups
@@ -119,7 +122,7 @@ impl WatchdogThread {
     }
 
     /// Sends one request that renews all of `holds`.
-    fn send(&mut self, requests: Vec<Request>, holds: Vec<Renewal>, begun: Instant) {
+    fn send(&mut self, requests: Vec<Request>, holds: Vec<AskedFor>, begun: Instant) {
         self.submit(Sent {
             watchdog: Arc::clone(&self.task.watchdog),
             call: Call::question(Request::together(requests)),
@@ -252,8 +255,8 @@ impl WatchdogThread {
         if sent.holds.len() > 1 {
             return self.one_by_one(sent, &err);
         }
-        for hold in sent.holds.drain(..) {
-            let next = hold.answered(Err(err.clone()), sent_at);
+        for (hold, ttl) in sent.holds.drain(..) {
+            let next = hold.answered(Err(err.clone()), sent_at, ttl);
             self.done(hold, next);
         }
     }
@@ -265,8 +268,9 @@ impl WatchdogThread {
             Debug,
             "renewing several locks in one request failed: {why:?}; renewing each alone"
         );
-        for hold in sent.holds.drain(..) {
-            self.send(vec![hold.request()], vec![hold], sent.begun);
+        for (hold, _) in sent.holds.drain(..) {
+            let (request, ttl) = hold.request();
+            self.send(vec![request], vec![(hold, ttl)], sent.begun);
         }
     }
 
@@ -280,8 +284,8 @@ impl WatchdogThread {
         };
         sent.holds.reverse();
         for reply in replies {
-            if let Some(hold) = sent.holds.pop() {
-                let next = hold.answered(reply.extract_error(), sent_at);
+            if let Some((hold, ttl)) = sent.holds.pop() {
+                let next = hold.answered(reply.extract_error(), sent_at, ttl);
                 self.done(hold, next);
             }
         }
@@ -304,7 +308,7 @@ impl WatchdogThread {
 
     /// Renews these holds again after a pause.
     fn postpone(&self, mut sent: Sent) {
-        for hold in sent.holds.drain(..) {
+        for (hold, _) in sent.holds.drain(..) {
             self.rest(hold);
         }
         self.task.watchdog.housekeep_soon();
