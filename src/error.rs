@@ -44,8 +44,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// More fields may be added to a variant, so a pattern ends with `..`: `Error::Late { name, .. }`.
 #[non_exhaustive]
 pub enum Error {
-    /// Redis is unreachable, did not answer for the whole command timeout, or rejected the command. Worth a retry if
-    /// [`Error::is_retryable`] returns true.
+    /// Redis is unreachable, did not answer in time, or rejected the command. Worth a retry if [`Error::is_retryable`]
+    /// returns true.
     #[non_exhaustive]
     Redis {
         /// The action that failed, such as `"acquiring the lock"`.
@@ -154,8 +154,9 @@ pub enum Error {
         /// Which rule the name breaks.
         reason: &'static str,
     },
-    /// A setting of the client or of a handle cannot work, and nothing was sent; or the server is of another sort than the
-    /// URL says, such as a node of a cluster for `redis://`.
+    /// A setting or an argument cannot work, and nothing was sent; or the server is of another sort than the URL says, such
+    /// as a node of a cluster for `redis://`; or two clients of a [`RedLock`](crate::RedLock) or multi-lock have the same
+    /// server.
     #[non_exhaustive]
     InvalidSetting {
         /// Which setting, and why.

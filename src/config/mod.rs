@@ -343,8 +343,8 @@ impl Config {
 
     /// Sets how old the login of a connection may become, for services that end connections after some time.
     ///
-    /// After three quarters of this time, the client calls [`Config::credentials`] and makes a new connection. From
-    /// 1 s to a year. Default: never.
+    /// After three quarters of this time, the client calls [`Config::credentials`], which has to be set too, and makes a new
+    /// connection. From 1 s to a year. Default: never.
     ///
     /// ```
     /// # use std::time::Duration;

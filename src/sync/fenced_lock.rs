@@ -30,7 +30,7 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// earlier hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again
 /// what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in
 /// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an
-/// older copy, apart from these exceptions.
+/// older copy, apart from the cases in the next two paragraphs.
 ///
 /// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
 /// may happen with a failover to another machine. Tokens that were drawn in advance exceed the clock by up to a millisecond.

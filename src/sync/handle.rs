@@ -430,8 +430,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`]; of a `RedLock`
-    /// [`Error::NoQuorum`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`], [`Error::InvalidSetting`]; of a
+    /// `RedLock` [`Error::NoQuorum`].
     pub fn is_locked(&self) -> Result<bool> {
         let (parts, until) = self.parts_to_ask()?;
         for part in parts {

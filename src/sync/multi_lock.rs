@@ -40,9 +40,10 @@ use crate::sync::traits::Lock;
 ///
 /// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), apply to all members.
 ///
-/// **Errors.** If members fail while the set is acquired, [`Error::Members`](crate::Error::Members) names each, and the
-/// granted members are released. [`unlock`](MultiLockGuard::unlock) returns `Members` if several releases fail, and the
-/// error itself if only one fails.
+/// **Errors.** If members fail while the set is acquired, the granted members are released, and
+/// [`Error::Members`](crate::Error::Members) names each that failed. `Cancelled`, `Closed` and `WouldDeadlock` are returned
+/// as they are, and so is any error if there is only one member. [`unlock`](MultiLockGuard::unlock) returns `Members` if
+/// several releases fail, and the error itself if only one fails.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at the
 /// same time. So free members take one round trip, however many there are. Releases work in the same way. After a call
