@@ -77,9 +77,9 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// commands](crate::MutexGuard::query) once they are used. [Operations](crate::guide::operations#threads-and-connections)
 /// lists what Sentinel, a cluster and questions such as [`inspect`](Self::inspect) add.
 ///
-/// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they
-/// are dropped: their methods return [`Error::Closed`](crate::Error::Closed) and their guards are not valid. A child
-/// that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
+/// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they are
+/// dropped: their guards are not valid, and their methods except `close` return [`Error::Closed`](crate::Error::Closed). A
+/// child that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
 /// `fork()` copies internal mutexes in their locked state, but not the threads that hold them. If you fork later, a few of
 /// 10,000 children hang while they open their client.
 ///
@@ -421,14 +421,15 @@ impl Client {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
-    /// Takes a lock or permit away from one owner; `false` if that owner no longer holds it.
+    /// Takes a lock or permit away from one owner; `false` if that owner does not hold it, or [`inspect`](Self::inspect)
+    /// does not list it.
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
     /// locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal; of a permit, a holder that uses this client at once. Blocks for two round trips, three
-    /// for such a Redisson owner, and for each at most for the command timeout.
+    /// the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for two round trips, three for
+    /// such a Redisson owner, and for each at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -178,7 +178,7 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if, for a majority of the servers, no error or a retryable one came |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if at most a minority of the servers gave an error that is not |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -215,9 +215,9 @@ impl Error {
     ///
     /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost, or to a command that would count again
     /// if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
-    /// [`force_unlock`](crate::Handle::force_unlock). Also true if the reply to a guarded command arrived and could not be
-    /// read: that command has run. False if Redis replied with an error, even if a script had written something before it
-    /// failed.
+    /// [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`). Also true if the reply to a guarded command
+    /// arrived and could not be read: that command has run. False if Redis replied with an error, even if a script had
+    /// written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///

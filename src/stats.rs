@@ -164,15 +164,15 @@ counters! {
     /// Attempts that ended without the lock or permit: another thread or process had it, the time was up, or there
     /// was an error.
     refused,
-    /// Commands sent, except renewals and those of the connection for messages.
+    /// Commands sent over the connections for commands and for guarded commands.
     commands,
     /// Waits ended by a message.
     wakes,
     /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
     /// none was sent.
     missed_messages,
-    /// Times this process let other processes acquire first, because its tenure was over, or processes that waited at its
-    /// end have not yet had a turn.
+    /// Times this process let others acquire first: its tenure was over, or some that waited when it ended have not yet had
+    /// a turn.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
@@ -180,14 +180,14 @@ counters! {
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,
-    /// Holds lost, for any reason, also if only the release found it (of a `RedLock`: only `unlock`, not a drop). Threads that
-    /// share a read hold count as one.
+    /// Holds lost, for any reason, as [`Config::on_lost`](crate::Config::on_lost) hears of them. Threads that share a read
+    /// hold count as one.
     lost,
     /// Releases that found that the hold had already ended; without those of a `RedLock`.
     releases_of_lost,
     /// Releases that Redis rejected or never acknowledged. Leases end such holds; permits of a `Semaphore` stay taken.
     releases_failed,
-    /// Times a connection for commands, or for guarded commands, was replaced.
+    /// Times a connection for commands, or for guarded commands, was lost and replaced.
     reconnects,
     /// Times the connection for messages was replaced.
     resubscriptions,

@@ -142,8 +142,8 @@ impl FakeLock {
     /// Queues an error of `unlock`, in a queue of its own: the `unlock` that takes it fails with it. The guard's hold
     /// ends all the same.
     ///
-    /// The error counts as one after the work, like every error of `unlock`: it is never
-    /// [retryable](Error::is_retryable), even if `err` is, such as an error of [`errors::redis`].
+    /// An error about Redis counts as one after the work, like every error of `unlock`: it is not
+    /// [retryable](Error::is_retryable), even if `err` is.
     ///
     /// ```
     /// use redlatch::testing::{FakeLock, errors};

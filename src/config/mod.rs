@@ -296,11 +296,11 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait for that quarter, each other one for an eighth of it. After a failure, acquires wait
-    /// for at most 20 ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects
-    /// a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
-    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// The client's other commands wait too, since they share the connection. To limit that, one of several simultaneous
+    /// acquires may wait for that quarter, and the others for an eighth of it. After a failure, acquires wait for at most 20
+    /// ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects a server that
+    /// does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients of a
+    /// [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -355,8 +355,8 @@ impl Config {
     /// ```
     ///
     /// The new connection takes over once all replies on the old one have arrived, so no call fails or is repeated, and
-    /// all holds are kept. A failed login is logged and retried a few times; the old connection is used while the
-    /// server serves it. A client that has never locked anything has no thread for this, and does not reconnect.
+    /// all holds are kept. A failed login is logged and retried, at least once a minute; the old connection is used while
+    /// the server serves it. A client that has never locked anything has no thread for this, and does not reconnect.
     #[must_use]
     pub fn reauth_after(mut self, age: Duration) -> Self {
         self.reauth_after = Some(age);
@@ -386,9 +386,9 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// If only the release finds the loss, the listener is called when Redis replies; for a [`RedLock`](crate::RedLock),
-    /// only if the guard was released by `unlock`. The name may be held again by then: [`Loss::owner`](crate::Loss::owner)
-    /// says which hold is meant.
+    /// If only the release finds the loss, the listener is called when Redis replies, unless the lease is over by then; for
+    /// a [`RedLock`](crate::RedLock), only if the guard was released by `unlock`. Permits of a `Semaphore` are not reported.
+    /// The name may be held again by then: [`Loss::owner`](crate::Loss::owner) says which hold is meant.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

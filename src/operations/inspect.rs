@@ -41,7 +41,7 @@ pub enum LockKind {
     RwLock,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
-    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that only Redisson has used.
+    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that only Redisson has used within a day.
     Semaphore,
     /// A latch, closed.
     Latch,
@@ -98,12 +98,13 @@ pub struct Holder {
     /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
     /// the id.
     pub owner: String,
-    /// How many times the thread holds it (an owner of redlatch: at its last renewal); 0 after a release, while `min_hold`
-    /// keeps the name.
+    /// How many times the thread holds it: with redlatch by its last renewal, and 1 for a read hold. 0 if nobody does, while
+    /// `min_hold` keeps the name or after `detach`.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,
-    /// How long the hold lives unless it is renewed; `None` if it never expires.
+    /// How long the hold lives unless it is renewed; `None` if it never expires. For a reader that is gone, how long the
+    /// lock lives.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "remaining_lease_ms", serialize_with = "serialized::ms")

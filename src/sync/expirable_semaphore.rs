@@ -338,7 +338,7 @@ impl ExpirableSemaphore {
         self.change(Change::Set(n)).map(drop)
     }
 
-    /// Adds `more` permits, or removes some if `more` is negative. A number that was not set counts as zero.
+    /// Adds `more` available permits, or removes some if `more` is negative. Without a number, none is available until then.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -581,9 +581,9 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. The holder's renewals keep a later
-    /// end, so Redis may keep the permit beyond [`max_hold`](Self::max_hold), and replace an earlier one by the usual lease.
-    /// The holder itself calls [`ExpirablePermit::update_lease`].
+    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. The holder's renewals keep an end
+    /// that is later, even beyond [`max_hold`](Self::max_hold), and replace an end that is earlier by the usual lease. The
+    /// holder itself calls [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -867,8 +867,7 @@ impl ExpirablePermit {
         self.hold.valid_until()
     }
 
-    /// Returns the channel that reports the loss of this permit, no later than at [`valid_until`](Self::valid_until).
-    /// No I/O.
+    /// Returns the channel that reports the loss of this permit, at [`valid_until`](Self::valid_until) or earlier. No I/O.
     ///
     /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the permit is released. [`LossReceiver`]
     /// says how to wait for it on another thread, or together with other messages.
@@ -971,9 +970,8 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. After later updates,
-    ///   [`valid_until`](Self::valid_until) counts this call's `lease` at most: Redis may yet execute this request after
-    ///   them.
+    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Redis may still execute
+    ///   this request after later updates, so [`valid_until`](Self::valid_until) then assumes this `lease` at most.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -139,8 +139,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
         self.held.valid_until()
     }
 
-    /// Returns the channel that reports the loss of this hold, no later than at [`valid_until`](Self::valid_until). No
-    /// I/O.
+    /// Returns the channel that reports the loss of this hold, at [`valid_until`](Self::valid_until) or earlier. No I/O.
     ///
     /// The channel receives at most one [`Loss`](crate::Loss), and nothing when the hold is released. [`LossReceiver`] says
     /// how to wait for it on another thread, or together with other messages.

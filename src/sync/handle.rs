@@ -107,7 +107,7 @@ impl<A: AnyKind> Handle<A> {
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
     ///   name as another kind of lock (if that is a read-write lock: [`Error::WrongType`]). A mutex and a reentrant lock are
-    ///   one kind here, and so are both fair locks.
+    ///   one kind here, and so are both fair locks. A `RedLock` is not compared with locks of its clients.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -120,7 +120,7 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
     ///
-    /// Blocks for one round trip, or none if this process has the lock (not for a fair lock), and for more with a contended
+    /// Blocks for one round trip; for none if this process has the lock and it is not fair; for more with a contended
     /// [`MultiLock`](crate::MultiLock); at most for the command timeout.
     ///
     /// ```no_run
@@ -308,8 +308,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
     /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
-    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one gets the rest of
-    /// the lease: up to a tenth, or one tenure if that is less, may be gone.
+    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one gets the lease less
+    /// what has passed: at most a tenth, or one tenure if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -399,8 +399,8 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
     /// is free.
     ///
-    /// `Ok(None)` then means only that another thread or process still had the lock when the time was over. By default both
-    /// cases are `Ok(None)`, since most callers treat them alike.
+    /// `Ok(None)` then means that another thread or process had the lock when Redis last replied. By default both cases are
+    /// `Ok(None)`, since most callers treat them alike.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -31,7 +31,7 @@ use crate::time;
 ///
 /// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
 /// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
-/// Redis, unless a thread of the process waits to write. When a writer leaves, all waiting readers of a process get
+/// Redis, unless a thread of the process waits to write. When a writer leaves, the readers that are next in a process get
 /// the lock with one round trip, and those of other processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
@@ -536,7 +536,8 @@ impl RwLock {
     /// Returns a handle whose waits with a limit return [`Error::Late`](crate::Error::Late) if Redis was too slow to
     /// say whether the lock is free.
     ///
-    /// `Ok(None)` then means only that another thread or process had the lock. By default both cases are `Ok(None)`.
+    /// `Ok(None)` then means that another thread or process had the lock when Redis last replied. By default both cases are
+    /// `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

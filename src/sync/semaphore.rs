@@ -327,7 +327,8 @@ impl Semaphore {
         Ok(self.handle.count_once(FORGET, set)? == 1)
     }
 
-    /// Adds permits, or removes some if `permits` is negative; creates the semaphore if it does not exist.
+    /// Adds permits, or removes some if `permits` is negative; creates the semaphore if it does not exist. Zero does
+    /// nothing.
     ///
     /// Blocks for one round trip, at most for the command timeout. Removed permits may be in use: then
     /// [`available_permits`](Self::available_permits) is negative until enough permits have been returned. The key
@@ -353,7 +354,7 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A negative number becomes zero and is the result, as in
+    /// Blocks for one round trip, at most for the command timeout. A negative number is returned, and becomes zero, as in
     /// Redisson. That undoes the removal by `add_permits`: permits in use are available again once released. The key keeps
     /// its time to live, which Redisson's `drainPermits` drops.
     ///
