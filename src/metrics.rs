@@ -41,8 +41,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns an observer whose series have the label `client`, and the label `lock` with the result of `lock` for
-    /// the name.
+    /// Returns an observer. Its series have the labels `client` and `lock`; the function `lock` makes the latter from the
+    /// lock's name.
     ///
     /// Give each client of a program a different `client`, or their gauges overwrite each other. Install the exporter
     /// first: this call also describes all metrics to it.

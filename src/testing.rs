@@ -414,7 +414,7 @@ pub mod errors {
         }
     }
 
-    /// Makes the [`Error::NotReplicated`] of an acquire that `acked` of `needed` replicas acknowledged.
+    /// Makes the [`Error::NotReplicated`] of an acquire with `acked` of `needed` acknowledgements.
     ///
     /// ```
     /// use redlatch::testing::errors;

@@ -40,7 +40,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived, and repeated within 50 ms, until the time limit or the command timeout; in `try_lock` a single time. If the
+/// arrived, and repeated within 50 ms, until the time limit or the command timeout; `try_lock` repeats it once. If the
 /// majority grants the lock too late, the request is undone too, and the call returns [`Error::Redis`]. A master that is
 /// down, or has not replied yet, is skipped if the others are enough; its client reconnects in the background.
 ///
@@ -65,7 +65,7 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. A majority of subscriptions suffices, since it includes a master that granted the lock and so announces its
+/// enough. A majority of subscriptions suffices: one of them is at a master that granted the lock, which announces its
 /// release. If several processes then get a part each and none a majority, they try again after a random 5 to 50 ms, which
 /// doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the lock is free there (`PTTL`): after
 /// a second, then at growing intervals up to 5 s, and when the holder's leases end. The thread then requests the lock only
@@ -128,8 +128,8 @@ impl Handle<Red> {
     /// acquire first saw the new `run_id`. Clients opened later miss this change. The setting relies on the wall clocks of
     /// the masters, which must not be set forward.
     ///
-    /// A hold that another thread of this process passes on was requested with that thread's setting, so use one setting for
-    /// a name.
+    /// A hold passed on by another thread of this process was granted under that thread's setting, so use one setting for a
+    /// name.
     #[must_use]
     pub fn min_uptime(mut self, longest_lease: Duration) -> Self {
         self.target.up_for = longest_lease;
