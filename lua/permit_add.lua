@@ -26,8 +26,8 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- If the number was deleted, expired permits must not count. Later calls will add the `over - back` that are left, so as
--- many are subtracted here.
+-- If the number was deleted, expired permits must not count. Later calls will add the `over - back` that are left, so these
+-- are subtracted here.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

@@ -2,7 +2,7 @@
 -- own keys and arguments follow those named here.
 --
 -- KEYS[1]  lock   hash: owner -> hold count; of a permit, sorted set: id -> epoch ms at which it expires
--- KEYS[2]  life   string that lives as long as a read hold; of any other hold the lock once more
+-- KEYS[2]  life   string that lives as long as a read hold; for any other hold, KEYS[1] again
 -- ARGV[1]  hold   the field of the hash, or the id of the permit
 -- ARGV[2]  kind   "permit", or "lock"
 --

@@ -23,7 +23,7 @@ local function look()
   return nil, available, now, over, math.min(over, 1000)
 end
 
--- Members below 0 are no permits, as for Redisson.
+-- Scores below 0 are no permits, as for Redisson.
 local function remove_expired(back)
   if back > 0 then
     local first = redis.call('zcount', KEYS[2], '-inf', '(0')

@@ -9,8 +9,8 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
 /// So a contender that was refused looks again after a short random pause. If a majority is taken then, the contender waits
-/// for a message. The message comes from the one holder at its release. Or several contenders only had parts for a moment:
-/// these look again as well, and the last one to look finds the lock free, takes it, and announces its release. A contender
+/// for a message. The message comes from the one holder at its release. If instead several contenders had parts for a
+/// moment, these look again, and the last one to look finds the lock free, takes it, and announces its release. A contender
 /// that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
     /// How many messages had arrived when the last request was made; if it was contested, when its reply came.

@@ -236,8 +236,8 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// The count of messages that a pause of `yield_to_others` has followed, or for which there was no time. Only a later
-    /// message calls for another pause.
+    /// How many messages have had their pause in `yield_to_others`, or found no time for one. Only a later message calls for
+    /// another pause.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,

@@ -20,8 +20,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a single attempt, refused a member taken a moment ago and holding all before it, repeats that request; four
-/// round trips if that is longer.
+/// How long a single attempt that holds all earlier members asks again for one taken a moment ago; four round trips if that
+/// is longer.
 ///
 /// The thread that took it may yet be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);

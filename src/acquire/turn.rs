@@ -16,7 +16,7 @@
 //!    precedence.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
-//!    newcomer's. If it kept the old number, others could come and go, and two waiters would be behind each other.
+//!    newcomer's. With the old number, it could get behind a waiter that is behind that number.
 
 #[cfg(test)]
 mod model;

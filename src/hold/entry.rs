@@ -279,7 +279,7 @@ impl EntryState {
     }
 
     /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog again.
-    /// Check and flag change under one mutex, so no place is left out.
+    /// Check and change are under one mutex, so no place is left out.
     pub(crate) fn update_keeps_places(&mut self) -> bool {
         let are_some = self.places().next().is_some();
         self.extras().keeps_places = are_some;

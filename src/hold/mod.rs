@@ -570,7 +570,7 @@ impl Hold {
         }
     }
 
-    /// The thread has one guard less; returns the report to the observer whose end is due, if that was the last guard.
+    /// The thread has one guard less; returns the report that has to end, if that was the last guard.
     pub(crate) fn unobserve(&self, thread: u64) -> Option<Box<Observed>> {
         let mut all = self.extras.get()?.observed.lock();
         // The thread that found the loss reports the end.

@@ -81,8 +81,8 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether only a short rest of the lease can prevent handing the hold over: a lock with tokens has one left, the name
-    /// is not kept after the release, and no guarded command may still run.
+    /// Whether it may be handed over if enough of the lease is left: a lock with tokens has one left, the name is not kept
+    /// after the release, and no guarded command may still run.
     pub(crate) complete: bool,
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// How pauses grow while the same thing fails again and again: each is twice as long as the one before, up to the longest.
 ///
 /// Most of what reconnects or retries a call does so by one of these rules. Others: `REST` of the pipeline, `PAUSE` of a
-/// quorum, and the next Sentinel after two `SHARE`s.
+/// quorum, and two `SHARE`s until the next Sentinel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
     pub(crate) first: Duration,

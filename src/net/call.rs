@@ -91,7 +91,7 @@ pub(crate) struct DeferredInfo {
     pub(crate) owner: Text<LONGEST_OWNER>,
     /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
     pub(crate) useful_until: Instant,
-    /// If the hold was valid when it was released: until when. A later reply does not prove that the hold was lost before.
+    /// Until when the hold was valid, if it was when it was released. A reply after that does not prove an earlier loss.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts.
@@ -109,7 +109,7 @@ pub(crate) trait Undo: Send + Sync {
 ///
 /// Called with the mutex of the connection held, except for useless entries of the ledger, and never with the call's mutex
 /// held. After a reply, this is called before the call is settled, so a thread that sees the call settled also sees what was
-/// counted. An implementation counts, logs (the leader holds its records back) and queues reports, and never blocks.
+/// counted. An implementation counts, logs (a leader's log records wait) and queues reports, and never blocks.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed the release. `replayed`: an earlier sending may have been executed as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
@@ -145,7 +145,7 @@ pub(crate) struct Answer {
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// No thread is certain to read the reply in time to answer `NOSCRIPT`. So the first such call over a connection carries
+    /// Perhaps no thread reads the reply in time to react to `NOSCRIPT`. So the first such call over a connection carries
     /// its script's text.
     pub(crate) unattended: bool,
     /// Makes the undo of an acquire. The undo is sent when the connection is dropped, since the server may still execute the

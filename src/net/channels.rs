@@ -13,7 +13,7 @@
 //!
 //! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the next
 //! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here. A waiter that subscribes
-//! after a question may have missed a message in between, so it asks again once it is confirmed, even at once. If it was
+//! after a question may have missed a message in between, so it asks again, even if it is confirmed at once. If it was
 //! confirmed before its first question, it need not.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
@@ -201,7 +201,7 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // `ended` has removed this answer's command already: it took the server's own message for the answer.
+            // `ended` took an unasked message for this answer, and has removed the command already.
             Some(Command::Ping) | None => false,
         };
         if is_meant
@@ -391,8 +391,8 @@ impl Channels {
         }
     }
 
-    /// A message has come on a channel. Returns its listeners: the threads that ask for a lock or for permits, or all that
-    /// wait for a latch.
+    /// A message has come on a channel. Returns its listeners: threads that ask Redis for a lock or permits, or wait for a
+    /// latch.
     pub(super) fn message(&self, name: &str) -> Vec<Arc<dyn Listener>> {
         let waiters = self.wanted.get(name).map(|its| &its.waiters[..]);
         let waiters = waiters.unwrap_or_default().iter();

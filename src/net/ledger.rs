@@ -26,7 +26,7 @@
 //!    at the position that it had if it was one before, and is sent again as it was.
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
 //!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
-//!    serves its slot at that time: entries follow a slot that moves, and the successor of a failed master.
+//!    serves its slot at that time: entries follow the slot when it moves or a master fails.
 //! 5. **In order.** Before a command, the connection sends what the ledger has about its keys. Otherwise an acquire would find
 //!    a hold that is long over. A thread that waits for a release triggers this as well.
 //! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
@@ -59,8 +59,8 @@ use crate::verdict::Redirection;
 /// batch is transferred.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
-/// How many entries about the same name are sent before a command. With so many commands in flight the server counts as
-/// busy: while an undo is unanswered, a new attempt then waits for all that was sent before it (`Pipeline::backlog_end`).
+/// How many entries about the same name are sent before a command. Also the number of calls in flight from which, while an
+/// undo is unanswered, a new attempt waits (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {

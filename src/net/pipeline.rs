@@ -205,7 +205,7 @@ impl Pipeline {
     /// The call that ends the backlog; `None` if there is no backlog. There is one if the last undo has no reply and
     /// [`AT_ONCE`] or more calls are in flight.
     ///
-    /// An attempt waits for this call once before it is sent, so each thread adds at most one attempt to the backlog. Threads
+    /// An attempt waits for this call once before it is sent, so a thread has at most one attempt in the backlog. Threads
     /// with short time limits would otherwise send attempts and undos faster than the server executes them.
     pub(super) fn backlog_end(&mut self) -> Option<Arc<Call>> {
         self.last_undo.take_if(|undo| undo.outcome().is_some());
@@ -520,7 +520,7 @@ impl InFlight {
     }
 
     /// The unwritten bytes go over another connection, perhaps to another server. A reason to leave stays: the successor may
-    /// have been made to the server that is to be left.
+    /// lead to the same server.
     pub(super) fn go_on(&mut self, now: Instant) {
         (self.last_heard, self.check_before_write, self.is_in_doubt) = (now, false, false);
         self.introduced.clear();

@@ -249,7 +249,7 @@ impl Request {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }
 
-    /// About how many bytes this request adds to another of its script: its keys and arguments.
+    /// About how many bytes this request adds to those joined with it: its keys and arguments.
     pub(crate) fn joined_len(&self) -> usize {
         self.packed.len()
     }

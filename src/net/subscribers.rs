@@ -161,7 +161,7 @@ impl Subscribers {
         known.iter().map(|its| its.len()).sum()
     }
 
-    /// Tells the subscribers that the table of the masters has changed, unless the one of this version is known.
+    /// Tells the subscribers that the table of the masters has changed, unless they know this version.
     pub(crate) fn follow_masters(&self) {
         let version = self.map.version();
         let mut state = self.state.lock();

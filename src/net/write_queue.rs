@@ -14,9 +14,9 @@
 //!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once: perhaps no other
 //!   thread writes.
 //! - **Writing**: bytes queued by others are written by the same thread.
-//! - **Full**: the server does not read. Only the leader, before each short read, and housekeeping, which is woken at once and
-//!   returns every few milliseconds, try again. Releases go to the ledger, from which they are taken in batches; housekeeping is
-//!   woken for them once the socket takes bytes again.
+//! - **Full**: the server does not read. Two try again: the leader before each short read, and housekeeping at once and then
+//!   every few milliseconds. Releases go to the ledger, from which they are taken in batches; housekeeping is woken for them
+//!   once the socket takes bytes again.
 
 use std::io;
 
@@ -65,7 +65,7 @@ impl WriteQueue {
         std::mem::replace(&mut self.bytes, spare)
     }
 
-    /// So many of the bytes that were taken are written; the rest precedes all that others have queued.
+    /// `written` of the taken bytes are written; the rest precedes all that others have queued.
     pub(super) fn wrote(&mut self, mut bytes: Vec<u8>, written: usize) {
         self.full = written < bytes.len();
         if self.full {

@@ -41,7 +41,7 @@ pub struct Kind {
     /// Undoes an acquire that is no longer needed, or whose outcome is unknown. Removes its hold, and the note that
     /// it may have left.
     pub(crate) undo: MakeRelease,
-    /// Releases a hold that still keeps the name for a while.
+    /// Lets a hold end after a while instead of now.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
     /// Reads the reply to a renewal. `None`: someone has changed the permit's end; the number is now that end. The permit

@@ -77,8 +77,7 @@ impl QuorumNodes {
         released[0].extend(calls);
     }
 
-    /// By the replies so far: how many processes the latest release notified, or the release before if no reply says that of
-    /// the latest.
+    /// How many processes the latest release notified, by the replies so far; the release before it if no reply says that.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {

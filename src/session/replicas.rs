@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::net::call::Call;
 use crate::net::socket::Endpoint;
 
-/// Each further `WAIT` gets one part in so many of the full time.
+/// Each further `WAIT` gets the full time divided by this.
 const SHARE: u32 = 8;
 
 /// The time if the replicas did not acknowledge the last acquire.

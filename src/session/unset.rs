@@ -32,7 +32,7 @@ impl UnsetSemaphores {
         true
     }
 
-    /// Records that Redis has a number for this semaphore. Without the mutex a race may leave it here, and its next loss is not
+    /// Records that Redis has a number for this semaphore. A race on the flag may leave it here; then its next loss is not
     /// logged.
     pub(crate) fn record_set(&self, semaphore: &EntryKey) {
         if self.are_some.load(Ordering::Relaxed) {

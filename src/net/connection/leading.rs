@@ -151,9 +151,9 @@ impl Connection {
             let is_soon = looks_again || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             mine = call.follow(mine, most);
-            // A thread with its reply returns without the connection's mutex, for which all threads compete that were woken
-            // together. Only the thread with the reader gives a call its reply, and taking the reader has ended an
-            // appointment: rule 3. So a call that is done is not appointed, and its thread need not `leave`.
+            // A thread with its reply returns without the connection's mutex, for which all threads woken together compete.
+            // Only the thread with the reader gives a call its reply, and taking the reader has ended an appointment: rule
+            // 3. So a call that is done is not appointed, and its thread need not `leave`.
             if let CallPhase::Done(value) = &mine.phase {
                 return Ok((value.clone(), mine.sent_at));
             }

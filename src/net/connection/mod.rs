@@ -11,9 +11,9 @@
 //! it has to stop. Before it blocks, the leader writes what all threads have queued; another thread writes if nobody leads, or
 //! [if that is worth it](InFlight::is_worth_a_write).
 //!
-//! A leader that steps down first wakes the threads that have their replies, and last the next leader, which then finds their
-//! next commands queued and writes them together. Until then no other thread leads, unless its time is up: the old leader
-//! would otherwise lead again with its next command, and block before the others have queued theirs (bench: many8, many64).
+//! A leader that steps down wakes the threads with replies first and the next leader last, which then finds their next
+//! commands queued and writes them together. Until then no other thread leads, unless its time is up: the old leader would
+//! otherwise lead again with its next command, and block before the others have queued theirs (bench: many8, many64).
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,

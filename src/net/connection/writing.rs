@@ -112,7 +112,7 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Wrote::Down;
             };
-            // The server waits for the rest of a command that was written in part.
+            // Not while the socket is full: the rest of a command has to follow.
             if up.successor.is_some() && !in_flight.unwritten.is_full() {
                 match self.hand_over(&mut state) {
                     true => continue,

@@ -206,7 +206,7 @@ impl Table {
 
     /// Every node that may know the slots: the masters and their replicas, and the addresses of the URL.
     pub(super) fn witnesses(&self, seeds: &[Address]) -> Vec<Address> {
-        // Each node once: its address is a name of its own.
+        // Each node once: by the name that is its address.
         let names = self.names.iter().filter(|(name, address)| name == address);
         let known = names.map(|(name, _)| name);
         let others = seeds

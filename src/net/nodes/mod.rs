@@ -56,7 +56,7 @@ pub(crate) struct Nodes {
     settings: Settings,
     ledger: Arc<Ledger>,
     connections: Numbered,
-    /// The version of the table of masters when the connections to nodes that are no masters any more were last closed.
+    /// The version of the table of masters when connections to former masters were last closed.
     left: AtomicU64,
     /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
     closed: Mutex<bool>,
@@ -118,7 +118,8 @@ impl Nodes {
         }
     }
 
-    /// Separate connections to the same masters, for another purpose. Connecting, or a silence, takes at most `most`.
+    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`, and so does a
+    /// silence: half the command timeout.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
@@ -329,7 +330,7 @@ impl Nodes {
                         Err(Fault::Unreachable(why)) => self.named(node, why),
                         // Only the turn is over.
                         Err(Fault::Late(why)) if Instant::now() < until => self.named(node, why),
-                        // Its certificate may name a host that only the nodes' answer about the slots has.
+                        // Its certificate may be for a host that only the answer about the slots names.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)
                         }

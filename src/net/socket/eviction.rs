@@ -13,7 +13,7 @@ use crate::error::excerpt;
 use crate::report::report;
 
 impl Endpoint {
-    /// Whether the connections of this role ask, and none of the client has yet.
+    /// Whether connections of this role ask, and the client has no answer yet.
     pub(super) fn asks_about_eviction(&self, role: &str) -> bool {
         role == super::COMMANDS && !self.knows_eviction.load(Ordering::Relaxed)
     }

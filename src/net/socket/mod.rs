@@ -44,7 +44,7 @@ pub(crate) const COMMANDS: &str = "link";
 pub(crate) const GUARDED: &str = "guarded";
 
 /// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token, the client's state, and
-/// in a cluster whether another node has the slot by now. A thread that follows may wait half as long again.
+/// in a cluster whether another node has the slot by now. A thread that follows may wait 1.5 times as long.
 pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);
 
 /// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
@@ -239,9 +239,8 @@ impl Socket {
         self.shut(std::net::Shutdown::Both);
     }
 
-    /// Ends the connection behind what was written: a server that has yet to read it goes on to read all. The server may
-    /// answer, so the socket has to stay open: a closed socket answers with a reset, at which the server may drop what it has
-    /// not read.
+    /// Ends only the writing side: the server still reads all that was written. The server may answer, so the socket has to
+    /// stay open: a closed socket answers with a reset, at which the server may drop what it has not read.
     pub(crate) fn finish(&self) {
         self.shut(std::net::Shutdown::Write);
     }

@@ -139,7 +139,7 @@ impl TlsSession {
         Some(n)
     }
 
-    /// Nothing that was encrypted is left, and the writer knows: what is encrypted next begins a command of its own.
+    /// All that was encrypted is written and reported so: what is encrypted next begins a command.
     fn is_clean(&self) -> bool {
         !self.is_writing && self.outgoing.is_empty() && !self.is_held
     }
