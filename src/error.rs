@@ -178,7 +178,7 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if at most a minority of the servers gave an error that is not |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if at most a minority of the servers gave an error that is not retryable |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -213,9 +213,9 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost, or to a command that would count again
-    /// if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits) and
-    /// [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`). Also true if the reply to a guarded command
+    /// True if a reply was lost: that to a [guarded command](crate::MutexGuard::query), or to a command that would count
+    /// again if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits)
+    /// and [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`). Also true if the reply to a guarded command
     /// arrived and could not be read: that command has run. False if Redis replied with an error, even if a script had
     /// written something before it failed.
     ///
@@ -462,7 +462,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// Returns the cause of the cause, mostly `None`: the text already contains the first one.
+    /// Returns the cause of the first cause. Mostly `None`, since the text of this error already contains the first cause.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,

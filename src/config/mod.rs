@@ -296,11 +296,11 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, one of several simultaneous
-    /// acquires may wait for that quarter, and the others for an eighth of it. After a failure, acquires wait for at most 20
-    /// ms each; the first that is acknowledged ends this rule. [`Client::open`](crate::Client::open) rejects a server that
-    /// does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients of a
-    /// [`RedLock`](crate::RedLock) cannot use this setting.
+    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
+    /// simultaneous acquires may wait so long, and each of the others for 1/32 of the command timeout. After a failure,
+    /// acquires wait for at most 20 ms each; the first that is acknowledged ends this rule.
+    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
+    /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -388,7 +388,8 @@ impl Config {
     ///
     /// If only the release finds the loss, the listener is called when Redis replies, unless the lease is over by then; for
     /// a [`RedLock`](crate::RedLock), only if the guard was released by `unlock`. Permits of a `Semaphore` are not reported.
-    /// The name may be held again by then: [`Loss::owner`](crate::Loss::owner) says which hold is meant.
+    /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
+    /// lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -98,8 +98,8 @@ pub struct Holder {
     /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
     /// the id.
     pub owner: String,
-    /// How many times the thread holds it: with redlatch by its last renewal, and 1 for a read hold. 0 if nobody does, while
-    /// `min_hold` keeps the name or after `detach`.
+    /// How many times the thread holds it. Of an owner of redlatch, this is as of the last renewal, and always 1 for a read
+    /// hold. It is 0 if nobody holds the name, while `min_hold` keeps it or after `detach`.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,

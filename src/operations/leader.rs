@@ -85,9 +85,9 @@ impl Election {
 
     /// Iterates over the changes of leader: first who leads now, then each change, `None` when nobody leads.
     ///
-    /// Each step blocks until there is a change. The iterator asks once a second, and ten times while nobody leads, so a
-    /// leader that leads for less may be missed. After an error of Redis the next step asks again. A cancelled token or a
-    /// closed client is an error too, and ends the iteration.
+    /// Each step blocks until there is a change. The iterator asks once a second, or every 0.1 s while nobody leads. A
+    /// leader that leads for a shorter time may be missed. After an error of Redis the next step asks again. A cancelled
+    /// token or a closed client is an error too, and ends the iteration.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

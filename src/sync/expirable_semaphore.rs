@@ -338,7 +338,8 @@ impl ExpirableSemaphore {
         self.change(Change::Set(n)).map(drop)
     }
 
-    /// Adds `more` available permits, or removes some if `more` is negative. Without a number, none is available until then.
+    /// Adds `more` available permits, or removes some if `more` is negative. If no number is set, `more` are available
+    /// afterwards.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -581,8 +582,8 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. The holder's renewals keep an end
-    /// that is later, even beyond [`max_hold`](Self::max_hold), and replace an end that is earlier by the usual lease. The
+    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. When the holder renews the permit,
+    /// a later end stays, even beyond [`max_hold`](Self::max_hold). An earlier end is replaced by the usual lease. The
     /// holder itself calls [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
@@ -970,8 +971,9 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Redis may still execute
-    ///   this request after later updates, so [`valid_until`](Self::valid_until) then assumes this `lease` at most.
+    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Redis may yet execute this
+    ///   request, even after later updates. So from now on [`valid_until`](Self::valid_until) counts on no longer lease than
+    ///   this one.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::sync::traits::{Hold, sealed};
 /// ```
 ///
 /// **Releasing.** Dropping the guard sends as much of the release as the socket takes, without waiting; the client sends the
-/// rest. [`unlock`](Self::unlock) waits for the reply. Only a drop that [closes the client](crate::Client) blocks. A guard
+/// rest. [`unlock`](Self::unlock) waits for the reply. A drop blocks only if it also [closes the client](crate::Client). A guard
 /// that is leaked (`std::mem::forget`) is renewed until the handle's [`max_hold`](crate::Handle::max_hold), or until its
 /// client is closed or its process ends.
 ///
@@ -93,10 +93,10 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold ended earlier; if there is no round trip (see above), only if that is known already.
-    /// [`Error::Redis`] if Redis did not confirm, so that a loss may be unknown: the client resends the release until Redis
-    /// confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed, [`Error::NoQuorum`] if
-    /// too few servers of a `RedLock` answered.
+    /// [`Error::Lost`] if the hold ended earlier. Without a round trip (see above), the call reports only a loss that was
+    /// noticed before. [`Error::Redis`] if Redis did not confirm, so that a loss may be unknown: the client resends the
+    /// release until Redis confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed,
+    /// [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
     }

@@ -134,8 +134,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// Once this process has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first awaits
     /// Redis' reply to the last release. If that reply says that other processes wait, the call waits for 1 ms, so that they
-    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply, and waits for 1 ms unless it knows that nobody
-    /// listens. With a [`SpinLock`](crate::SpinLock), whose waiters Redis does not know, it always waits for 1 ms.
+    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply, and waits for 1 ms unless it knows that no
+    /// other process waits. With a [`SpinLock`](crate::SpinLock), whose waiters Redis does not know, it always waits for 1 ms.
     ///
     /// # Errors
     ///
@@ -308,8 +308,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
     /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
-    /// the lease of this handle is ignored. If a thread of this process passes the lock on, the next one gets the lease less
-    /// what has passed: at most a tenth, or one tenure if that is less.
+    /// the lease of this handle is ignored. If a thread of this process passes the lock on, part of the lease is used up: at
+    /// most a tenth of it, or one tenure if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

@@ -354,9 +354,9 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A negative number is returned, and becomes zero, as in
-    /// Redisson. That undoes the removal by `add_permits`: permits in use are available again once released. The key keeps
-    /// its time to live, which Redisson's `drainPermits` drops.
+    /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is returned and set to
+    /// zero, as in Redisson. That undoes the removal by `add_permits`: permits in use are available again once released. The
+    /// key keeps its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
