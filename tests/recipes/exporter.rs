@@ -75,7 +75,7 @@ fn what_happens_is_recorded_under_labels_that_the_user_gives() {
     let text = PROMETHEUS.render();
     for help in [
         "# HELP redlatch_attempts_total Calls that acquire, by outcome.",
-        "# HELP redlatch_reconnects_total Times a connection for commands, or for guarded commands, was replaced.",
+        "# HELP redlatch_reconnects_total Times a connection for commands, or for guarded commands, was lost and replaced.",
         "# HELP redlatch_renewal_lateness_seconds The longest delay of a renewal within the last 30 to 60 s, in seconds.",
     ] {
         assert!(
