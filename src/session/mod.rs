@@ -31,7 +31,7 @@ use crate::net::masters::Masters;
 use crate::net::nodes::{self, Nodes};
 use crate::net::request::Acknowledgements;
 use crate::net::socket;
-use crate::net::socket::Endpoint;
+use crate::net::socket::{Endpoint, REPLAY};
 use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
 use crate::process::{self, Process};
@@ -46,9 +46,6 @@ use crate::session::reminders::Reminders;
 use crate::session::replicas::Replicas;
 use crate::session::unset::UnsetSemaphores;
 use crate::stats::Counters;
-
-/// The shortest time for which [`Session::replay`] allows repetitions.
-const REPLAY: Duration = Duration::from_secs(60);
 
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
@@ -415,7 +412,8 @@ impl Session {
     }
 
     /// How long Redis remembers such a request of a call with this `timeout`, in milliseconds: twice the time in which
-    /// the request may be repeated, since a frozen server may execute the last repetition late.
+    /// the request may be repeated, since a frozen server may execute the last repetition late, and a connection that was
+    /// given up may still deliver the first one: see [`REPLAY`].
     pub(crate) fn remember_ms(&self, timeout: Duration) -> String {
         lease_ms(2 * self.replay().max(2 * timeout)).to_string()
     }

@@ -43,6 +43,14 @@ pub(crate) const COMMANDS: &str = "link";
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
 
+/// How long a request that Redis applies once may be repeated, at least; and for how long the system sends again what the
+/// server does not acknowledge.
+///
+/// A connection that was given up stays open, so the system may deliver a request long after it was sent again over another
+/// connection. Once Redis has forgotten that it has applied the request, the late copy would count again. Redis remembers it
+/// for twice this time.
+pub(crate) const REPLAY: Duration = Duration::from_secs(60);
+
 /// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token, the client's state, and
 /// in a cluster whether another node has the slot by now. A thread that follows may wait 1.5 times as long.
 pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);

@@ -11,6 +11,8 @@ use parking_lot::{Condvar, Mutex};
 use redis::RedisResult;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
+#[cfg(any(target_os = "android", target_os = "linux"))]
+use super::REPLAY;
 use super::dial::{Dial, SHARE};
 use super::timed_out;
 
@@ -123,6 +125,9 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     }
     // On a real network every second small write would wait for an acknowledgement.
     socket.set_tcp_nodelay(true)?;
+    // Linux otherwise sends for some 15 minutes what a firewall drops. Other systems have no such option.
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    socket.set_tcp_user_timeout(Some(REPLAY))?;
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(ALIVE)

@@ -15,6 +15,17 @@ fn a_socket_that_is_connected_to_itself_found_nobody_and_leaves_the_port() {
     server.bind(&addr).expect("the port is free at once");
 }
 
+// A late copy of a request must not arrive when Redis has forgotten the request.
+#[cfg(any(target_os = "android", target_os = "linux"))]
+#[test]
+fn what_the_server_does_not_acknowledge_is_not_sent_for_longer_than_redis_remembers_it() {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = server.local_addr().expect("it is bound");
+    let stream = connect(&addr, Duration::from_secs(60)).expect("it listens");
+    let timeout = SockRef::from(&stream).tcp_user_timeout();
+    assert_eq!(timeout.expect("Linux has it"), Some(REPLAY));
+}
+
 #[test]
 fn few_threads_look_the_same_host_up_however_many_want_to() {
     use std::sync::atomic::{AtomicUsize, Ordering};
