@@ -18,8 +18,8 @@
 --          -3         not now; the ticket had a place, and has lost it or given it up
 --
 -- Keeps    what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken
--- Twice    as if only the second had run; a late request with 'has' or 'last', whose ticket was released since, neither
---          joins the queue nor takes the lock
+-- Twice    the second run finds the hold or the place of the first; it lengthens a shorter TTL and shortens none. A late request
+--          with 'has' or 'last', whose ticket was released since, neither joins the queue nor takes the lock
 -- Errors   as lock_acquire
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
@@ -45,12 +45,17 @@ end
 local head = first()
 -- A second run finds the hold of the first (`mine`). Otherwise the lock must be free, and nobody alive ahead.
 if mine or left_ms == -2 and (head or ticket) == ticket then
-  redis.call('hset', KEYS[1], ticket, 1)
-  -- Without a TTL the lock would never be free again, so a hold that gets none is removed.
-  local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
-  if type(kept) == 'table' then
-    redis.call('hdel', KEYS[1], ticket)
-    return kept
+  if not mine then
+    redis.call('hset', KEYS[1], ticket, 1)
+  end
+  -- The owner may have locked again with a longer lease since the first run.
+  if left_ms < tonumber(lease_ms) then
+    -- Without a TTL the lock would never be free again, so a hold that gets none is removed.
+    local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
+    if type(kept) == 'table' then
+      redis.call('hdel', KEYS[1], ticket)
+      return kept
+    end
   end
   if placed then
     remove({[ticket] = true})

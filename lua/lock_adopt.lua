@@ -14,14 +14,15 @@
 --
 -- Keeps    every other hold; the hold of `from`, if no token can be drawn or Redis has no memory; nobody is notified, since
 --          nothing is free
--- Twice    by one owner: draws a new token, otherwise as if only the second had run
+-- Twice    by one owner: the second run draws a new token, and lengthens a shorter TTL
 -- Errors   WRONGTYPE for a key that holds something else
 local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 -- HGET fails for a key of another type. The owner has the hold if the script runs twice. A count of 0 says that the owner has
 -- detached the hold since: a copy of the request that arrives late leaves it alone.
 local count = redis.call('hget', KEYS[1], owner)
-if redis.call('hexists', KEYS[1], from) == 0 and (not count or count == '0') then
+local mine = count and count ~= '0'
+if redis.call('hexists', KEYS[1], from) == 0 and not mine then
   return redis.call('exists', KEYS[1]) == 0 and 0 or no_lock('lock') or -1
 end
 local wrong, first, last
@@ -33,7 +34,12 @@ if wrong then
 end
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write. The new field precedes the
 -- removal of the old one, so that the hash is never empty and keeps its TTL.
-redis.call('pexpire', KEYS[1], lease_ms)
-redis.call('hset', KEYS[1], owner, 1)
+-- After the first run the owner may have locked again with a longer lease.
+if not mine or redis.call('pttl', KEYS[1]) < tonumber(lease_ms) then
+  redis.call('pexpire', KEYS[1], lease_ms)
+end
+if not mine then
+  redis.call('hset', KEYS[1], owner, 1)
+end
 redis.call('hdel', KEYS[1], from)
 return first and { first, last } or 1

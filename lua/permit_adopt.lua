@@ -12,7 +12,7 @@
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
 --          notified; returning permits does not create a deleted string
--- Twice    as if only the second had run
+-- Twice    the second run moves the end of the permit only to a later one
 -- Errors   WRONGTYPE for a key of another type
 local from, id, lease_ms = ARGV[1], ARGV[2], ARGV[3]
 
@@ -23,13 +23,16 @@ end
 return_expired(available, back)
 
 -- The permit has the other id already if the script runs twice.
-local over_at = redis.call('zscore', KEYS[2], id) or redis.call('zscore', KEYS[2], from)
+local adopted = redis.call('zscore', KEYS[2], id)
+local over_at = adopted or redis.call('zscore', KEYS[2], from)
 if tonumber(over_at or 0) <= tonumber(now) then
   return 0
 end
 -- Redis rejects writes for lack of memory only until the script's first write. This ZREM needs none and removes nothing, since
 -- no id is empty; after it ZADD succeeds.
 redis.call('zrem', KEYS[2], '')
-redis.call('zadd', KEYS[2], string.format('%.0f', now + lease_ms), id)
+-- Its holder may have given it a longer lease since the first run.
+local ends = math.max(now + lease_ms, tonumber(adopted or 0))
+redis.call('zadd', KEYS[2], string.format('%.0f', ends), id)
 redis.call('zrem', KEYS[2], from)
-return { now + lease_ms }
+return { ends }

@@ -693,3 +693,21 @@ fn a_late_request_of_a_waiter_leaves_a_kept_hold_as_it_is() {
         assert!(server.pttl("orders") <= 10_000);
     }
 }
+
+// The connection of the first copy was given up, and delivered it when the owner had locked again with a longer lease.
+#[test]
+fn a_late_request_of_a_holder_does_not_shorten_its_lease() {
+    let server = Server::start();
+    let mut listener = server.connection();
+    let mut lock = Fair::new(&server, &mut listener, "orders");
+    for place in ["new", "has", "last", "none"] {
+        assert_eq!(lock.acquire("new", 'a'), Ok(Value::Nil));
+        server.cli(&["HSET", "orders", &ticket('a'), "2"]);
+        server.cli(&["PEXPIRE", "orders", "600000"]);
+        assert_eq!(lock.acquire(place, 'a'), Ok(Value::Nil), "{place}");
+        assert!(server.pttl("orders") > 500_000, "{place}");
+        let held: u64 = server.ask(&["HGET", "orders", &ticket('a')]);
+        assert_eq!(held, 2, "{place}");
+        server.cli(&["DEL", "orders"]);
+    }
+}

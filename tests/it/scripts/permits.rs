@@ -358,6 +358,7 @@ const TABLE: &[Table] = &[
             "acquire p1+p2     | now+30s | out{p1:now+30s p2:now+30s} permits=2 q1=1@60s",
             "adopt p1 p3 60s   | now+60s | out{p2:now+30s p3:now+60s} permits=2 q1=1@60s",
             "adopt p1 p3 90s   | now+90s | out{p2:now+30s p3:now+90s} permits=2 q1=1@60s",
+            "adopt p1 p3 60s   | now+90s | out{p2:now+30s p3:now+90s} permits=2 q1=1@60s",
             "adopt p1 p4       | 0",
             "ZADD out 1 p3     |         | out{p2:now+30s p3:1} permits=2 q1=1@60s",
             "adopt p3 p5       | 0       | out{p2:now+30s} permits=3 q1=1@60s | 3",
