@@ -46,8 +46,8 @@ end
 
 -- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is over `waiter_ms / 2` ago, Redis
 -- was unreachable or all waiters died. An outage must not cost places, so all get another `waiter_ms`, but only once. The
--- member '' marks that they got it: it and they get `now + waiter_ms - 1`. Any refresh gives more, so the latest time equals
--- the mark's only until the next refresh.
+-- member '' marks that: it and they get `now + waiter_ms - 1`, and any refresh gives more. So while the latest time is the
+-- mark's, nobody has refreshed since.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
   -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
   redis.call('zrem', KEYS[4], '')

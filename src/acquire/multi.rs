@@ -254,7 +254,8 @@ impl Members {
     /// Asks for all members at once, except the one for which the thread has waited. Asks again for a member that may
     /// soon be free.
     ///
-    /// If all members are free, one of several threads that try at the same time gets them all: see [`asks_again`].
+    /// If all members are free, one of several threads that try at the same time gets them all, unless their round trips
+    /// differ much: see [`asks_again`].
     fn gather(
         &self,
         waited_for: Option<(usize, GuardInner)>,
@@ -455,7 +456,8 @@ enum Gathering {
 
 /// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the
 /// members before it and releases those behind it; otherwise it releases all. All sets are in the same order, so if all
-/// members are free, one of the threads that try at the same time always gets its whole set:
+/// members are free, one of the threads that try at the same time gets its whole set, as long as none asks in vain for its
+/// whole time:
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins

@@ -444,8 +444,8 @@ impl LockSpec {
     }
 
     /// Like [`ask`](Self::ask), for a request that Redis applies once, however often it is sent. `make` makes the request
-    /// from its keys. Once at least `forget` earlier requests have been answered, the request also deletes the keys of that
-    /// many.
+    /// from its keys. Once `forget` or more earlier requests have been answered, the request also deletes `forget` of their
+    /// keys.
     pub(crate) fn ask_once<T>(
         &self,
         protocol: &Protocol,

@@ -105,7 +105,7 @@ pub(crate) struct EntryKey {
 pub(crate) struct EntryState {
     pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
     extras: Option<Box<EntryExtras>>,
-    /// The entry is on the list of free ones, outside the registry, or in a sweep: rule 3 at
+    /// The entry is not to be listed as free now: it is listed, in a sweep, or outside the registry. Rule 3 at
     /// [`Registry`](crate::hold::Registry).
     pub(super) is_listed: bool,
 }

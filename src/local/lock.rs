@@ -81,7 +81,7 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether it may be handed over if enough of the lease is left: a lock with tokens has one left, the name is not kept
+    /// Whether the hold may be handed over, apart from its lease: a lock with tokens has one left, the name is not kept
     /// after the release, and no guarded command may still run.
     pub(crate) complete: bool,
 }

@@ -27,8 +27,8 @@
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
 //!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
 //!    serves its slot at that time: entries follow the slot when it moves or a master fails.
-//! 5. **In order.** Before a command, the connection sends what the ledger has about its keys. Otherwise an acquire would find
-//!    a hold that is long over. A thread that waits for a release triggers this as well.
+//! 5. **In order.** Before a command, the connection sends what the ledger has about its keys, up to [`AT_ONCE`] entries.
+//!    Otherwise an acquire would find a hold that is long over. A thread that waits for a release triggers this as well.
 //! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
 //!    an entry.
 //!
@@ -76,8 +76,8 @@ type LedgerPlace = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; a command
-    /// to that node takes all of them, whatever their keys.
+    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; all of them
+    /// precede a command to that node, whatever its keys.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,

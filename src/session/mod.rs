@@ -404,8 +404,8 @@ impl Session {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// The keys of a request about the object at `key` that Redis applies once, sent by a call with this `timeout`. Once at
-    /// least `forget` earlier requests have been answered, the request also deletes the keys of that many.
+    /// The keys of a request about the object at `key` that Redis applies once, sent by a call with this `timeout`. Once
+    /// `forget` or more earlier requests have been answered, the request also deletes `forget` of their keys.
     pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
         let forgotten = self.requests.take(key, forget);
         RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
