@@ -621,8 +621,11 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
     let wrap = |script: &str| {
         format!(
             "local function run()\n{script}\nend\n\
+             local began = redis.call('time')\n\
              local lives, reply = redis.call('exists', '{}'), run()\n\
-             return {{lives, reply or 'taken', redis.call('exists', KEYS[1])}}",
+             local ended = redis.call('time')\n\
+             local took = (ended[1] - began[1]) * 1000000 + ended[2] - began[2]\n\
+             return {{lives, reply or 'taken', redis.call('exists', KEYS[1]), took}}",
             hold("orders", THEM, 1)
         )
     };
@@ -638,7 +641,7 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
         eventually("the writer is in", || {
             let args = [&*field, "", "0", "1", "30000", &prefix];
             let keys = ["orders", &writers, &readers];
-            let (lives, (taken, left, _), _): (bool, (bool, i64, String), bool) =
+            let (lives, (taken, left, _), ..): (bool, (bool, i64, String), bool, i64) =
                 run(&mut stage.con, &write, &keys, &args).unwrap();
             match taken {
                 false => assert!(lives && (0..=5).contains(&left), "{left} ms left"),
@@ -652,9 +655,10 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
         stage.says("read a");
         eventually("the lock is free", || {
             let keys = ["orders", &channel, &own];
-            let (lives, _, held): (bool, i64, bool) =
+            let (lives, _, held, took): (bool, i64, bool, i64) =
                 run(&mut stage.con, &read_release, &keys, &[US, &prefix]).unwrap();
-            assert_eq!(lives, held);
+            // If the server is suspended within PEXPIRE, Redis 7.0 finds the new end in the past, and deletes the lock.
+            assert!(lives == held || lives && took >= 500, "{took} µs");
             !held
         });
     }
