@@ -421,8 +421,8 @@ impl Client {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
-    /// Takes a lock or permit away from one owner; `false` if that owner does not hold it, or [`inspect`](Self::inspect)
-    /// does not list it.
+    /// Takes a lock or permit away from one owner; `false` if that owner does not hold it, or is not among the holders that
+    /// [`inspect`](Self::inspect) lists.
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has

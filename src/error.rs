@@ -213,7 +213,7 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if a reply was lost: that to a [guarded command](crate::MutexGuard::query), or to a command that would count
+    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost, or the reply to a call that would count
     /// again if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits)
     /// and [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`). Also true if the reply to a guarded command
     /// arrived and could not be read: that command has run. False if Redis replied with an error, even if a script had
@@ -462,7 +462,8 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// Returns the cause of the first cause. Mostly `None`, since the text of this error already contains the first cause.
+    /// Skips the direct cause, since the text of this error contains it already, and returns what caused that one. Mostly
+    /// `None`.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let cause: &(dyn std::error::Error + 'static) = match self {
             Self::Redis { source, .. } => &**source,

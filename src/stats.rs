@@ -171,8 +171,8 @@ counters! {
     /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
     /// none was sent.
     missed_messages,
-    /// Times this process let others acquire first: because its tenure was over, or because processes that waited at the end
-    /// of its tenure had not yet had a turn.
+    /// Times this process let others acquire first: at the end of its tenure, and later while a process that waited then had
+    /// still not had its turn.
     yields,
     /// Renewals confirmed by Redis.
     renewals,

@@ -386,8 +386,8 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// If only the release finds the loss, the listener is called when Redis replies, unless the lease is over by then; for
-    /// a [`RedLock`](crate::RedLock), only if the guard was released by `unlock`. Permits of a `Semaphore` are not reported.
+    /// A loss that only the release finds is reported when Redis replies. It is not reported if the lease is over by then,
+    /// nor for a [`RedLock`](crate::RedLock) whose guard was dropped instead of unlocked, nor for permits of a `Semaphore`.
     /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
     /// lost.
     ///

@@ -46,7 +46,7 @@ pub struct UnconfirmedRenewal {
         serde(rename = "confirmed_ago_s", serialize_with = "serialized::s")
     )]
     pub confirmed_ago: Duration,
-    /// The lease. Unless the hold is confirmed again, it is lost once `confirmed_ago` is about as long.
+    /// The lease. If the hold is not confirmed again, it is lost when `confirmed_ago` reaches about this time.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "lease_s", serialize_with = "serialized::s")

@@ -41,7 +41,8 @@ pub enum LockKind {
     RwLock,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
-    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that only Redisson has used within a day.
+    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that no client of redlatch has used in
+    /// the last day.
     Semaphore,
     /// A latch, closed.
     Latch,
@@ -99,12 +100,13 @@ pub struct Holder {
     /// the id.
     pub owner: String,
     /// How many times the thread holds it. Of an owner of redlatch, this is as of the last renewal, and always 1 for a read
-    /// hold. It is 0 if nobody holds the name, while `min_hold` keeps it or after `detach`.
+    /// hold. It is 0 if the name is taken although nobody holds it: after an early release with `min_hold`, or after
+    /// `detach`.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,
-    /// How long the hold lives unless it is renewed; `None` if it never expires. For a reader that is gone, how long the
-    /// lock lives.
+    /// How long the hold lives unless it is renewed; `None` if it never expires. A reader whose lease is over may still be
+    /// listed; the value is then how long the key of the whole lock lives.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "remaining_lease_ms", serialize_with = "serialized::ms")

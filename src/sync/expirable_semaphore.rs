@@ -338,8 +338,8 @@ impl ExpirableSemaphore {
         self.change(Change::Set(n)).map(drop)
     }
 
-    /// Adds `more` available permits, or removes some if `more` is negative. If no number is set, `more` are available
-    /// afterwards.
+    /// Adds `more` available permits, or removes some if `more` is negative. If no number is set, the semaphore then has
+    /// `more` available permits.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -972,8 +972,8 @@ impl ExpirablePermit {
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
     ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Redis may yet execute this
-    ///   request, even after later updates. So from now on [`valid_until`](Self::valid_until) counts on no longer lease than
-    ///   this one.
+    ///   request, even after later updates. So after this error [`valid_until`](Self::valid_until) never assumes a longer
+    ///   lease than this one.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

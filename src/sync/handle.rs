@@ -107,7 +107,8 @@ impl<A: AnyKind> Handle<A> {
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
     ///   name as another kind of lock (if that is a read-write lock: [`Error::WrongType`]). A mutex and a reentrant lock are
-    ///   one kind here, and so are both fair locks. A `RedLock` is not compared with locks of its clients.
+    ///   one kind here, and so are both fair locks. If a thread holds a name by a `RedLock` and locks it by one of its
+    ///   clients, or the reverse, this is not detected.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -204,8 +205,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log, also if only the release finds the loss (not for a [`RedLock`](crate::RedLock)). To get the loss as an error,
-    /// use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// log. If only the release finds the loss, these two report it, except for a [`RedLock`](crate::RedLock). To get the
+    /// loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -308,8 +309,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
     /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
-    /// the lease of this handle is ignored. If a thread of this process passes the lock on, part of the lease is used up: at
-    /// most a tenth of it, or one tenure if that is less.
+    /// the lease of this handle is ignored. A thread that gets the lock from another thread of this process gets less than
+    /// the whole lease: up to a tenth is missing, or one tenure if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -389,8 +390,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits for it, under the timeout of that thread
-    /// and not of this handle. The call's time limit and token still end the wait.
+    /// While another thread of this process asks Redis for the lock, a call waits for that request, which has the timeout of
+    /// that thread's handle and not of this one. The call's time limit and token still end the wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))

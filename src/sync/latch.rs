@@ -47,9 +47,9 @@ const FORGET_ONE: usize = 1;
 /// one round and start the next, a waiter that wakes late waits for the end of the next round, as in Redisson.
 ///
 /// **Counting once.** If the client sends a request again because a reply or a connection was lost, Redis applies it once.
-/// For this, Redis keeps its result, at `{jobs}:request:<id>` for a latch `jobs`, until later requests of the client about
-/// this latch delete it, but no longer than two minutes (four command timeouts if that is longer). A call that the program
-/// repeats counts again.
+/// For this, Redis keeps the result of each request: for a latch `jobs` at `{jobs}:request:<id>`. Later requests of the
+/// client about this latch delete the key; otherwise it expires after two minutes (four command timeouts if that is longer).
+/// A call that the program repeats counts again.
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,

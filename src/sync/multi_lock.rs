@@ -57,11 +57,11 @@ use crate::sync::traits::Lock;
 /// thread does not notice that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. An exception to
-/// *Waiting*: a thread that took a member only a moment ago may give it back soon. So the refused thread keeps the members
-/// that sort before that one, and repeats its request. It does so for two round trips; in `try_lock` for four or for 250 ms,
-/// whichever is longer, but within the command timeout. So of the threads that try for free locks at the same time, one gets
-/// its whole set. This requires that all threads use the same server addresses and the same lease (what is left of it tells
-/// when a member was taken), and that none is stopped for longer than these round trips.
+/// *Waiting*: a thread that took a member only a moment ago may give it back soon. So a thread that is refused such a member
+/// keeps the members that sort before it, and requests it again. It does so for two round trips; in `try_lock` for four or
+/// for 250 ms, whichever is longer, but within the command timeout. So of the threads that try for free locks at the same
+/// time, one gets its whole set. This requires that all threads use the same server addresses and the same lease (what is
+/// left of it tells when a member was taken), and that none is stopped for longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

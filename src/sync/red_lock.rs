@@ -65,12 +65,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
 /// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. A majority of subscriptions suffices. It shares at least one master with the holder's majority, and that master
-/// announces the release. If several processes then get a part each and none a majority, they try again after a random 5 to
-/// 50 ms, which doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the lock is free there
-/// (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The thread then requests
-/// the lock only if a majority reports it free. After a whole tenure of one process, its next waiting thread pauses if other
-/// processes listen: for four times as long as the last grant took, at least 1 ms and at most 50 ms.
+/// enough. The subscriptions need not reach all masters: a majority shares at least one master with the holder's majority,
+/// and that master announces the release. If several processes then get a part each and none a majority, they try again
+/// after a random 5 to 50 ms, which doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the
+/// lock is free there (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The
+/// thread then requests the lock only if a majority reports it free. After a whole tenure of one process, its next waiting
+/// thread pauses if other processes listen: for four times as long as the last grant took, at least 1 ms and at most 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a

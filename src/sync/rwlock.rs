@@ -31,8 +31,8 @@ use crate::time;
 ///
 /// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
 /// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
-/// Redis, unless a thread of the process waits to write. When a writer leaves, the readers that are next in a process get
-/// the lock with one round trip, and those of other processes at the same time.
+/// Redis, unless a thread of the process waits to write. When a writer leaves, all readers that are next in one process get
+/// the lock together, with one round trip. Readers of several processes get it at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
 /// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
