@@ -7,7 +7,7 @@
 -- ARGV[3]  lease_ms      integer > 0; how long the hold lives from now on
 -- ARGV[4]  token_ttl_ms  integer; how long the counter lives after its last use; 0: without an end
 --
--- Returns  1             the owner has it, with a count of one
+-- Returns  1             the owner has it, at first with a count of one
 --          two strings   the same; the first and the last of the tokens drawn
 --          0             nobody holds the lock
 --          -1            somebody else holds it

@@ -101,24 +101,29 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The budget of one of several requests that end together: the rest of the time, or the command timeout of its server.
+    /// The budget of one of several requests that begin and end together: all of the time, or the command timeout of its server.
     pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
         let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
             other
         } else {
-            Self { began, ..self }
+            self
         }
     }
 
+    /// The rest of the budget, for a request that begins at `began`.
+    pub(crate) fn rest_from(self, began: Instant) -> Self {
+        Self { began, ..self }
+    }
+
     /// How long the request may take.
-    pub(crate) fn span(&self) -> Duration {
+    fn span(&self) -> Duration {
         self.until.saturating_duration_since(self.began)
     }
 
-    /// When half of the time is over.
-    pub(crate) fn half(&self) -> Instant {
-        self.began + self.span() / 2
+    /// When half of the time from `began` on is over.
+    pub(crate) fn half_from(&self, began: Instant) -> Instant {
+        began + self.until.saturating_duration_since(began) / 2
     }
 
     /// Whether the caller's time was up and nothing else went wrong. `is_late`: the server responds, and only this reply
@@ -129,8 +134,10 @@ impl Budget {
 
     /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
     /// timeout of its own. `is_unanswered`: a reply might have come with more time.
-    pub(crate) fn concerns_all(&self, is_unanswered: bool) -> bool {
-        !self.ends_with_caller && is_unanswered
+    ///
+    /// A request of a multi-lock may begin when little of the attempt's time is left, and then shows too little about Redis.
+    pub(crate) fn concerns_all(&self, is_unanswered: bool, command_timeout: Duration) -> bool {
+        !self.ends_with_caller && is_unanswered && self.span() >= command_timeout / 2
     }
 }
 
@@ -208,17 +215,17 @@ mod tests {
         let whole = Deadline::at(now + timeout).budget(now, timeout);
         assert!(short.was_too_short(true) && !short.was_too_short(false));
         assert!(!whole.was_too_short(true) && !whole.was_too_short(false));
-        assert!(whole.concerns_all(true) && !whole.concerns_all(false));
-        assert!(!short.concerns_all(true) && !short.concerns_all(false));
+        let concerns = |budget: Budget, unanswered| budget.concerns_all(unanswered, timeout);
+        assert!(concerns(whole, true) && !concerns(whole, false));
+        assert!(!concerns(short, true) && !concerns(short, false));
         // One of several clients, with a shorter command timeout than the others, ends the request for itself.
         assert!(!short.within(now, timeout / 4).was_too_short(true));
         assert!(short.within(now, timeout).was_too_short(true));
         // A request that begins later has less time.
-        assert_eq!(
-            whole.within(now + timeout / 3, timeout).span(),
-            timeout * 2 / 3
-        );
-        assert_eq!(whole.half(), now + timeout / 2);
+        assert!(concerns(whole.within(now + timeout / 9, timeout), true));
+        let begins = |at| whole.rest_from(now + at);
+        assert!(concerns(begins(timeout / 3), true) && !concerns(begins(timeout * 2 / 3), true));
+        assert_eq!(whole.half_from(now), now + timeout / 2);
         assert_eq!(Deadline::NEVER.budget(now, timeout).until, now + timeout);
     }
 

@@ -241,8 +241,12 @@ fn stays(key: &str) -> bool {
 /// is only slow, and may do so twice after one fault.
 fn note_promotions(journal: &Journal, done: &AtomicBool, mut roles: Roles) {
     const TICK: Duration = ms(50);
-    let mut known = roles.masters();
     let mut looked = now();
+    let mut known = roles.masters();
+    while known.len() != 1 && !done.load(Ordering::SeqCst) {
+        looked = now();
+        known = roles.masters();
+    }
     let mut begun = false;
     while !done.load(Ordering::SeqCst) {
         thread::sleep(TICK);

@@ -314,7 +314,7 @@ impl<S: Strategy> Waiting<'_, S> {
             let (spec, wait, heard) = (self.spec, self.wait, &mut self.messages_heard);
             let began = *began.get_or_insert(now);
             let budget = wait.budget(began, spec.command_timeout);
-            let asks_by = budget.half();
+            let asks_by = budget.half_from(began);
             if self.strategy.has_asked_ahead()
                 || !yielding::yield_to_others(self.strategy, spec, wait, asks_by, heard)?
             {
@@ -402,11 +402,12 @@ impl<S: Strategy> Waiting<'_, S> {
         if budget.was_too_short(failure.is_late()) {
             return self.end(Outcome::without_grant(self.was_refused));
         }
-        if budget.concerns_all(failure.is_unanswered()) {
+        let timeout = self.spec.command_timeout;
+        if budget.concerns_all(failure.is_unanswered(), timeout) {
             // The threads queued behind this one get the error now, instead of each after a timeout of its own. A thread
             // whose handle has a longer timeout goes on.
             let error = self.spec.make_error(S::DOING, failure.clone());
-            self.strategy.entry().dismiss(&error, budget.span());
+            self.strategy.entry().dismiss(&error, timeout);
         }
         // Until this thread is off the queue, another may hand over the thing; then the grant is returned and not the
         // error.

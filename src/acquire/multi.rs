@@ -226,7 +226,8 @@ impl Members {
 
     /// When half of the time of `round` is over. The requests of the round have the other half.
     fn half_of(&self, round: WaitMode) -> Instant {
-        round.budget(Instant::now(), self.command_timeout()).half()
+        let now = Instant::now();
+        round.budget(now, self.command_timeout()).half_from(now)
     }
 
     /// Checks that members with the same key are on different servers, as far as these answer within half the time of
@@ -282,7 +283,7 @@ impl Members {
         let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
             let began = Instant::now();
-            let answers = self.ask_for(asked.clone(), &mut held.0, round);
+            let answers = self.ask_for(asked.clone(), &mut held.0, round.rest_from(began));
             let (refused, by) = match answers {
                 Ok(Answers::Granted) if asked != all => {
                     asked = all.clone();
@@ -456,8 +457,8 @@ enum Gathering {
 
 /// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the
 /// members before it and releases those behind it; otherwise it releases all. All sets are in the same order, so if all
-/// members are free, one of the threads that try at the same time gets its whole set, as long as none asks in vain for its
-/// whole time:
+/// members are free, one of the threads that try at the same time gets its whole set, as long as no thread uses up the time
+/// for which it asks again:
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins

@@ -41,6 +41,14 @@ impl WaitMode {
         matches!(self, Self::Until(_))
     }
 
+    /// A further request of a joint attempt, which begins at `began`.
+    pub(crate) fn rest_from(self, began: Instant) -> Self {
+        match self {
+            Self::Together(budget) => Self::Together(budget.rest_from(began)),
+            wait => wait,
+        }
+    }
+
     /// When the wait, or the joint attempt, ends. A single attempt has no deadline.
     pub(crate) fn deadline(self) -> Deadline {
         match self {

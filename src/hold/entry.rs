@@ -200,11 +200,11 @@ impl Entry {
         }
     }
 
-    /// Fails the threads in the queue whose command timeout is at most `asked_for`: a request of that length got no reply, and
-    /// each of them would only find that out again. The caller, who asked for the lock, gives up afterwards, which wakes the
-    /// next thread that stays.
-    pub(crate) fn dismiss(&self, error: &MakeError, asked_for: Duration) {
-        let concerns = |waiter: &Arc<Waiter>| waiter.command_timeout <= asked_for;
+    /// Fails the threads in the queue whose command timeout is not longer than that of the caller: Redis did not reply to the
+    /// caller, and each of them would only find that out again. The caller gives up afterwards, which wakes the next thread
+    /// that stays.
+    pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
+        let concerns = |waiter: &Arc<Waiter>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
         let mut waiters = state.lock.dismiss(concerns);
         let mut first = None;

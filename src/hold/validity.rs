@@ -186,7 +186,7 @@ impl Lease {
     }
 
     /// Redis has confirmed a renewal that requested `ttl` and was sent at `sent_at`. The lease may have been changed since the
-    /// renewal was built, so the shorter one counts.
+    /// renewal was built, and Redis may have executed either request last, so the shorter lease counts.
     pub(crate) fn confirm_renewal(&mut self, sent_at: Instant, ttl: Duration) {
         if self.is_renewed {
             self.confirm(sent_at, span(ttl).min(self.ttl));

@@ -645,7 +645,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         wakeups
     }
 
-    /// Takes these threads off the queue, unless they wait for a thread of this process; the caller wakes them.
+    /// Takes these threads off the queue, unless they wait for an exclusive holder of this process; the caller wakes them.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
         // The exclusive holder has asked Redis for something of its own, for example a read hold below.
         if self.exclusive.is_some() {

@@ -368,6 +368,33 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
     }
 }
 
+// Otherwise each of them would find that out again, and take a command timeout of its own.
+timed!(threads_queued_behind_a_multi_lock_that_gets_no_reply_end_with_it);
+fn threads_queued_behind_a_multi_lock_that_gets_no_reply_end_with_it() {
+    const PATIENCE: Duration = ms(1_000);
+    let server = Server::start();
+    let config = Config::new(server.url()).command_timeout(PATIENCE);
+    let client = Client::open(config).unwrap();
+    let names = ["a", "b"].map(unique);
+    let both = client.multi_lock(&names);
+    drop(both.lock().unwrap());
+    server.freeze();
+    let mut crew = Crew::new();
+    let frozen = Instant::now();
+    crew.spawn(move || assert!(both.lock().is_err()));
+    crew.all_parked();
+    for name in &names {
+        let lock = client.mutex(name);
+        crew.spawn(move || {
+            assert!(lock.lock().is_err());
+            let took = frozen.elapsed();
+            assert!(took < loosely(PATIENCE * 3 / 2), "{took:?}");
+        });
+    }
+    crew.join();
+    server.thaw();
+}
+
 timed!(two_frozen_servers_cost_one_command_timeout);
 fn two_frozen_servers_cost_one_command_timeout() {
     let servers = [(); 3].map(|()| Server::start());

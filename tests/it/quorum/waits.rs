@@ -269,7 +269,8 @@ fn the_pause_after_a_contested_round_is_not_cut_short_by_a_confirmation() {
     /// The shortest pause.
     const PAUSE: f64 = 0.005;
     let mut split = Split::new("pause");
-    let mut commands = split.servers[0].connection();
+    // The round cannot end without the reply of this server.
+    let mut commands = split.servers[1].connection();
     commands
         .send_packed_command(&redis::cmd("MONITOR").get_packed_command())
         .unwrap();

@@ -139,7 +139,7 @@ impl Deployment {
     /// Makes the Sentinels replace the healthy master, which stays a master for about 10 s. Returns the number of the
     /// successor, once the Sentinels name it.
     pub(crate) fn promote(&self) -> usize {
-        let mut old = self.named();
+        let mut old = 0;
         // The Sentinels may be replacing the master already, since a busy machine makes it look dead.
         eventually("a failover begins", || {
             old = self.named();
