@@ -15,8 +15,6 @@ use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use super::REPLAY;
 use super::dial::{Dial, SHARE};
 use super::timed_out;
-#[cfg(any(target_os = "android", target_os = "linux"))]
-use crate::report::report;
 
 /// How often the system shows a firewall on the way that an idle connection is in use. Many forget one after a minute or more.
 const ALIVE: Duration = Duration::from_secs(15);
@@ -129,12 +127,7 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     // Linux otherwise sends for some 15 minutes what a firewall drops. Other systems have no such option.
     #[cfg(any(target_os = "android", target_os = "linux"))]
-    if let Err(err) = socket.set_tcp_user_timeout(Some(REPLAY)) {
-        report!(
-            Debug,
-            "limiting the time of unacknowledged data failed: {err}"
-        );
-    }
+    socket.set_tcp_user_timeout(Some(REPLAY)).ok();
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(ALIVE)
