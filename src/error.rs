@@ -154,8 +154,8 @@ pub enum Error {
         /// Which rule the name breaks.
         reason: &'static str,
     },
-    /// A setting or an argument cannot work, and nothing was sent; or the server is of another sort than the URL says, such
-    /// as a node of a cluster for `redis://`; or two clients of a [`RedLock`](crate::RedLock) or multi-lock have the same
+    /// A setting or an argument cannot work, and nothing was sent. Or the server is of another sort than the URL says, such
+    /// as a node of a cluster for `redis://`. Or two clients of a [`RedLock`](crate::RedLock) or multi-lock have the same
     /// server.
     #[non_exhaustive]
     InvalidSetting {
@@ -213,11 +213,11 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost, or the reply to a call that would count
-    /// again if repeated, such as [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits)
-    /// and [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`). Also true if the reply to a guarded command
-    /// arrived and could not be read: that command has run. False if Redis replied with an error, even if a script had
-    /// written something before it failed.
+    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost. Also true if the reply was lost to a
+    /// call that would count again if repeated, such as [`count_down`](crate::Latch::count_down),
+    /// [`add_permits`](crate::Semaphore::add_permits) and [`force_unlock`](crate::Handle::force_unlock) (not of a
+    /// `RedLock`). Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
+    /// Redis replied with an error, even if a script had written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///

@@ -41,7 +41,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns an observer. Its series have the labels `client` and `lock`; the function `lock` makes the latter from the
+    /// Returns an observer. The series have the labels `client` and `lock`; the function `lock` makes the latter from the
     /// lock's name.
     ///
     /// Give each client of a program a different `client`, or their gauges overwrite each other. Install the exporter

@@ -363,7 +363,7 @@ impl<S: Strategy> Waiting<'_, S> {
         let until = Deadline::at(wait.deadline().earliest(until));
         // With notes, the reply says when to ask again, which need not be the end of a lease.
         let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
-        let left = &|now| Some(lease_ends?.saturating_duration_since(now));
+        let left = |now| Some(lease_ends?.saturating_duration_since(now));
         let stop = || spec.must_stop();
         let listening = self.strategy.listening();
         loop {

@@ -462,7 +462,7 @@ enum Gathering {
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins
-///   before M, so M is also that thread's first member. It was not refused that, so it did not give up.
+///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that has
 ///   that member has its whole set, or releases the member: it cannot be asking again for a later one.
 fn asks_again(refused: usize) -> bool {

@@ -25,7 +25,7 @@ use crate::time;
 
 /// The shortest lease of a client or of a handle: 10 ms.
 ///
-/// One delayed thread and the margin for clock drift would use up a shorter lease.
+/// A delayed thread and the margin for clock drift would use up a shorter lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(10);
 
 /// The longest lease of a client or of a handle: 100 years of 365 days.

@@ -39,7 +39,7 @@ impl From<&Arc<Places>> for Renewal {
 pub(crate) enum Next {
     /// The hold was renewed, and is due again then.
     Renewed(u64),
-    /// Somebody has changed the permit's end, so it was not renewed; or this was about places. Due again then.
+    /// The permit's end was changed elsewhere, so the permit was not renewed; or this was about places. Due again then.
     Look(u64),
     Lost(LossReason),
     /// The server has rejected the renewal for now.

@@ -328,9 +328,9 @@ impl Nodes {
                         // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
-                        // Only the turn is over.
+                        // This node's turn is over, and not the time of the call.
                         Err(Fault::Late(why)) if Instant::now() < until => self.named(node, why),
-                        // Its certificate may be for a host that only the answer about the slots names.
+                        // The node's certificate may be for a host that only the answer about the slots names.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)
                         }

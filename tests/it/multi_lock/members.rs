@@ -368,7 +368,7 @@ fn a_frozen_server_costs_the_time_that_was_given_and_the_others_are_free_again()
     }
 }
 
-// Otherwise each of them would find that out again, and take a command timeout of its own.
+// Without that, each queued thread would find the outage out again, and take a command timeout of its own.
 timed!(threads_queued_behind_a_multi_lock_that_gets_no_reply_end_with_it);
 fn threads_queued_behind_a_multi_lock_that_gets_no_reply_end_with_it() {
     const PATIENCE: Duration = ms(1_000);
