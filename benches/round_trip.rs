@@ -268,14 +268,14 @@ fn over_tls(table: &mut Table) {
     beside_plain(&server, config, "with TLS", Target::None, table);
 }
 
-/// Compares a client that looks for the master of a slot with one that knows a single server, on the same node.
+/// Compares a client that looks for the master of a slot with one that knows a single server.
 fn in_cluster(table: &mut Table) {
-    let server = rig::start_cluster();
-    let config = rig::config(format!("redis+cluster://{}/", server.addr()));
-    beside_plain(&server, config, "in a cluster", Target::AtMost(1.2), table);
+    let (cluster, plain) = (rig::start_cluster(), rig::start_another());
+    let config = rig::config(format!("redis+cluster://{}/", cluster.addr()));
+    beside_plain(&plain, config, "in a cluster", Target::AtMost(1.2), table);
 }
 
-/// Compares the same lock by a client of `config` and by a client of the server's plain URL.
+/// Compares the same lock by a client of `config` and by a client of the plain server.
 fn beside_plain(
     server: &Server,
     config: redlatch::Config,

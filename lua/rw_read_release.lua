@@ -22,9 +22,9 @@
 --          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
 --          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
 --          With many readers the lock keeps its TTL, or gets the longer one that a checked reader needs. Redisson's writers
---          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, all readers are
---          checked if they are at most SOME: always if the leaving reader had the longest lease, else now and then, since an
---          earlier one may have left the long TTL.
+--          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, and the readers are at most
+--          SOME, all are checked. This is done always if the leaving reader had the longest lease. Otherwise it is done now
+--          and then, since the long TTL may come from a reader that left before.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

@@ -97,8 +97,8 @@ impl Client {
     /// Checks the settings and connects. Takes a URL, a `redis::ConnectionInfo` or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With [`Config::lazy`]
-    /// the call neither connects nor blocks. If the resolver does not answer, a thread keeps waiting for it after this
-    /// call has failed; at most four threads of a process look up the same host.
+    /// the call neither connects nor blocks. If the resolver does not answer, this call fails, but a thread of it goes on
+    /// waiting for the resolver. A process has at most four such threads for one host.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -454,8 +454,8 @@ impl Client {
     /// Checks whether the servers are fit for locks: role, version, eviction, persistence, replicas, clocks, the rights of
     /// the user for each kind of lock, and whether a hold of each kind can be taken.
     ///
-    /// Each finding says what to do. The check tries commands and holds on a key of its own, which it deletes at the
-    /// end, over connections of its own. Blocks at most for the command timeout.
+    /// Each finding says what to do. The check uses connections of its own. It tries the commands, and takes a hold of each
+    /// kind, on a key of its own, and deletes that key at the end. Blocks at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -520,9 +520,10 @@ impl RedLock {
     ///
     /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
     /// first client, whose [`stats`](Client::stats) count its grants and losses. Each client keeps its own key prefix, its
-    /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease. So give
-    /// all clients the same settings. Two locks of one name over the same clients, with the same first client, are the same
-    /// lock. Four masters survive the loss of one, like three, since a majority is more than half.
+    /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease, or half
+    /// its command timeout if that is less. So give all clients the same settings. Two locks of one name over the same
+    /// clients, with the same first client, are the same lock. Four masters survive the loss of only one, as three do: a
+    /// majority of four is three.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
     /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask

@@ -155,8 +155,8 @@ pub enum Error {
         reason: &'static str,
     },
     /// A setting or an argument cannot work, and nothing was sent. Or the server is of another sort than the URL says, such
-    /// as a node of a cluster for `redis://`. Or two clients of a [`RedLock`](crate::RedLock) or multi-lock have the same
-    /// server.
+    /// as a node of a cluster for `redis://`. Or two clients of a [`RedLock`](crate::RedLock) have the same server. Or two
+    /// members of a multi-lock turn out to lock one key of one server in different ways.
     #[non_exhaustive]
     InvalidSetting {
         /// Which setting, and why.
@@ -178,7 +178,7 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | if at most a minority of the servers gave an error that is not retryable |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | yes, unless too few servers remain without those that gave an error that is not retryable |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -213,11 +213,11 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if the reply to a [guarded command](crate::MutexGuard::query) was lost. Also true if the reply was lost to a
-    /// call that would count again if repeated, such as [`count_down`](crate::Latch::count_down),
-    /// [`add_permits`](crate::Semaphore::add_permits) and [`force_unlock`](crate::Handle::force_unlock) (not of a
-    /// `RedLock`). Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
-    /// Redis replied with an error, even if a script had written something before it failed.
+    /// True if no reply arrived to a [guarded command](crate::MutexGuard::query), or to a call that counts again when it is
+    /// repeated: [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits),
+    /// [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`) and the like. Also true if the reply to a guarded
+    /// command arrived and could not be read: that command has run. False if Redis replied with an error, even if a script
+    /// had written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///
@@ -799,8 +799,9 @@ impl fmt::Display for LossReason {
 pub struct Loss {
     /// The lock's name, as given to the client.
     pub name: String,
-    /// The owner in Redis: `<client uuid>:<number>`; of an [`ExpirablePermit`](crate::ExpirablePermit) its id. Empty
-    /// for a [`SemaphorePermit`](crate::SemaphorePermit), which has no owner.
+    /// The owner in Redis: `<client uuid>:<number>`; of an [`ExpirablePermit`](crate::ExpirablePermit) its id. Empty for a
+    /// [`SemaphorePermit`](crate::SemaphorePermit), which has no owner; only an [`Observer`](crate::Observer) receives such
+    /// a loss.
     pub owner: String,
     /// How it was lost.
     pub reason: LossReason,

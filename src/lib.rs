@@ -31,7 +31,7 @@
 //! let lock = client.mutex("stock:42");
 //! if let Some(guard) = lock.try_lock_for(Duration::from_millis(500))? {
 //!     // No other thread of any process holds `stock:42` now.
-//!     guard.unlock()?; // an error if the lock was lost; dropping reports nothing
+//!     guard.unlock()?; // an error if the lock was lost; a drop returns nothing
 //! } else {
 //!     println!("somebody else has it");
 //! }
@@ -53,7 +53,7 @@
 //! | --- | --- | --- |
 //! | [`client.mutex(name)`](Mutex) | mutual exclusion; not reentrant | a thread locks again what it holds: that is `Error::WouldDeadlock` |
 //! | [`client.reentrant_lock(name)`](ReentrantLock) | the same, but the thread that holds it may lock it again. Redisson's `RLock` | futures share a thread: two of them would both get it |
-//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant (not reentrant: `fair_mutex`) | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant, unlike `fair_mutex` | speed matters more than order: each hand-over goes through Redis |
 //! | [`client.fenced_lock(name)`](FencedLock) | a `token()`, greater at each acquisition, by which a database can reject late writes | nothing checks the token |
 //! | [`client.rw_lock(name)`](RwLock) | many readers or one writer; the two sides take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](SpinLock) | very many short-lived names: waiters poll, so Redis keeps no subscription for each name | waiters need it right after its release |
@@ -108,7 +108,8 @@
 //! - **That a lock survives its server.** A lock lives in one Redis. If the server returns without its data, the lock
 //!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] stays held while a majority of its
 //!   masters keeps the hold.
-//! - **Order among processes**, unless the lock is fair: the first to ask after a release gets it.
+//! - **Order among processes.** The first to ask after a release gets the lock. Only a fair lock keeps the order; readers
+//!   and writers of an [`RwLock`] take turns.
 //!
 //! # The guide
 //!

@@ -45,9 +45,9 @@ if places ~= timed then
 end
 
 -- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is over `waiter_ms / 2` ago, Redis
--- was unreachable or all waiters died. An outage must not cost places, so all get another `waiter_ms`, but only once. The
--- member '' marks that: it and they get `now + waiter_ms - 1`, and any refresh gives more. So while the latest time is the
--- mark's, nobody has refreshed since.
+-- was unreachable or all waiters died. An outage must not cost places, so all are extended by another `waiter_ms`, but only
+-- once. The extension gives every place, and the member '', the time `now + waiter_ms - 1`; any later refresh gives a later
+-- time. So if '' still has the latest time, nobody has refreshed since the extension.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
   -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
   redis.call('zrem', KEYS[4], '')

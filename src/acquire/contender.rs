@@ -449,8 +449,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether this process is perhaps still subscribed when the new hold is released: then `is_heard_by_us` keeps the
-    /// process out of the count of listeners.
+    /// Whether a subscription of this process may still be open when the new hold is released. If so, the release does not
+    /// count this process among the listeners (`Call::is_heard_by_us`).
     fn may_listen(has_listened: bool, state: &EntryState) -> bool {
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
         let last_release = state.lock.cohort.last_release();

@@ -9,9 +9,9 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
 /// So a contender that was refused looks again after a short random pause. If a majority is taken then, the contender waits
-/// for a message. The message comes from the one holder at its release. If instead several contenders had parts for a
-/// moment, these look again, and the last one to look finds the lock free, takes it, and announces its release. A contender
-/// that was granted too few servers and does not look again announces that it gives them back.
+/// for a message. One holder may have that majority; its release sends the message. Or several contenders have a few servers
+/// each. Then all of them look again. The last to look finds the lock free and takes it, and its release sends the message.
+/// A contender that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
     /// How many messages had arrived when the last request was made; if it was contested, when its reply came.
     messages_seen: u64,

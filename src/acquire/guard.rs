@@ -112,8 +112,8 @@ impl GuardInner {
         }
     }
 
-    /// From now on, the end of the guard is reported to an observer. Returns `Some` if its beginning has to be reported as
-    /// well, with whether the hold was handed over.
+    /// From now on, the end of the guard is reported to an observer. Returns `Some(is_handed_over)` if the beginning has to
+    /// be reported as well.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
         if self.came == Came::Reentered {

@@ -236,8 +236,8 @@ struct Waiting<'a, S> {
     wait: WaitMode,
     /// Redis has refused the thing at least once.
     was_refused: bool,
-    /// How many messages have had their pause in `yield_to_others`, or found no time for one. Only a later message calls for
-    /// another pause.
+    /// The number of messages that `yield_to_others` has dealt with: the thread has paused after them, or had no time to
+    /// pause. Only a later message makes it pause again.
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,

@@ -26,7 +26,8 @@ use crate::time::{self, Deadline};
 /// The thread that took it may yet be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// Pauses between these requests, and between waiting for one member and the next: up to 4 ms.
+/// Pauses between repeated requests for a member that is undecided (see [`UNDECIDED`]), and between waiting for one member
+/// and the next: up to 4 ms.
 fn pacer() -> Pacer {
     Pacer::new((PAUSE / 8, PAUSE / 4), 4)
 }

@@ -426,7 +426,7 @@ impl LockSpec {
     ) -> Result<T> {
         let session = self.session();
         session.check_open()?;
-        // A cancelled token ends waits and acquires, and no question.
+        // A cancelled token ends waits and acquires, but not questions. Only closing the client ends a question.
         let stop = || session.is_closed();
         let answer = session.connection.ask(&request, until, &stop);
         self.read_answer(request.doing, answer, read)

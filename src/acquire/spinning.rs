@@ -14,9 +14,9 @@ const LATER: Duration = Duration::from_millis(20);
 ///
 /// Source: the exponential back-off of Redisson's spin lock.
 ///
-/// Pauses are short again once somebody else has taken the lock. In Redisson each thread asks for itself, so one of its
-/// threads soon has short pauses again. Here one thread asks for all: without the reset its process would get the lock less
-/// and less often.
+/// Pauses are short again once somebody else has taken the lock. In Redisson each thread has pauses of its own, and a thread
+/// that has just begun asks often. Here one thread asks for its whole process. Without the reset, the process would ask less
+/// and less often, and hardly ever get the lock.
 pub(super) struct Spin {
     pacer: Pacer,
     /// The pauses of the handle, which replace the usual ones.

@@ -38,8 +38,8 @@ use crate::session::Session;
 use crate::time;
 
 /// Lets other processes ask first if the tenure is over or a debt is left. `true` if the caller has to check again whether
-/// to ask: the thread has paused, was woken by another thread of this process, or has to stop. `messages_heard`: how many
-/// messages have had their pause, or found no time for one; a later message calls for another.
+/// to ask: the thread has paused, was woken by another thread of this process, or has to stop. `messages_heard`: the number
+/// of messages that were dealt with here. Only a later message makes the thread pause again.
 ///
 /// All pauses before a question, and the wait for the reply to the last release, end at `asks_by`, after half of the
 /// question's time. So a call with a short time limit yields as others do and still asks (bench: cross4x4 and cross8x4,

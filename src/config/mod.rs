@@ -98,8 +98,8 @@ impl Config {
     /// a `redis::ConnectionAddr` or a `redis::ConnectionInfo`.
     ///
     /// All other settings are at their defaults. [`Client::open`](crate::Client::open) also takes a
-    /// `redis::ConnectionInfo` directly. For a URL use [`Config::new`]: it also takes Sentinels, clusters, and TLS (without
-    /// TLS features of the `redis` crate).
+    /// `redis::ConnectionInfo` directly. For a URL use [`Config::new`]: it also takes Sentinels, clusters and TLS, and needs
+    /// no feature of the `redis` crate.
     ///
     /// ```no_run
     /// use redlatch::{Client, Config};
@@ -297,8 +297,8 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait so long, and each of the others for 1/32 of the command timeout. After a failure,
-    /// acquires wait for at most 20 ms each; the first that is acknowledged ends this rule.
+    /// simultaneous acquires may wait for a quarter of the command timeout. Each of the others waits for at most 1/32 of it.
+    /// After a failure, each acquire waits for at most 20 ms, until one is acknowledged.
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
     /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
@@ -323,8 +323,8 @@ impl Config {
     ///
     /// The function is called for every connection, including those for renewals and messages and those to the nodes of
     /// a cluster, but not for Sentinels, whose login is in the URL. Each call runs on a thread of its own, with no lock
-    /// held; several calls may run at the same time. If the function returns too late, the next attempt uses that
-    /// result instead of calling again.
+    /// held; several calls may run at the same time. If the function returns too late for one call, the attempt to connect
+    /// goes on, and a later call can use its connection.
     ///
     /// If the function returns an error, the attempt to connect fails with [`Error::Redis`] and is retried, as if the
     /// server were unreachable. A panic is not retried. Default: the URL's user and password.

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 
-/// How many replicas must acknowledge an acquire before it succeeds: Redis's `WAIT` after the script.
+/// How many replicas must acknowledge an acquire before it succeeds. The client sends `WAIT` after the request that
+/// acquires.
 ///
 /// ```
 /// use redlatch::{Config, ReplicaAck};

@@ -182,8 +182,8 @@ pub(crate) trait Several: Send + Sync {
     fn renew(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
 }
 
-/// Why a hold had been lost before it was released, by the reply to the release; `None` if it had not. `replayed`: the
-/// release was sent twice. `in_time`: the hold was valid when it was released.
+/// Returns why a hold was lost before its release, according to the reply to the release; `None` if it was not lost.
+/// `replayed`: the release was sent twice. `in_time`: the hold was valid when it was released.
 pub(crate) fn lost_before(released: Released, replayed: bool, in_time: bool) -> Option<LossReason> {
     let why = released.err()?;
     // The release of the first sending may have been executed, and somebody else have taken the lock since.

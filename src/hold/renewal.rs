@@ -200,7 +200,8 @@ impl Hold {
                 return Next::Lost(LossReason::TakenOver);
             }
         };
-        // A hold that Redis has lost within its validity was forced open or taken over; after that it has expired.
+        // If Redis loses a hold within its validity, the hold was forced open or taken over. If Redis loses it later, it has
+        // expired.
         let in_time = Instant::now() < self.valid_until();
         match renewed {
             Ok(()) => {

@@ -66,7 +66,7 @@ impl<R> Cohort<R> {
         self.others = Others::Unknown;
     }
 
-    /// At `now`, the moment of a grant, the reply to the last release has arrived: the release has notified nobody.
+    /// The reply to the last release says that the release notified nobody. This is known since the grant at `now`.
     pub(super) fn record_alone(&mut self, now: Instant) {
         self.others = Others::Absent { known_at: now };
     }

@@ -417,8 +417,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         match mode {
             Mode::Exclusive => {
                 self.cohort.granted(now);
-                // By rule 1 there is no holder, except with `Order::Server` or beside an adopter. Redis has found that
-                // holder's lease over, and the caller reports the loss.
+                // By rule 1 there is no earlier holder, except with `Order::Server` or beside an adopter. Such a holder is
+                // replaced: Redis granted the lock, so the lease of that holder is over. The caller reports the loss.
                 self.exclusive = Some(ExclusiveHolder {
                     hold,
                     thread,
@@ -647,7 +647,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// Takes these threads off the queue, unless they wait for an exclusive holder of this process; the caller wakes them.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
-        // The exclusive holder has asked Redis for something of its own, for example a read hold below.
+        // The queued threads wait for the exclusive holder and not for Redis. The request that failed was the holder's own,
+        // for example for a read hold below its write hold.
         if self.exclusive.is_some() {
             return Vec::new();
         }

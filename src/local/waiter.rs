@@ -139,7 +139,7 @@ impl<W: Send> Listener for Waiter<W> {
     }
 }
 
-/// A token that ends calls from another thread: what Redisson's `lockInterruptibly` is for.
+/// A token with which one thread ends the waiting calls of others: what Redisson's `lockInterruptibly` is for.
 ///
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Calls that
 /// acquire, and waits for a latch, end with [`Error::Cancelled`]. A parked call ends within a few milliseconds, a call that

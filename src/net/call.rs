@@ -91,7 +91,8 @@ pub(crate) struct DeferredInfo {
     pub(crate) owner: Text<LONGEST_OWNER>,
     /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
     pub(crate) useful_until: Instant,
-    /// Until when the hold was valid, if it was when it was released. A reply after that does not prove an earlier loss.
+    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. A reply that arrives
+    /// later does not prove that the hold was lost before its release.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts.

@@ -365,8 +365,8 @@ impl Channels {
         self.exchange = None;
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed, channel.refused) = (false, false, false);
-            // The waiters are woken under the mutex. Later, a waiter may already listen to another channel or at another
-            // master.
+            // The waiters are told under the mutex. After it, a waiter could already listen to another channel or at another
+            // master, and would take this signal for that subscription.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(false);
             }
@@ -418,8 +418,8 @@ impl Channels {
             channel.asked = false;
             channel.confirmed = !refused;
             channel.refused = refused;
-            // The waiters are told under the mutex. Later, a waiter that has moved to another channel could take this
-            // confirmation for the other channel's.
+            // The waiters are told under the mutex. After it, a waiter could already listen to another channel, and would
+            // take this confirmation for that subscription.
             for waiter in &channel.waiters {
                 waiter.listener.set_listening(true);
                 // A message may have been missed while the subscription was lost.

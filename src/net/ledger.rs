@@ -19,8 +19,8 @@
 //!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
 //! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects
-//!    the release for now, its connection rests for a moment: until then it takes only the entries that must precede a new
-//!    command (step 5). If another node has to execute the release, the map of slots is corrected, and housekeeping is
+//!    the release for now, the connection rests for a moment. While it rests, it takes only the entries that must precede a
+//!    new command (step 5). If another node has to execute the release, the map of slots is corrected, and housekeeping is
 //!    woken.
 //! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry,
 //!    at the position that it had if it was one before, and is sent again as it was.
@@ -32,8 +32,8 @@
 //! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
 //!    an entry.
 //!
-//! Memory only, with no clock. Every operation costs the logarithm of how many entries there are, since an outage may leave
-//! hundreds of thousands.
+//! Memory only, with no clock. Adding, finding and removing an entry cost the logarithm of how many entries there are, since
+//! an outage may leave hundreds of thousands.
 //!
 //! [`Nodes::submit`]: crate::net::nodes::Nodes::submit
 //! [`Connection::deliver`]: crate::net::connection::Connection::deliver
@@ -192,8 +192,8 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns how many were releases or undos of permits without a lease, and how many were other
-    /// undos.
+    /// Removes all entries. Returns two numbers: the releases together with the undos that return permits without a lease,
+    /// and the other undos.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

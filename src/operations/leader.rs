@@ -83,7 +83,8 @@ impl Election {
         })
     }
 
-    /// Iterates over the changes of leader: first who leads now, then each change, `None` when nobody leads.
+    /// Iterates over the changes of leader: first who leads now, then each change. An item is `Ok(None)` while nobody leads;
+    /// the iteration goes on.
     ///
     /// Each step blocks until there is a change. The iterator asks once a second, or every 0.1 s while nobody leads. A
     /// leader that leads for a shorter time may be missed. After an error of Redis the next step asks again. A cancelled

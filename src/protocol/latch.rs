@@ -18,8 +18,8 @@ pub(crate) static KIND: Kind = Kind {
 /// By the mark, a waiter that missed both the end of its round and the start of the next sees that its round is over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the mark of an open latch is kept. It is needed only because of Redisson, whose clients set the next count
-/// without a mark.
+/// How long the mark that opening has written is kept. A Redisson client that sets the next count writes no mark. A late
+/// waiter then still finds this one instead of its own, and so sees that its round is over.
 const OPEN_ROUND: Duration = Duration::from_secs(60);
 
 /// A change of a latch. Each counts once.

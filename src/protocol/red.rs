@@ -10,7 +10,7 @@ use crate::protocol::script::{self, Request, lease_ms};
 pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
     acquire,
-    // Undoing publishes no message, since a majority never kept the hold.
+    // Undoing publishes no message: either a majority never kept the hold, or the release of the whole hold announces it.
     undo: |of, _, owner| {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])

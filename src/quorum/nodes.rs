@@ -77,7 +77,8 @@ impl QuorumNodes {
         released[0].extend(calls);
     }
 
-    /// How many processes the latest release notified, by the replies so far; the release before it if no reply says that.
+    /// Returns how many processes the latest release has notified, according to the replies so far. If there is no such
+    /// reply yet, returns the number of the release before it.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {

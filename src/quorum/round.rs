@@ -217,8 +217,8 @@ impl QuorumNodes {
             Ok((reply, _)) => match verdict(reply, || call.asked(RequestKind::Waited, false)) {
                 Verdict::Answer(value) => NodeReply::Came(value),
                 Verdict::SendText => {
-                    // No other thread has the call before the round ends. Later a `NOSCRIPT` counts as a refusal: nothing
-                    // was executed.
+                    // Until the round ends only this thread handles the call, so it may send the call again. A `NOSCRIPT`
+                    // that arrives after the round counts as a refusal, since nothing was executed.
                     call.send_text();
                     if connection.submit(call).is_some() {
                         return connection.flush(false);

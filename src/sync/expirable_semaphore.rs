@@ -60,8 +60,8 @@ const MOST_IDS: usize = 10_000;
 /// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later, by the server's
 /// clock. A holder that was only stopped finds [`is_valid`](ExpirablePermit::is_valid) false when it continues.
 ///
-/// **The number of permits** is set once, with [`try_set_permits`](Self::try_set_permits); if it was set before, that
-/// call changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
+/// **The number of permits** is first set with [`try_set_permits`](Self::try_set_permits); if it was set before, that call
+/// changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
 /// [`set_permits`](Self::set_permits) changes the number. A reduction takes no permit away: it lowers the available number,
 /// which can be negative until enough permits have returned. If the key of the number is deleted or evicted, the number
 /// counts as not set, and permits that are returned do not set it. The next number that is set includes the permits that are
@@ -339,7 +339,7 @@ impl ExpirableSemaphore {
     }
 
     /// Adds `more` available permits, or removes some if `more` is negative. If no number is set, the semaphore then has
-    /// `more` available permits.
+    /// `more` available permits, besides those that are still taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -442,9 +442,9 @@ impl ExpirableSemaphore {
 
     /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the
-    /// loss at once ([`LossReason::Forced`]), any other at its next renewal. A request that the client resends after a lost
-    /// reply returns the first answer.
+    /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the loss at
+    /// once ([`LossReason::Forced`]), any other at its next renewal, or at its release if its lease is fixed. A request that
+    /// the client resends after a lost reply returns the first answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -970,10 +970,10 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then not
-    ///   renewed, and ends at its previous end or `lease` after this call, whichever comes first. Redis may yet execute this
-    ///   request, even after later updates. So after this error [`valid_until`](Self::valid_until) never assumes a longer
-    ///   lease than this one.
+    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then no
+    ///   longer renewed. It counts as valid until its previous end, or until `lease` after this call if that is earlier.
+    ///   Redis may still execute the failed request, even after a later `update_lease`. So from now on
+    ///   [`valid_until`](Self::valid_until) never counts on more than the `lease` of the failed call.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

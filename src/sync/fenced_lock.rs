@@ -23,8 +23,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 ///
 /// No lock with a lease can keep a stopped process from writing when it continues
 /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>). The resource can: it remembers the
-/// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows both sides. [`Handle`] lists
-/// the other methods.
+/// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows how the holder sends its token and how
+/// the resource checks it. [`Handle`] lists the other methods.
 ///
 /// **Tokens.** A thread that acquires the lock gets a token greater than all earlier tokens of the name, even if an
 /// earlier hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again

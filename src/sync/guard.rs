@@ -94,9 +94,9 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Errors
     ///
     /// [`Error::Lost`] if the hold ended earlier. Without a round trip (see above), the call reports only a loss that was
-    /// noticed before. [`Error::Redis`] if Redis did not confirm, so that a loss may be unknown: the client resends the
-    /// release until Redis confirms it or the lease ends. [`Error::Members`] if several members of a multi-lock failed,
-    /// [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
+    /// noticed before. [`Error::Redis`] if Redis did not confirm. Then it is unknown whether the hold was lost, and the
+    /// client resends the release until Redis confirms it or the lease ends. [`Error::Members`] if several members of a
+    /// multi-lock failed, [`Error::NoQuorum`] if too few servers of a `RedLock` answered.
     pub fn unlock(self) -> Result<()> {
         self.held.unlock().map_err(Error::after_work)
     }

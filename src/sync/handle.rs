@@ -19,7 +19,8 @@ use crate::time;
 
 /// A lock of one kind, by its name: [`Mutex`](crate::Mutex), [`ReentrantLock`](crate::ReentrantLock),
 /// [`FairLock`](crate::FairLock), [`FairMutex`](crate::FairMutex), [`FencedLock`](crate::FencedLock),
-/// [`SpinLock`](crate::SpinLock), [`MultiLock`](crate::MultiLock) or [`RedLock`](crate::RedLock).
+/// [`SpinLock`](crate::SpinLock), [`MultiLock`](crate::MultiLock), [`RedLock`](crate::RedLock), or one side of an
+/// [`RwLock`](crate::RwLock).
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -119,10 +120,11 @@ impl<A: AnyKind> Handle<A> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
 
-    /// Tries once; `Ok(None)` if another thread or process has the lock, or a thread of this process waits for it.
+    /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
-    /// Blocks for one round trip; for none if this process has the lock and it is not fair; for more with a contended
-    /// [`MultiLock`](crate::MultiLock); at most for the command timeout.
+    /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip; for
+    /// none if this process has the lock and it is not fair; for more with a contended [`MultiLock`](crate::MultiLock), or
+    /// if too few masters of a [`RedLock`](crate::RedLock) reply; at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -205,8 +207,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log. If only the release finds the loss, these two report it, except for a [`RedLock`](crate::RedLock). To get the
-    /// loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// log. If only the release finds the loss, `on_lost` and the log report it; for a [`RedLock`](crate::RedLock) nothing
+    /// does. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -307,10 +309,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If the thread's hold has a fixed lease, locking again costs a round trip. The hold then gets the lease, fixed or
-    /// renewed, of the handle that locks again, unless that would end it earlier. If the thread already has a renewed hold,
-    /// the lease of this handle is ignored. A thread that gets the lock from another thread of this process gets less than
-    /// the whole lease: up to a tenth is missing, or one tenure if that is less.
+    /// Locking again never ends a hold earlier. A hold that is renewed stays renewed, and the fixed lease is ignored. A hold
+    /// with a fixed lease gets the lease of the handle that locks again, fixed or renewed; that costs a round trip. A thread
+    /// that gets the lock from another thread of this process gets less than the whole lease: up to a tenth is missing, or
+    /// one tenure if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -443,7 +445,7 @@ impl<A: AnyKind> Handle<A> {
         Ok(false)
     }
 
-    /// Returns whether the calling thread has a valid hold, by [`hold_count`](Self::hold_count). No I/O.
+    /// Returns whether the calling thread has a valid hold: whether [`hold_count`](Self::hold_count) is above zero. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -502,9 +504,9 @@ impl<A: AnyKind> Handle<A> {
 
     /// Takes the lock away from its holder; `false` if it was free.
     ///
-    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder
-    /// that uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any
-    /// other at its next renewal.
+    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder that
+    /// uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at
+    /// its next renewal, or at its release if its lease is fixed.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -25,8 +25,9 @@ use crate::sync::traits::Lock;
 /// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
-/// [`FencedLock`](crate::FencedLock) for each name, in the order of the names, and let one script
-/// ([`invoke`](Guard::invoke) of the last guard) compare each token with the greatest that it has stored.
+/// [`FencedLock`](crate::FencedLock) for each name, in the order of the names. Write with one script, by
+/// [`invoke`](Guard::invoke) of the guard that was acquired last. The script compares each token with the greatest token
+/// that is stored beside the data.
 ///
 /// **Members.** Each member is a lock and a hold of its own. A name stands for the [`ReentrantLock`](crate::ReentrantLock)
 /// of that name, which excludes other threads and Redisson's multi-locks; a thread that holds it, or its
@@ -56,12 +57,13 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
 /// thread does not notice that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. An exception to
-/// *Waiting*: a thread that took a member only a moment ago may give it back soon. So a thread that is refused such a member
-/// keeps the members that sort before it, and requests it again. It does so for two round trips; in `try_lock` for four or
-/// for 250 ms, whichever is longer, but within the command timeout. So of the threads that try for free locks at the same
-/// time, one gets its whole set. This requires that all threads use the same server addresses and the same lease (what is
-/// left of it tells when a member was taken), and that none is stopped for longer than these round trips.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. *Waiting* has one
+/// exception. If another thread took the member only a moment ago, it may give the member back soon. Then the refused thread
+/// keeps the members that sort before the taken one, and requests the taken one again. It does so for two round trips; in
+/// `try_lock` for four or for 250 ms, whichever is longer, but within the command timeout. So of the threads that try for
+/// free locks at the same time, one gets its whole set. This requires that all threads use the same server addresses and the
+/// same lease (what is left of it tells when a member was taken), and that none is stopped for longer than these round
+/// trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -123,10 +123,10 @@ impl Handle<Red> {
     /// that lock return [`Error::InvalidSetting`]. Default: zero, a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
-    /// later than it could. A changed `run_id` means a restart or another server in its place, such as a promoted
-    /// replica. A replacement's uptime says nothing, so such a master counts only once `longest_lease` has passed since an
-    /// acquire first saw the new `run_id`. A client that is opened later cannot notice this change. The setting relies on
-    /// the wall clocks of the masters, which must not be set forward.
+    /// later than it could. If a master's `run_id` has changed, it has restarted, or another server, such as a promoted
+    /// replica, has taken its place. The uptime of a replacement says nothing. So a master with a new `run_id` counts only
+    /// once `longest_lease` has passed since an acquire first saw that `run_id`. A client that is opened later cannot notice
+    /// this change. The setting relies on the wall clocks of the masters, which must not be set forward.
     ///
     /// A hold passed on by another thread of this process was granted under that thread's setting, so use one setting for a
     /// name.

@@ -31,8 +31,8 @@ use crate::time;
 ///
 /// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
 /// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
-/// Redis, unless a thread of the process waits to write. When a writer leaves, all readers that are next in one process get
-/// the lock together, with one round trip. Readers of several processes get it at the same time.
+/// Redis, unless a thread of the process waits to write. When a writer leaves, a process asks once for all its readers that
+/// wait before its next writer, and they get the lock together. Readers of other processes get it at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
 /// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
@@ -303,8 +303,7 @@ impl RwLock {
         self.writing.lock()
     }
 
-    /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a thread of this process
-    /// waits.
+    /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
     /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure of holds in this
     /// process, the call first waits for the reply to the last release, and for 1 ms if other processes wait.
@@ -603,8 +602,7 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A dead reader counts until its lease ends; if others read
-    /// at that time, it counts until one of them releases or a writer asks.
+    /// Blocks for one round trip, at most for the command timeout. A reader whose process died counts until its lease ends.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -386,7 +386,7 @@ impl Semaphore {
     ///
     /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn available_permits(&self) -> Result<i64> {
-        let entry = self.handle.entry()?;
+        let entry = self.handle.look()?;
         let request = semaphore::available(&entry.protocol);
         let permits = self.handle.ask(request, semaphore::read_available)?;
         permits.ok_or_else(|| Error::WrongType {

@@ -169,7 +169,7 @@ impl<'a> Wait<'a> {
 
     /// Acquires the lock. Before waiting, prints who holds it.
     fn take(&mut self, client: &Client) -> Result<Option<Box<dyn Held>>, Failure> {
-        // A limit of zero would not bound the attempt.
+        // With a limit of zero, the attempt would last until the command timeout, which may be longer than `--wait`.
         let mut limit = match self.options.wait {
             Some(wait) => wait.min(PAUSE),
             None => Duration::ZERO,

@@ -1,5 +1,5 @@
-//! Sending renewals: over a connection to each master, to all masters at the same time, and several locks' renewals in one
-//! request where that is possible.
+//! Sending renewals. Each master has a connection, and all masters are asked at the same time. Where possible, one request
+//! renews several locks.
 //!
 //! A master that is unreachable, or slow, delays the renewals of its own holds, not those of others. These renewals go
 //! to the new master once there is one.
@@ -11,9 +11,10 @@
 //!    queued ──sent──► under way ──answered──► armed, or lost
 //!      ▲                 │ ▲
 //!      │                 ▼ │ unanswered, looked at again
-//!      │                behind ──its connection is lost, or was silent for a quarter of the lease──┐
-//!      └── after a pause, while others of its master are behind, or there is no connection ◄───────┘
+//!    pause ◄────────── behind     if its connection is lost, or was silent for `max_silence`
 //! ```
+//!
+//! A queued renewal is not sent, but pauses again, while an older request to its master is behind or there is no connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
