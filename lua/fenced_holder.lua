@@ -3,8 +3,9 @@
 -- KEYS[1]  lock     hash: owner -> hold count
 -- KEYS[2]  counter  string: the last token drawn
 --
--- Returns  two strings  the owner, and the token; '' if there is none
---          nil          nobody has it
+-- Returns  three strings  the owner; the token, '' if there is none; and the hold count, 0 for a hold that only keeps the
+--                         name, for a ticket or by `min_hold`
+--          nil            nobody has it
 --
 -- Keeps    everything
 -- Errors   WRONGTYPE for a key that holds no such lock
@@ -16,4 +17,5 @@ if wrong then
   return wrong
 end
 -- A lock has one field.
-return { redis.call('hgetall', KEYS[1])[1], redis.call('get', KEYS[2]) or '' }
+local held = redis.call('hgetall', KEYS[1])
+return { held[1], redis.call('get', KEYS[2]) or '', held[2] }

@@ -20,15 +20,13 @@ end
 if #KEYS > 2 then
   redis.pcall('del', unpack(KEYS, 3))
 end
-local value = redis.call('get', KEYS[1])
-if not value then
-  return 0
-end
+local value = redis.call('get', KEYS[1]) or '0'
 local strange = 'WRONGTYPE the key holds no number of permits'
 if not string.find(value, '^%-?%d+$') then
   return redis.error_reply(strange)
 end
--- The result is remembered even if there was nothing: a late copy of this request must not take permits returned since.
+-- The result is remembered even if there was nothing: a late copy of this request must not take permits that were set or
+-- returned since.
 redis.call('set', KEYS[2], value, 'px', keep_ms)
 if value ~= '0' then
   local left = redis.pcall('decrby', KEYS[1], value)

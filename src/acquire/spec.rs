@@ -457,18 +457,31 @@ impl LockSpec {
         session.check_open()?;
         let keys = session.request_keys(key, forget, self.command_timeout);
         let request = make(protocol, &keys);
+        let answer = self.send_once(key, &keys, &request, self.until());
+        self.read_answer(request.doing, answer, read)
+    }
+
+    /// Sends a request about the object at `key` until it is answered. `keys`: those that were made for this request.
+    pub(crate) fn send_once(
+        &self,
+        key: &str,
+        keys: &RequestKeys,
+        request: &Request,
+        until: Instant,
+    ) -> std::result::Result<Answer, Fault> {
+        let session = self.session();
         let mut sendings = 0;
         let mut attempt = || {
             sendings += 1;
             Attempt::without_undo(request.clone())
         };
-        let (until, stop) = (self.until(), || session.is_closed());
+        let stop = || session.is_closed();
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
         if answer.is_ok() && sendings == 1 {
             session.requests.answered(key, keys.number);
         }
-        self.read_answer(request.doing, answer, read)
+        answer
     }
 
     /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the

@@ -129,6 +129,7 @@ impl Leaders {
             .pause(std::mem::replace(&mut self.pause, EVERY))?;
         let until = self.election.spec().until();
         let holder = self.election.holder(until)?;
+        let holder = holder.map(|holder| (holder.owner, holder.token));
         if holder.is_none() {
             self.pause = EVERY / 10;
         }

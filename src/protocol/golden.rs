@@ -223,7 +223,7 @@ impl Golden {
             let release = permits::release_ids(protocol, keys, &ids, all_or_none);
             self.request("release ids", &release);
         }
-        self.request("update", &permits::update(protocol, ids[0], LEASE));
+        self.request("update", &permits::update(protocol, keys, ids[0], LEASE));
         let adopt = permits::adopt(protocol, ids[0], ids[1], LEASE);
         self.request("adopt", &adopt);
         self.request("lease of", &permits::lease_of(protocol, ids[0]));

@@ -123,11 +123,11 @@ pub(crate) fn read_released(reply: Value, count: usize) -> Result<Vec<bool>, Une
 }
 
 /// Lets a permit end `lease` from now.
-pub(crate) fn update(of: &Protocol, id: PermitId, lease: Duration) -> Request {
+pub(crate) fn update(of: &Protocol, keys: &RequestKeys, id: PermitId, lease: Duration) -> Request {
     let lease = Digits::from(lease_ms(lease));
-    let args = [&id.0, lease.as_bytes()];
+    let args = [&id.0, lease.as_bytes(), keys.keep_ms.as_bytes()];
     let doing = "changing the lease of a permit";
-    request(of, doing, &script::PERMIT_UPDATE, None, &args)
+    request(of, doing, &script::PERMIT_UPDATE, Some(keys), &args)
 }
 
 /// Gives the permit `from` another id, and a lease from now on. Read by [`script::permits_acquired`].

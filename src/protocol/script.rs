@@ -200,13 +200,26 @@ pub(crate) fn last_token(reply: Value) -> Result<Option<u64>, Unexpected> {
     }
 }
 
-/// The holder of a fenced lock, and the last token; `None` if nobody has it.
-pub(crate) fn holder(reply: Value) -> Result<Option<(String, u64)>, Unexpected> {
+/// The holder of a fenced lock.
+pub(crate) struct FencedHolder {
+    pub(crate) owner: String,
+    /// The last token that was drawn.
+    pub(crate) token: u64,
+    /// Whether a thread has the lock. Nobody has a hold that was detached, or that `min_hold` keeps.
+    pub(crate) is_in_use: bool,
+}
+
+/// Reads the holder of a fenced lock; `None` if the lock is free.
+pub(crate) fn holder(reply: Value) -> Result<Option<FencedHolder>, Unexpected> {
     if let Value::Array(parts) = &reply
-        && let [owner, token] = parts.as_slice()
-        && let (Some(owner), Some(token)) = (text(owner), text(token))
+        && let [owner, token, count] = parts.as_slice()
+        && let (Some(owner), Some(token), Some(count)) = (text(owner), text(token), text(count))
     {
-        return Ok(Some((owner.to_owned(), token.parse().unwrap_or(0))));
+        return Ok(Some(FencedHolder {
+            owner: owner.to_owned(),
+            token: token.parse().unwrap_or(0),
+            is_in_use: count != "0",
+        }));
     }
     match reply {
         Value::Nil => Ok(None),

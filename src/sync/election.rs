@@ -11,6 +11,7 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
 use crate::process;
+use crate::protocol::script::FencedHolder;
 use crate::protocol::{fenced, owner, script};
 use crate::sync::fenced_lock::OwnedFencedLockGuard;
 use crate::sync::guard::Guard;
@@ -227,10 +228,11 @@ impl Election {
     /// Takes over from a process of this machine that ended while it led.
     fn leftover(&self, until: Instant) -> Result<Option<GuardInner>> {
         let spec = self.spec();
-        let Some((leader, _)) = self.holder(until)? else {
+        // A hold that its owner has detached is left for the ticket, and one that `min_hold` keeps for its time.
+        let Some(holder) = self.holder(until)?.filter(|holder| holder.is_in_use) else {
             return Ok(None);
         };
-        let Some((client, _)) = leader.rsplit_once(':') else {
+        let Some((client, _)) = holder.owner.rsplit_once(':') else {
             return Ok(None);
         };
         // Machines that were started from one image of a running machine look like the same one, and each has processes that
@@ -243,11 +245,11 @@ impl Election {
         let mut spec = spec.clone();
         spec.as_thread = Some(owner::draw_thread());
         // An error is ignored: the lock may have been taken since, and the attempt that follows meets any other error.
-        Ok(spec.adopt(&leader, until).ok())
+        Ok(spec.adopt(&holder.owner, until).ok())
     }
 
-    /// The owner who leads, and the term; `None` if nobody leads.
-    pub(crate) fn holder(&self, until: Instant) -> Result<Option<(String, u64)>> {
+    /// The owner who leads, and the term as its token; `None` if nobody leads.
+    pub(crate) fn holder(&self, until: Instant) -> Result<Option<FencedHolder>> {
         let spec = self.spec();
         let entry = spec.unregistered_entry()?;
         let (request, stop) = (fenced::holder(&entry.protocol), || spec.must_stop());

@@ -602,8 +602,12 @@ impl ExpirableSemaphore {
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
             return Ok(false);
         };
-        let request = permits::update(&self.entry()?.protocol, id, lease);
-        Ok(self.inner.ask(request, script::integer)? == 1)
+        let make = |of: &_, keys: &_| permits::update(of, keys, id, lease);
+        let protocol = &self.entry()?.protocol;
+        let updated = self
+            .inner
+            .ask_once(protocol, FORGET, make, script::integer)?;
+        Ok(updated == 1)
     }
 
     /// Returns a handle whose permits have this lease and are not renewed: Redisson's `leaseTime`.
@@ -998,9 +1002,10 @@ impl ExpirablePermit {
             return Err(Error::setting("a permit without an id".into()));
         };
         let protocol = &hold.entry().protocol;
-        let request = permits::update(protocol, id, lease);
-        let (until, stop) = (now + timeout, || session.is_closed());
-        let answer = session.connection.ask(&request, until, &stop);
+        let keys = session.request_keys(protocol.key(), FORGET, timeout);
+        let request = permits::update(protocol, &keys, id, lease);
+        let spec = &self.semaphore;
+        let answer = spec.send_once(protocol.key(), &keys, &request, now + timeout);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
             // Redis may still execute it, even after later updates with longer leases.
             *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));

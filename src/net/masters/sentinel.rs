@@ -95,6 +95,11 @@ impl Service {
         let is_named = latest.is_some();
         if let Some(named) = latest {
             self.epoch = named.epoch;
+            // The connections so far count as made in that epoch. With their old epochs, which may be higher, later failovers
+            // would not cut them.
+            for (epoch, _) in &mut self.made {
+                *epoch = named.epoch.min(*epoch);
+            }
             self.master = Some(named);
         }
         is_named
@@ -327,12 +332,16 @@ mod tests {
         }
     }
 
-    #[test]
-    fn connections_to_masters_of_earlier_failovers_are_cut() {
+    fn sockets<const N: usize>() -> [Arc<Socket>; N] {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let to = listener.local_addr().expect("it is bound");
         let connect = || std::net::TcpStream::connect(to).expect("it listens");
-        let [first, second, late, gone] = [(); 4].map(|()| Arc::new(Socket::Plain(connect())));
+        [(); N].map(|()| Arc::new(Socket::Plain(connect())))
+    }
+
+    #[test]
+    fn connections_to_masters_of_earlier_failovers_are_cut() {
+        let [first, second, late, gone] = sockets();
         let mut service = Service::default();
         assert!(service.made(1, &gone).is_empty() && service.made(1, &first).is_empty());
         drop(gone);
@@ -349,20 +358,20 @@ mod tests {
             address: Address::Tcp("m".into(), port),
             epoch,
         };
-        let mut service = Service {
-            epoch: 5,
-            ..Service::default()
-        };
+        let (mut service, [socket, next]) = (Service::default(), sockets());
+        assert!(service.made(5, &socket).is_empty());
         assert!(!service.lags(&named(1, 5)) && !service.lags(&named(1, 6)));
         assert!(!service.begin_again(), "none lags behind");
         for (port, epoch) in [(2, 1), (3, 4), (4, 2)] {
             assert!(service.lags(&named(port, epoch)));
         }
         assert!(service.begin_again() && !service.begin_again());
-        let master = service.master.expect("the latest of them");
+        let master = service.master.take().expect("the latest of them");
         assert_eq!(
             (master.address, service.epoch),
             (Address::Tcp("m".into(), 3), 4)
         );
+        // A later failover cuts the connection that was made before.
+        assert_eq!(service.made(5, &next).len(), 1);
     }
 }

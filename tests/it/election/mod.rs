@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use redis::cmd;
 use redlatch::{
     CancelToken, Client, Config, Election, Error, GuardedScript, Leadership, LossReason,
+    OwnedFencedLockGuard, Ticket,
 };
 
 use crate::support::cluster::Cluster;
@@ -111,6 +112,35 @@ fn a_leader_that_is_killed_is_followed() {
             assert!(others.try_campaign().unwrap().is_some());
         });
     });
+}
+
+#[test]
+#[ignore = "part of other tests"]
+fn part_that_keeps_names() {
+    let Some([url, detached, kept]) = given() else {
+        return;
+    };
+    let client = Client::open(&*url).unwrap();
+    let guard = client.fenced_lock(&detached).lock().unwrap();
+    let ticket = guard.detach(6 * LONG).unwrap();
+    let kept = client.fenced_lock(&kept).min_hold(6 * LONG);
+    kept.lock().unwrap().unlock().unwrap();
+    say(&format!("ticket {ticket}"));
+}
+
+timed!(a_campaign_leaves_the_hold_that_a_dead_process_has_detached_or_keeps);
+fn a_campaign_leaves_the_hold_that_a_dead_process_has_detached_or_keeps() {
+    let server = Server::start();
+    let [detached, kept] = ["detached", "kept"].map(unique);
+    let mut part = Part::start(part_that_keeps_names, &[&server.url(), &detached, &kept]);
+    let ticket: Ticket = part.says("ticket").parse().unwrap();
+    part.ends();
+    let client = open(&server);
+    for name in [&detached, &kept] {
+        let election = client.election(name);
+        assert!(election.try_campaign().unwrap().is_none(), "{name}");
+    }
+    assert!(client.adopt::<OwnedFencedLockGuard>(&ticket).is_ok());
 }
 
 timed!(a_leader_that_is_connected_is_not_followed_although_its_process_cannot_be_seen);

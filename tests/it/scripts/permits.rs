@@ -30,7 +30,7 @@ const CALLS: &[Call] = &[
         "$1 60s 1",
     ),
     ("renew", RENEW, "out", "$1 $2 $3"),
-    ("update", UPDATE, "permits out channel", "$1 $2:30s"),
+    ("update", UPDATE, "permits out channel $3 $4?", "$1 $2 60s"),
     (
         "adopt",
         lua::PERMIT_ADOPT,
@@ -89,6 +89,17 @@ const TABLE: &[Table] = &[
         ],
     ),
     (
+        "an update that comes twice does not undo a later one",
+        &[
+            "try_set 2 q1        | 1       | permits=2 q1=1@60s | 2",
+            "acquire p1          | now+30s | out{p1:now+30s} permits=1 q1=1@60s",
+            "update p1 10s q2 q1 | 1       | out{p1:now+10s} permits=1 q2=1@60s",
+            "update p1 90s q3    | 1       | out{p1:now+90s} permits=1 q2=1@60s q3=1@60s",
+            "update p1 10s q2    | 1",
+            "update p2 10s q4    | 0",
+        ],
+    ),
+    (
         "the keys and messages are Redisson's",
         &[
             "try_set 3 q1      | 1       | permits=3 q1=1@60s | 3",
@@ -133,7 +144,7 @@ const TABLE: &[Table] = &[
         &[
             "SET permits 0                                    |   | permits=0",
             "ZADD out never p1 now+60s p2 now+-1 p3 1 p4 0 p5 |   | out{p1:never p2:now+60s p3:now+0s p4:1 p5:0} permits=0",
-            "update p3                                        | 0 | out{p1:never p2:now+60s} permits=3 | 3",
+            "update p3 30s q1                                 | 0 | out{p1:never p2:now+60s} permits=3 | 3",
         ],
     ),
     (
@@ -427,10 +438,10 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     assert_eq!(renew(&mut x, 1, 1, second), second);
     assert_eq!(x.says("lease p1"), "60s");
     assert_eq!(renew(&mut x, 2, LEASE, second), 0);
-    assert_eq!(x.says("update p2"), "0");
+    assert_eq!(x.says("update p2 30s q2"), "0");
     let century = 100 * 365 * 24 * 3_600_000_i64;
     for (lease, left) in [("30s", "30s"), ("90s", "90s"), (&*century.to_string(), "")] {
-        assert_eq!(x.says(&format!("update p1 {lease}")), "1");
+        assert_eq!(x.says(&format!("update p1 {lease} of{lease}")), "1");
         assert!(left.is_empty() || x.says("lease p1") == left);
     }
     assert!((century - 10_000..=century).contains(&(ends_at(&server, 1) - now(&server))));
@@ -438,9 +449,9 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     as_redisson(&server, "x", &id(8), NEVER);
     assert_eq!(renew(&mut x, 8, LEASE, 1), NEVER);
     assert_eq!(x.says("lease p8"), "-1");
-    assert_eq!(x.says("update p8"), "1");
+    assert_eq!(x.says("update p8 30s q8"), "1");
     assert_eq!(x.says("lease p8"), "30s");
-    assert_eq!(x.says("update p1 20"), "1");
+    assert_eq!(x.says("update p1 20 q3"), "1");
     eventually("it is over", || x.says("lease p1") == "-2");
     assert_eq!(x.says("state"), "3 1 4");
 }
@@ -454,7 +465,7 @@ fn a_renewal_that_comes_late_does_not_undo_an_update() {
     x.says("acquire p1");
     let believed = ends_at(&server, 1);
     for lease in [LEASE / 2, LEASE + 5_000] {
-        assert_eq!(x.says(&format!("update p1 {lease}")), "1");
+        assert_eq!(x.says(&format!("update p1 {lease} of{lease}")), "1");
         let updated = ends_at(&server, 1);
         let said = renew(&mut x, 1, 2 * LEASE, believed);
         assert_eq!(said, -updated, "it says when it ends");
@@ -479,7 +490,7 @@ fn permits_that_come_back_do_not_make_a_number_that_is_gone() {
         ("state", "0 2 0"),
         // The semaphore does not exist, so the expiry of a permit frees nothing for a waiter.
         ("acquire p7", "-2"),
-        ("update p1", "1"),
+        ("update p1 30s q9", "1"),
         ("lease p1", "30s"),
     ] {
         server.cli(&["FLUSHALL"]);
@@ -557,7 +568,10 @@ fn no_call_gives_back_more_than_a_thousand_and_all_count_as_if_it_did() {
             &[(&format!("release_ids {last}+p7 q1"), "01")],
             [OVER + 1, 0, OVER + 1],
         ),
-        (&[(&format!("update {last} 60s"), "0")], [OVER, 1, OVER + 1]),
+        (
+            &[(&format!("update {last} 60s q1"), "0")],
+            [OVER, 1, OVER + 1],
+        ),
         (&[(&format!("lease {last}"), "-2")], [OVER, 1, OVER + 1]),
         (&[("set 9 q1", "1")], [8, 1, 9]),
         (&[("add 2 q1", "1")], [OVER + 2, 1, OVER + 3]),
@@ -644,7 +658,7 @@ fn keys_of_another_type_are_refused_and_left_alone() {
         "set 3 q1",
         "add 3 q1",
         "acquire p1",
-        "update p1",
+        "update p1 30s q1",
         "lease p1",
         "adopt p1 p2",
         "state",

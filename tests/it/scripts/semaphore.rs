@@ -84,13 +84,14 @@ const TABLE: &[Table] = &[
             "drain q6 q4    | -4 | q5=done@120s q6=-4@120s s=0@60s",
             "drain q7 q6    | 0  | q5=done@120s q7=0@120s s=0@60s",
             "DEL s q5 q7    |    | nothing",
-            "drain q8       | 0",
-            // A late copy of the request adds nothing to the next semaphore.
-            "release_if_there 1 q8 | -1 | q8=none@120s",
-            "SET s 3        |    | q8=none@120s s=3",
+            "drain q4       | 0  | q4=0@120s",
+            // A late copy of a request takes nothing from the next semaphore, and adds nothing to it.
+            "release_if_there 1 q8 | -1 | q4=0@120s q8=none@120s",
+            "SET s 3        |    | q4=0@120s q8=none@120s s=3",
+            "drain q4       | 0",
             "release_if_there 1 q8 | -1",
-            "DEL s          |    | q8=none@120s",
-            "release 1 q9   | 1  | q8=none@120s q9=done@120s s=1 | 1",
+            "DEL s          |    | q4=0@120s q8=none@120s",
+            "release 1 q9   | 1  | q4=0@120s q8=none@120s q9=done@120s s=1 | 1",
         ],
     ),
     (

@@ -495,6 +495,25 @@ fn an_update_that_may_yet_come_limits_those_after_it() {
     permit.release().unwrap();
 }
 
+timed!(an_update_that_comes_twice_does_not_undo_a_later_one);
+fn an_update_that_comes_twice_does_not_undo_a_later_one() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(config(&proxy.url())).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = sem.acquire().unwrap();
+    // The first copy waits in front of the server, and the second goes over another connection.
+    proxy.stall_present_requests(Target::Link);
+    permit.update_lease(LONG).unwrap();
+    permit.update_lease(6 * LONG).unwrap();
+    let calls = server.calls("evalsha");
+    proxy.pass();
+    eventually("the first copy has run", || server.calls("evalsha") > calls);
+    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
+    assert!(left > 5 * LONG, "{left:?}");
+    permit.release().unwrap();
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Renewals that are under way
 // ---------------------------------------------------------------------------------------------------------------------
