@@ -108,9 +108,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that cannot work, before anything is sent; also if a Sentinel or a
-    /// node of a cluster answers behind a URL that does not say so. [`Error::Redis`](crate::Error::Redis) if Redis cannot
-    /// be reached, rejects the credentials, is a replica, or still loads its data when the connect timeout is over.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that cannot work, before anything is sent. Also
+    /// if the URL is for a single server, and a Sentinel or a node of a cluster answers.
+    /// [`Error::Redis`](crate::Error::Redis) if Redis cannot be reached, rejects the credentials, is a replica, or still
+    /// loads its data when the connect timeout is over.
     pub fn open(config: impl Into<Config>) -> Result<Self> {
         let session = Session::open(config.into())?;
         Ok(Self {
@@ -322,8 +323,8 @@ impl Client {
     ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
-    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind; `WrongType`, `Closed`
-    ///   and `Spawn`. `NotReplicated`: the hold is released.
+    /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind. `WrongType`, `Closed` and
+    ///   `Spawn` as for [`lock`](crate::Handle::lock). `NotReplicated`; the hold is then released.
     pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
         ticket.adopt(&self.shared)
     }
@@ -374,7 +375,7 @@ impl Client {
         self.shared.session.owners.client()
     }
 
-    /// Returns who holds a name and who waits for it, whatever kind it is, and in which processes.
+    /// Returns who holds a name, who waits for it, and in which processes they are. The name may be of any kind of lock.
     ///
     /// Changes nothing. Asks over a connection of its own, so that no lock waits for the answer. Blocks at most for the
     /// command timeout, connecting included. The user of Redis needs [some more
@@ -425,8 +426,8 @@ impl Client {
     /// [`inspect`](Self::inspect) lists.
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
-    /// shows. If only others hold the lock by now, nothing changes. The whole hold ends, however often its thread has
-    /// locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
+    /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
+    /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
     /// the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for two round trips, three for
     /// such a Redisson owner, and for each at most for the command timeout.

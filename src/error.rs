@@ -178,7 +178,7 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | yes, unless too few servers remain without those that gave an error that is not retryable |
+    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | yes, if a majority is left when servers whose error is not retryable are not counted |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |
@@ -728,6 +728,7 @@ impl fmt::Display for DeadlockReason {
 #[non_exhaustive]
 pub enum LossReason {
     /// The lease expired: a fixed one as intended, a renewed one because this process was stopped or too slow to renew it.
+    /// From [`adopt`](crate::Client::adopt): nobody has the hold of the ticket any more.
     Expired,
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
     /// came back without its data. Redis does not say which.

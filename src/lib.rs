@@ -38,8 +38,8 @@
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped, also by
-//! a panic. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
+//! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic drops
+//! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
 //! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
 //! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its holds share one
 //! lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
@@ -53,7 +53,7 @@
 //! | --- | --- | --- |
 //! | [`client.mutex(name)`](Mutex) | mutual exclusion; not reentrant | a thread locks again what it holds: that is `Error::WouldDeadlock` |
 //! | [`client.reentrant_lock(name)`](ReentrantLock) | the same, but the thread that holds it may lock it again. Redisson's `RLock` | futures share a thread: two of them would both get it |
-//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant, unlike `fair_mutex` | speed matters more than order: each hand-over goes through Redis |
+//! | [`client.fair_lock(name)`](FairLock) | first come, first served across all processes; reentrant (`client.fair_mutex(name)` is not) | speed matters more than order: each hand-over goes through Redis |
 //! | [`client.fenced_lock(name)`](FencedLock) | a `token()`, greater at each acquisition, by which a database can reject late writes | nothing checks the token |
 //! | [`client.rw_lock(name)`](RwLock) | many readers or one writer; the two sides take turns | reads are short: a `mutex` costs less |
 //! | [`client.spin_lock(name)`](SpinLock) | very many short-lived names: waiters poll, so Redis keeps no subscription for each name | waiters need it right after its release |

@@ -297,8 +297,8 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait for a quarter of the command timeout. Each of the others waits for at most 1/32 of it.
-    /// After a failure, each acquire waits for at most 20 ms, until one is acknowledged.
+    /// simultaneous acquires may wait for a quarter of the command timeout. Each of the others waits for at most 1/32 of the
+    /// command timeout. After a failure, each acquire waits for at most 20 ms, until one is acknowledged.
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
     /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]

@@ -142,11 +142,11 @@ impl<W: Send> Listener for Waiter<W> {
 /// A token with which one thread ends the waiting calls of others: what Redisson's `lockInterruptibly` is for.
 ///
 /// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Calls that
-/// acquire, and waits for a latch, end with [`Error::Cancelled`]. A parked call ends within a few milliseconds, a call that
-/// still awaits a reply of Redis within about 0.1 s. A call that begins later ends at once, even if it tries only once. If
-/// the lock was granted before the call noticed the cancellation, the call succeeds. If a call's time is up and its token is
-/// cancelled, the call ends with `Cancelled`, not with `Ok(None)`. Calls that release or only ask Redis ignore the token,
-/// except [`Election::observe`](crate::Election::observe).
+/// acquire end with [`Error::Cancelled`], and so do calls that wait for a latch. A parked call ends within a few
+/// milliseconds, a call that still awaits a reply of Redis within about 0.1 s. A call that begins later ends at once, even
+/// if it tries only once. If the lock was granted before the call noticed the cancellation, the call succeeds. If a call's
+/// time is up and its token is cancelled, the call ends with `Cancelled`, not with `Ok(None)`. Calls that release or only
+/// ask Redis ignore the token, except [`Election::observe`](crate::Election::observe).
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();

@@ -37,7 +37,7 @@ use crate::session::Session;
 ///    count when they arrive, for a lease that began when their own request was sent. Otherwise every hold would rest on a
 ///    bare majority.
 /// 4. Each part counts towards the majority until its own validity ends. With fewer than a majority the hold is lost, at
-/// once and for good.
+///    once and for good.
 /// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
 ///    I/O is done, and no loss of the whole is reported.
 pub(crate) struct QuorumHold {

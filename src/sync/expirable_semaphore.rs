@@ -147,9 +147,9 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. After a
-    /// whole tenure of grants to this process, the call first waits for the reply to the last release, and for 1 ms if other
-    /// processes wait.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once this
+    /// process has had permits for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first waits for the
+    /// reply to the last release. If other processes wait, the call then waits for 1 ms.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -582,9 +582,9 @@ impl ExpirableSemaphore {
     ///
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. When the holder renews the permit,
-    /// a later end stays, even beyond [`max_hold`](Self::max_hold). An earlier end is replaced by the usual lease. The
-    /// holder itself calls [`ExpirablePermit::update_lease`].
+    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. A renewal by the holder never
+    /// shortens a permit. If the end that was set here is later than the renewal would set it, that end stays, even beyond
+    /// [`max_hold`](Self::max_hold). The holder itself calls [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -976,8 +976,8 @@ impl ExpirablePermit {
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then no
     ///   longer renewed. It counts as valid until its previous end, or until `lease` after this call if that is earlier.
-    ///   Redis may still execute the failed request, even after a later `update_lease`. So from now on
-    ///   [`valid_until`](Self::valid_until) never counts on more than the `lease` of the failed call.
+    ///   Redis may still execute the failed request, even after a later `update_lease`. So after a later call,
+    ///   [`valid_until`](Self::valid_until) is at most the time of that call plus the `lease` of the failed one.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

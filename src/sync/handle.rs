@@ -236,7 +236,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Errors
     ///
     /// As [`lock`](Self::lock). [`Error::WouldDeadlock`] if the thread holds the name by a guard that is not owned, even if
-    /// the lock is reentrant.
+    /// the lock is reentrant; for a side of an [`RwLock`](crate::RwLock), see [`read_owned`](crate::RwLock::read_owned) and
+    /// [`write_owned`](crate::RwLock::write_owned).
     pub fn lock_owned(&self) -> Result<OwnedGuard<A>> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
@@ -309,10 +310,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking again never ends a hold earlier. A hold that is renewed stays renewed, and the fixed lease is ignored. A hold
-    /// with a fixed lease gets the lease of the handle that locks again, fixed or renewed; that costs a round trip. A thread
-    /// that gets the lock from another thread of this process gets less than the whole lease: up to a tenth is missing, or
-    /// one tenure if that is less.
+    /// A thread may lock again what it holds. If the hold is renewed, it stays renewed, and the fixed lease is ignored. If
+    /// the hold has a fixed lease, it now lasts for the lease of the second handle, counted from now, but never ends earlier
+    /// than before; without a fixed lease of the second handle it is renewed from now on. This costs a round trip. If
+    /// another thread of this process passes the lock on, the lease is shorter, by at most a tenth and at most one tenure.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -322,9 +323,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free once the guard is dropped, or within
-    /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. A thread that locks a
-    /// renewed hold again does not change its limit. `Duration::MAX` means no limit, which is the default. For zero, and
-    /// together with a fixed lease, the methods that lock return [`Error::InvalidSetting`].
+    /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. Locking again does not
+    /// change the limit of a renewed hold. `Duration::MAX` means no limit, which is the default. For zero, and together with
+    /// a fixed lease, the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

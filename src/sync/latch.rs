@@ -157,7 +157,8 @@ impl Latch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has not
-    /// answered for the command timeout. With a limit of zero, the errors are those of [`wait`](Self::wait).
+    /// answered for the command timeout. With a limit of zero, the call asks once and waits for the reply up to the command
+    /// timeout.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }

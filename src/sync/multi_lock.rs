@@ -53,17 +53,17 @@ use crate::sync::traits::Lock;
 ///
 /// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
 /// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
-/// may wait long. Threads that want one member get their turn after the tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. While it waits for the taken member, the
-/// thread does not notice that the client of another member was closed.
+/// may wait long. Threads of other processes that lock only one of the names get their turn after the tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
+/// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. *Waiting* has one
-/// exception. If another thread took the member only a moment ago, it may give the member back soon. Then the refused thread
-/// keeps the members that sort before the taken one, and requests the taken one again. It does so for two round trips; in
-/// `try_lock` for four or for 250 ms, whichever is longer, but within the command timeout. So of the threads that try for
-/// free locks at the same time, one gets its whole set. This requires that all threads use the same server addresses and the
-/// same lease (what is left of it tells when a member was taken), and that none is stopped for longer than these round
-/// trips.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. In one case a thread
+/// keeps members although another one is taken. If another thread took that member only a moment ago, it may give the member
+/// back soon. Then the refused thread keeps the members that sort before the taken one, and requests the taken one again. It
+/// does so for two round trips; in `try_lock` for four or for 250 ms, whichever is longer, but within the command timeout.
+/// So of the threads that try for free locks at the same time, one gets its whole set. This requires that all threads use
+/// the same server addresses and the same lease (what is left of it tells when a member was taken), and that none is stopped
+/// for longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

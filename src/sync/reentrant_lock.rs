@@ -21,9 +21,9 @@ use crate::sync::kind::{Owned, Reentrant};
 /// [`Handle`] lists all methods, from [`lock`](ReentrantLock::lock) and [`try_lock_for`](ReentrantLock::try_lock_for)
 /// to the settings.
 ///
-/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis (with a [fixed
-/// lease](ReentrantLock::fixed_lease) after one round trip). The lock is free when the last of them is dropped, in any
-/// order. All handles of the name are one lock, the [`Mutex`](crate::Mutex) included.
+/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis. If its hold has a [fixed
+/// lease](ReentrantLock::fixed_lease), that takes one round trip. The lock is free when the last of them is dropped, in any
+/// order. All handles of this kind and name are one lock, together with the [`Mutex`](crate::Mutex) of the name.
 ///
 /// **Leases.** All holds that a thread has of the lock share one lease (30 s unless set), which is renewed every third
 /// of it until the last of their guards is dropped. If the process dies, the lock is free once the lease is over.

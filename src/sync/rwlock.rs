@@ -31,8 +31,9 @@ use crate::time;
 ///
 /// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
 /// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
-/// Redis, unless a thread of the process waits to write. When a writer leaves, a process asks once for all its readers that
-/// wait before its next writer, and they get the lock together. Readers of other processes get it at the same time.
+/// Redis, unless a thread of the process waits to write. When a writer leaves, each process sends one request for those of
+/// its readers that are ahead of its next waiting writer. These readers get the lock together, and those of several
+/// processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
 /// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
@@ -305,8 +306,9 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. After a whole tenure of holds in this
-    /// process, the call first waits for the reply to the last release, and for 1 ms if other processes wait.
+    /// Blocks for one round trip or none, at most for the command timeout. Once this process has had the lock for its tenure
+    /// ([`Config::tenure`](crate::Config::tenure)), the call first waits for the reply to the last release. If other
+    /// processes wait, the call then waits for 1 ms.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -699,8 +701,9 @@ impl RwLock {
 
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
-    /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the
-    /// loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal.
+    /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
+    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal, or at their release if
+    /// their lease is fixed.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -132,9 +132,9 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. After a
-    /// whole tenure of grants to this process, the call first waits for the reply to the last release, and for 1 ms if other
-    /// processes wait.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once this
+    /// process has had permits for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first waits for the
+    /// reply to the last release. If other processes wait, the call then waits for 1 ms.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

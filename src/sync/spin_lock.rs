@@ -39,8 +39,8 @@ impl Handle<Spin> {
     /// Returns a handle that pauses for as long as `back_off` returns, instead of for the usual 1 to 128 ms.
     ///
     /// `back_off` receives the number of attempts that have failed since the lock changed hands or was renewed, counted
-    /// from one. A pause counts as 1 ms at least and as an hour at most. It ends early when the holder's lease ends, and at
-    /// the caller's deadline; one of half a second or more may end up to an eighth early.
+    /// from one. A pause counts as 1 ms at least and as an hour at most. A pause ends early when the holder's lease ends,
+    /// and at the caller's deadline. A pause of half a second or more may also be shorter by up to an eighth.
     ///
     /// ```no_run
     /// use std::time::Duration;

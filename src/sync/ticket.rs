@@ -17,7 +17,7 @@ use crate::sync::kind::{Detachable, Owned, Scope, sealed};
 const WORD: &str = "redlatch-ticket-1";
 
 /// A text with which another client can take over a hold. Until the ticket is adopted, nobody renews the hold: Redis keeps
-/// it for the time given to `detach`.
+/// it for the time given to `detach`, or until the handle's `min_hold` ends if that is later.
 ///
 /// Made by [`detach`](crate::MutexGuard::detach), taken by [`Client::adopt`](crate::Client::adopt). Send the text to
 /// the other process, for example in a message of a queue. That process may be on any machine.
