@@ -79,8 +79,8 @@ end
 if place == 'new' and not placed then
   local last = redis.call('lindex', KEYS[2], -1)
   local ahead = last and tonumber(redis.call('zscore', KEYS[3], last)) or now + left_ms
-  -- RPUSH last: if the script fails in between, a later one removes the timeout without a place, but a place without a
-  -- timeout would stay.
+  -- RPUSH comes last. If the script fails before it, only a timeout is left, which a later script removes. A place without a
+  -- timeout would get one, and stay in the queue until that ends.
   redis.call('zadd', KEYS[3], ahead + WAIT, ticket)
   redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
   redis.call('rpush', KEYS[2], ticket)

@@ -17,14 +17,14 @@
 --          reader's; below a write hold, everything but this owner's
 -- Twice    removes nothing more
 --
--- Cost     a PTTL for each hold of 8 (FEW) readers, sometimes of 128 (SOME), and of each dead reader that is removed.
---          Up to FEW readers are all checked, and the lock's TTL becomes that of the longest-lived. Of more readers a random
---          few are checked, and then further ones until a living one is found. So the last living reader that leaves removes
---          all dead ones, if one call can check them; earlier releases, and writers that ask, remove some of them.
---          With many readers the lock keeps its TTL, or gets the longer one that a checked reader needs. Redisson's writers
---          sleep until that TTL ends. So if the TTL is far longer than the checked readers need, and the readers are at most
---          SOME, all are checked. This is done always if the leaving reader had the longest lease. Otherwise it is done now
---          and then, since the long TTL may come from a reader that left before.
+-- Cost one PTTL for each read hold that is checked: those of 8 (FEW) readers, sometimes those of 128 (SOME), and those of
+--          each dead reader that is removed. Up to FEW readers are all checked, and the lock's TTL becomes that of the
+--          longest-lived. Of more readers a random few are checked, and then further ones until a living one is found. So
+--          the last living reader that leaves removes all dead ones, if one call can check them; earlier releases, and
+--          writers that ask, remove some of them. With many readers the lock keeps its TTL, or gets the longer one that a
+--          checked reader needs. Redisson's writers sleep until that TTL ends. So if the TTL is far longer than the checked
+--          readers need, and the readers are at most SOME, all are checked. This is done always if the leaving reader had
+--          the longest lease. Otherwise it is done now and then, since the long TTL may come from a reader that left before.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

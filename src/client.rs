@@ -514,8 +514,8 @@ impl Client {
     }
 }
 
-// Here and not in `sync`, since a client belongs to a higher layer than its locks. By the name of the alias, since rustdoc
-// lists such methods first on its page.
+// Here and not in `sync`, since a client belongs to a higher layer than its locks. The `impl` names the alias `RedLock`,
+// since rustdoc then lists these methods first on the page of the alias.
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///

@@ -676,7 +676,7 @@ fn is_lasting(err: &RedisError) -> bool {
     inner::<Lasting>(err).is_some()
 }
 
-/// The error of this library that an error of a connection was made of.
+/// The error type of this library that an error of a connection wraps, if it wraps one.
 fn inner<E: std::error::Error + 'static>(err: &RedisError) -> Option<&E> {
     as_io(err)?.get_ref()?.downcast_ref()
 }

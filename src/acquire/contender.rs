@@ -449,8 +449,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether a subscription of this process may still be open when the new hold is released. If so, the release does not
-    /// count this process among the listeners (`Call::is_heard_by_us`).
+    /// Whether a subscription of this process may still be open when the new hold is released. If so, Redis counts this
+    /// process among the listeners of that release, and it has to be subtracted (`Call::is_heard_by_us`).
     fn may_listen(has_listened: bool, state: &EntryState) -> bool {
         // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
         let last_release = state.lock.cohort.last_release();

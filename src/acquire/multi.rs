@@ -20,8 +20,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a single attempt that holds all earlier members asks again for one taken a moment ago; four round trips if that
-/// is longer.
+/// If a single attempt holds all earlier members, and somebody else took the next one only a moment ago: how long the
+/// attempt asks again for that member. Four round trips if that is longer.
 ///
 /// The thread that took it may yet be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);

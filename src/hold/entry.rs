@@ -126,7 +126,8 @@ type EntrySemaphore = LocalSemaphore<Arc<Waiter>, Arc<Call>>;
 type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
 
 impl Entry {
-    /// An entry outside the registry, so `is_listed`. The registry lists each one that it takes in.
+    /// An entry outside the registry. `is_listed` is set from the start, so that no thread puts the entry onto the list of
+    /// free ones. The registry does that when it takes the entry in.
     pub(super) fn new(
         key: EntryKey,
         protocol: Protocol,

@@ -91,8 +91,9 @@ pub(crate) struct DeferredInfo {
     pub(crate) owner: Text<LONGEST_OWNER>,
     /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
     pub(crate) useful_until: Instant,
-    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. A reply that arrives
-    /// later does not prove that the hold was lost before its release.
+    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. If the reply says that
+    /// the hold was gone, but arrives after this moment, the lease may have ended on the way. That does not prove a loss
+    /// before the release.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts.
@@ -155,7 +156,8 @@ pub(crate) struct Call {
     /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
     /// or keeps it in the ledger; an atomic, since finding the connection must not need the connection's mutex.
     node: AtomicUsize,
-    /// Of a release: this process subscribes to its channel, so the reply's number of receivers includes it.
+    /// Only for a release: this process is subscribed to the channel of the lock, so it is one of the receivers that the
+    /// reply counts.
     pub(crate) is_heard_by_us: bool,
     pub(crate) state: CallProgress,
     changed: Condvar,

@@ -201,7 +201,8 @@ impl Channels {
             Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
                 is_moved(channel)
             }
-            // `ended` took an unasked message for this answer, and has removed the command already.
+            // The node ended the subscription while UNSUBSCRIBE was under way. `ended` took that message for the reply and
+            // removed the command, so this error belongs to no command.
             Some(Command::Ping) | None => false,
         };
         if is_meant

@@ -22,8 +22,8 @@
 //!    the release for now, the connection rests for a moment. While it rests, it takes only the entries that must precede a
 //!    new command (step 5). If another node has to execute the release, the map of slots is corrected, and housekeeping is
 //!    woken.
-//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry,
-//!    at the position that it had if it was one before, and is sent again as it was.
+//! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry
+//!    and is sent again unchanged. If it was an entry before, it gets the position that it had then.
 //! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
 //!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
 //!    serves its slot at that time: entries follow the slot when it moves or a master fails.
@@ -59,8 +59,8 @@ use crate::verdict::Redirection;
 /// batch is transferred.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
-/// How many entries about the same name are sent before a command. Also the number of calls in flight from which, while an
-/// undo is unanswered, a new attempt waits (`Pipeline::backlog_end`).
+/// How many entries about the same name are sent before a command. Also a threshold: if an undo is unanswered and this many
+/// calls are in flight, a new attempt waits (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {

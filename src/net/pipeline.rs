@@ -17,9 +17,9 @@
 //! Some calls are several commands, one right behind the other: `ASKING` before one for a node that has a key but not yet
 //! the key's slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count together.
 //!
-//! A script is sent by its hash, and by its text once the server has answered that it does not know it. If the reply to a
-//! call may never be read, no thread could react to that answer: the process may end after a release, and a master of several
-//! may answer after the others. So the first call of this kind over a connection carries the text, and so does the first one
+//! A script is sent by its hash, and by its text once the server has answered that it does not know it. For some calls,
+//! perhaps no thread reads the reply: the process may end right after a release, and one master of a quorum may answer when
+//! the others have decided. So the first call of this kind over a connection carries the text, and so does the first one
 //! after a `NOSCRIPT`.
 
 use std::collections::VecDeque;
@@ -414,8 +414,9 @@ impl Pipeline {
     }
 }
 
-/// Whether a script may give such a reply: a number, a string, nothing, or up to three of these; or no more than the request
-/// has keys and arguments (the locks that a request renews, the places that it refreshes).
+/// Whether a script may give such a reply: a number, a string, nothing, or an array of these. The array has up to three
+/// elements, or up to as many as the request has keys and arguments (one for each lock that it renews, or place that it
+/// refreshes).
 fn is_of_a_script(reply: &Value, request: &Request) -> bool {
     let is_one =
         |part: &Value| !matches!(part, Value::Array(_) | Value::Okay | Value::SimpleString(_));

@@ -47,9 +47,9 @@ pub(crate) struct Subscriber {
 struct State {
     channels: Channels,
     live: Option<Live>,
-    /// When the last byte came on the current connection.
+    /// When the last reply came on the current connection.
     heard_at: Option<Instant>,
-    /// When the first command was written after that byte.
+    /// When the first command was written after that reply.
     asked_at: Option<Instant>,
     /// When the last message or confirmation came.
     news_at: Option<Instant>,

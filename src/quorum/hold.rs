@@ -349,9 +349,9 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls to kept parts are stored. While an acquire is unanswered, its undo may still follow. So rule 1 does not
-    /// hold yet: finding the number proves nothing. Overwriting a stored renewal does no harm: its answer could only have
-    /// prolonged the part.
+    /// Only calls to kept parts are stored. If a part's acquire is still unanswered, its undo may follow and remove the
+    /// part. So a renewal that finds the number does not prove what rule 1 says. Overwriting a stored renewal does no harm:
+    /// its answer could only have prolonged the part.
     fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {

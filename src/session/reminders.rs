@@ -1,4 +1,4 @@
-//! Wakes threads that wait without a deadline from time to time, so that they can log how long they have waited.
+//! From time to time wakes the threads that wait without a deadline, so that they can log how long they have waited.
 //!
 //! A wait with a deadline takes half a microsecond longer in the operating system: a tenth of a hand-over among eight
 //! threads on one lock. So such threads park without a deadline, and the watchdog wakes them when one may have

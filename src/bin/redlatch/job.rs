@@ -91,8 +91,8 @@ impl Job {
             }
         };
         tell(&mut guardian, program);
-        // This thread may take the terminal back, and write to it, while the group has it. Blocked only now, because the
-        // program would inherit the mask.
+        // SIGTTOU is blocked, so that this thread may take the terminal back, and write to it, while the group has it. The
+        // program would inherit the mask, so this comes after its start.
         SigSet::from(Signal::SIGTTOU).thread_block().ok();
         let job = Self {
             program: Pid::from_raw(program),
@@ -147,7 +147,7 @@ impl Job {
                     Err(_) => std::thread::sleep(POLL),
                 },
                 recv(losses) -> loss => match loss {
-                    // An attempt that was granted too late to be used is lost as well; its owner is another.
+                    // Only the loss of this hold counts. A hold that was granted too late to be used has another owner.
                     Ok(loss) if loss.owner == held.owner() => {
                         self.was_lost = true;
                         self.end(options.grace);

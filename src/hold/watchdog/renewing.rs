@@ -215,7 +215,7 @@ impl WatchdogThread {
     /// Handles the answer, if there is one.
     fn settle(&mut self, sent: Sent) {
         match sent.call.outcome() {
-            // The request went over the connection for commands, which is silent, and the connection for renewals stands
+            // The request went over the connection for commands and has no answer yet, and the connection for renewals is up
             // again. Dropping `sent` makes the holds due again: see `Sent`. A late answer is not needed.
             None if Arc::ptr_eq(&sent.over, &self.task.commands)
                 && sent.begun + 2 * SLICE < Instant::now()

@@ -11,7 +11,7 @@ use crate::net::pipeline::InFlight;
 ///
 /// 1. The reader is in its place, or one thread has it: the leader, or housekeeping.
 /// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection.
-///    That thread has been woken.
+///    That thread has been woken, or is woken once the appointing thread has written what is queued.
 /// 3. Taking the reader ends the appointment, whichever thread takes it.
 /// 4. While the reader is in its place and no call is appointed, no thread follows. So a thread that puts the reader back
 ///    appoints the next one, and an appointed thread that leaves instead of leading passes the appointment on.

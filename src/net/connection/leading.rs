@@ -248,8 +248,7 @@ impl Connection {
                     read_at = now;
                     continue;
                 }
-                // `fail` wakes all followers. If another thread has taken the connection down, which ends this read, that
-                // thread wakes them.
+                // `fail` wakes all followers. If another thread has taken the connection down, that thread wakes them.
                 Err(err) => return self.fail(generation, &err, false),
             };
             let now = Instant::now();

@@ -385,8 +385,9 @@ impl Connection {
             true => up.writer.finish(),
             false => up.writer.shut_down(),
         }
-        // The shutdown wakes a leader that is blocked in a read; followers are woken here. A follower whose call is already
-        // under way over another connection, or answered, finds that when it looks at the call.
+        // A leader that is blocked in a read is woken by `shut_down`, or returns at the end of its slice. Followers are
+        // woken here. A follower whose call is already under way over another connection, or answered, finds that when it
+        // looks at the call.
         self.changed.notify_all();
         for call in lost.followed {
             call.wake();

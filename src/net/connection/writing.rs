@@ -128,16 +128,11 @@ impl Connection {
                 let Some(still) = self.drop_if_ended(state, generation) else {
                     return Wrote::Down;
                 };
+                // The check has released the mutex: another thread may write by now, or a successor may wait.
                 state = still;
+                continue;
             }
-            // The check has released the mutex: the connection may be another by now, or another thread may write.
-            let Some((up, in_flight)) = state.up(generation) else {
-                return Wrote::Down;
-            };
-            // A thread that began to write during the check also writes what this thread has queued.
-            if std::mem::replace(&mut up.writing, true) {
-                return Wrote::Done;
-            }
+            up.writing = true;
             let (writer, was_full) = (Arc::clone(&up.writer), in_flight.unwritten.is_full());
             let wrote = write_turn(&mut state, &writer, |state| {
                 Some(&mut state.up(generation)?.1.unwritten)

@@ -43,8 +43,8 @@ pub(crate) const COMMANDS: &str = "link";
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
 
-/// How long a request that Redis applies once may be repeated, at least; and for how long the system sends again what the
-/// server does not acknowledge.
+/// For this long or longer, a request that Redis applies once may be sent again. Also the TCP user timeout: for this long
+/// the operating system retransmits what the server does not acknowledge.
 ///
 /// A connection that was given up stays open, so the system may deliver a request long after it was sent again over another
 /// connection. Once Redis has forgotten that it has applied the request, the late copy would count again. Redis remembers it
@@ -85,8 +85,8 @@ pub(crate) struct Endpoint {
     replicas: Arc<AtomicU32>,
     /// Whether another server named this one, which then has to confirm by `ROLE` that it is a master.
     proves_master: bool,
-    /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` for servers
-    /// that others have named.
+    /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` where this
+    /// need not be known: for servers that others have named, and for URLs of Sentinels and clusters.
     sort_is_known: Option<Arc<AtomicBool>>,
 }
 

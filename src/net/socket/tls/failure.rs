@@ -41,7 +41,7 @@ impl TlsContext {
                     span(left)
                 )
             }
-            // A CA of the same name, with another key.
+            // `BadSignature`: the certificate names a CA that is trusted, but was signed with another key.
             UnknownIssuer | BadSignature => match self.has_own_ca {
                 false => {
                     "the server's certificate is signed by no CA that this system trusts; name its CA with `TlsConfig::ca_file`"
