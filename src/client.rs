@@ -42,8 +42,8 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A client may be shared among threads, or cloned for each: clones are the same client. Dropping the last clone, lock or
-/// guard closes the client as by [`Client::close`], and blocks for up to 2 s.
+/// A client may be shared among threads, or cloned for each: clones are the same client. The client lives as long as any
+/// clone, lock or guard of it. Dropping the last of all these closes it as by [`Client::close`], and blocks for up to 2 s.
 ///
 /// ```
 /// fn may_be_shared<T: Send + Sync + 'static>() {}
@@ -97,8 +97,8 @@ impl Client {
     /// Checks the settings and connects. Takes a URL, a `redis::ConnectionInfo` or a [`Config`].
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With [`Config::lazy`]
-    /// the call neither connects nor blocks. If the resolver does not answer, this call fails, but a thread of it goes on
-    /// waiting for the resolver. A process has at most four such threads for one host.
+    /// the call neither connects nor blocks. The name is resolved on a thread of its own. If the resolver does not answer,
+    /// the call fails, and that thread goes on waiting. A process has at most four such threads for one host.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");
@@ -434,7 +434,7 @@ impl Client {
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
-    /// let stuck = "5f0c2b1e-0000-4000-8000-000000000000:17";
+    /// let stuck = "5f0c2b1e-0000-8000-8000-000000000000:17";
     /// if !client.force_unlock_owner("report", stuck)? {
     ///     println!("it is no longer theirs");
     /// }

@@ -8,7 +8,7 @@ use redis::{ErrorKind, RedisError, Value};
 use crate::shown::Shown;
 use crate::verdict::{self, RequestKind, passes};
 
-/// The result of every fallible call of this crate.
+/// The result of most fallible calls of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call failed.
@@ -178,7 +178,8 @@ impl Error {
     /// | `Redis`, if [it may have run](Self::may_have_run) | a guarded command, or one that counts, such as `count_down` | no |
     /// | [`Lost`](Self::Lost) | any call | no |
     /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | acquiring | yes |
-    /// | [`NoQuorum`](Self::NoQuorum) | acquiring, asking | yes, if a majority is left when servers whose error is not retryable are not counted |
+    /// | [`NoQuorum`](Self::NoQuorum): later a majority may answer | acquiring, asking | yes |
+    /// | `NoQuorum`: too many servers have errors that are not retryable | acquiring, asking | no |
     /// | `NoQuorum` | `force_unlock`, which may have freed the lock on some servers | no |
     /// | [`Members`](Self::Members) | acquiring | if the error of each member is |
     /// | `Members` | releasing | no |

@@ -41,8 +41,8 @@
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic drops
 //! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
 //! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
-//! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its holds share one
-//! lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
+//! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its guards share one
+//! hold and one lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
 //!
 //! # Which lock?
 //!
@@ -70,8 +70,8 @@
 //!
 //! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), or
 //! [`read_owned`](RwLock::read_owned) and [`write_owned`](RwLock::write_owned) for a read-write lock: these guards may move
-//! to other threads. A thread that keeps such a guard and waits for the same lock waits forever. To pass a hold to another
-//! process, make a [`Ticket`] of it.
+//! to other threads. A thread that keeps such a guard and waits for the same lock waits for itself. To pass a hold to
+//! another process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
 //! [`Guard`], so rustdoc lists them under [type aliases](#types). The page of an alias has all methods too.

@@ -28,11 +28,11 @@ use crate::report::report;
 /// # let _ = config;
 /// ```
 ///
-/// **Threads.** Methods are called with no mutex held, on the thread concerned: the one that acquires or releases; for
-/// a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and leave slow
-/// work to another thread. An observer that owns a clone of its client, or one of its locks, keeps the client open until
-/// [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer. If yours
-/// wraps another, such as a `Metrics`, forward every method.
+/// **Threads.** Methods are called while the client holds no internal mutex, on the thread concerned: the one that acquires
+/// or releases; for a loss, mostly the one that renews all holds; for a server, one that connects. So return quickly, and
+/// leave slow work to another thread. An observer that owns a clone of its client, or one of its locks, keeps the client
+/// open until [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer.
+/// If yours wraps another, such as a `Metrics`, forward every method.
 ///
 /// **Counting.** All holds that one thread has of one lock count as one. For each, [`acquired`](Self::acquired) is called
 /// once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less
@@ -142,7 +142,7 @@ pub enum RefusalReason {
     Busy,
     /// The time was up before Redis answered.
     Late,
-    /// The call ended since its [`CancelToken`](crate::CancelToken) was cancelled, or its client closed.
+    /// The call ended because its [`CancelToken`](crate::CancelToken) was cancelled, or its client closed.
     Cancelled,
     /// The call returned another error.
     Error,

@@ -171,8 +171,7 @@ counters! {
     /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
     /// none was sent.
     missed_messages,
-    /// Times this process let others acquire first. It does so at the end of its tenure, and again until each process that
-    /// waited at that moment has had its turn.
+    /// Times this process let other processes acquire first, because its tenure was over.
     yields,
     /// Renewals confirmed by Redis.
     renewals,

@@ -155,8 +155,8 @@ impl Config {
         }
     }
 
-    /// Sets how long Redis keeps a hold or a permit that is not renewed. The client renews it every third of this time,
-    /// unless its handle has a fixed lease.
+    /// Sets how long Redis keeps a hold or a permit that is not renewed. The client renews it every third of this time (a
+    /// read hold at least every 10 s), unless its handle has a fixed lease.
     ///
     /// The lease is how long others wait after a holder's process has died; the work may take longer
     /// ([which lease to choose](crate::guide::recipes#which-lease-to-choose)).
@@ -222,9 +222,10 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// A living client confirms all its places every third of this time. So dead waiters delay those behind them by at most
-    /// four thirds of it; if all waiters died, they delay newcomers by one `waiter_lease`. A waiter that was stopped for
-    /// longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
+    /// delay those behind them by at most four thirds of it. If all waiters died, that looks like an outage, and newcomers
+    /// wait for one `waiter_lease`. A waiter that was stopped for longer joins the queue at its end. All clients of a name
+    /// need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -298,9 +299,9 @@ impl Config {
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
     /// simultaneous acquires may wait for a quarter of the command timeout. Each of the others waits for at most 1/32 of the
-    /// command timeout. After a failure, each acquire waits for at most 20 ms, until one is acknowledged.
-    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to
-    /// call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// command timeout. After a failure, the limit is 20 ms for every acquire. The first acquire that is acknowledged ends
+    /// this. [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
+    /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -322,9 +323,9 @@ impl Config {
     /// ```
     ///
     /// The function is called for every connection, including those for renewals and messages and those to the nodes of
-    /// a cluster, but not for Sentinels, whose login is in the URL. Each call runs on a thread of its own, with no lock
-    /// held; several calls may run at the same time. If the function returns too late for one call, the attempt to connect
-    /// goes on, and a later call can use its connection.
+    /// a cluster, but not for Sentinels, whose login is in the URL. The function runs on a thread of its own, perhaps
+    /// several times at once, while the client holds no internal mutex. If it returns too late for a `lock`, that `lock`
+    /// fails. Connecting goes on, and a later `lock` can use the connection.
     ///
     /// If the function returns an error, the attempt to connect fails with [`Error::Redis`] and is retried, as if the
     /// server were unreachable. A panic is not retried. Default: the URL's user and password.

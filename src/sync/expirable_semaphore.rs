@@ -147,9 +147,8 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once this
-    /// process has had permits for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first waits for the
-    /// reply to the last release. If other processes wait, the call then waits for 1 ms.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. A process
+    /// whose tenure is over lets others go first, as in [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -683,7 +682,7 @@ impl ExpirableSemaphore {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
     /// is available.
     ///
-    /// `Ok(None)` then means only that too few permits were available. By default both cases are `Ok(None)`.
+    /// `Ok(None)` then never means that Redis was too slow. By default both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -976,8 +975,8 @@ impl ExpirablePermit {
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then no
     ///   longer renewed. It counts as valid until its previous end, or until `lease` after this call if that is earlier.
-    ///   Redis may still execute the failed request, even after a later `update_lease`. So after a later call,
-    ///   [`valid_until`](Self::valid_until) is at most the time of that call plus the `lease` of the failed one.
+    ///   Redis may still execute the failed request, even after a later `update_lease` that succeeds, and so shorten the
+    ///   lease again. So a later call counts on no more than the `lease` of the failed one.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

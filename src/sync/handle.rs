@@ -102,8 +102,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Errors
     ///
     /// - [`Error::Redis`]: Redis did not answer within the command timeout, or rejected the command, or the grant
-    ///   arrived after its lease had expired. With several servers [`Error::NoQuorum`], with several members
-    ///   [`Error::Members`].
+    ///   arrived after its lease had expired. If too few masters of a [`RedLock`](crate::RedLock) answered,
+    ///   [`Error::NoQuorum`]; if members of a [`MultiLock`](crate::MultiLock) failed, [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
@@ -135,15 +135,15 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Once this process has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first awaits
-    /// Redis' reply to the last release. If that reply says that other processes wait, the call waits for 1 ms, so that they
-    /// can ask. With a [`RedLock`](crate::RedLock) the call awaits no reply, and waits for 1 ms unless it knows that no
-    /// other process waits. With a [`SpinLock`](crate::SpinLock), whose waiters Redis does not know, it always waits for 1 ms.
+    /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
+    /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
+    /// wait. A [`RedLock`](crate::RedLock) does not await the reply. A `RedLock` that does not know whether others wait, and
+    /// a [`SpinLock`](crate::SpinLock), pause in any case.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). If the calling thread itself holds the name as another kind of lock, the
-    /// result is `Ok(None)`, and not `WouldDeadlock`.
+    /// As [`lock`](Self::lock). Where `lock` returns `WouldDeadlock` because the thread holds the name as another kind of
+    /// lock, the result is `Ok(None)`.
     pub fn try_lock(&self) -> Result<Option<Guard<A>>> {
         self.take(WaitMode::Once)
     }
@@ -207,8 +207,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log. If only the release finds the loss, `on_lost` and the log report it; for a [`RedLock`](crate::RedLock) nothing
-    /// does. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// log. If only the release finds the loss, at most [`Config::on_lost`](crate::Config::on_lost) and the log report it.
+    /// To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -310,10 +310,11 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A thread may lock again what it holds. If the hold is renewed, it stays renewed, and the fixed lease is ignored. If
-    /// the hold has a fixed lease, it now lasts for the lease of the second handle, counted from now, but never ends earlier
-    /// than before; without a fixed lease of the second handle it is renewed from now on. This costs a round trip. If
-    /// another thread of this process passes the lock on, the lease is shorter, by at most a tenth and at most one tenure.
+    /// A thread may lock again what it holds, by this handle or another. If the hold is renewed, it stays renewed, and a
+    /// fixed lease is ignored. If the hold has a fixed lease, it gets the lease of the new handle, but never ends earlier
+    /// than before. If that handle has none, the hold is renewed from then on. Locking such a hold again costs a round trip.
+    /// If another thread of this process passes the lock on, the lease is shorter, by at most a tenth and at most one
+    /// tenure.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -356,8 +357,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// An early release sets the rest of `min_hold` as the key's time to live, and notifies no waiter: waiting threads
     /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
-    /// Threads of this process do not pass such a hold on. Locking again keeps the name for `min_hold` from then on. If the
-    /// process dies, the lease ends the hold as usual.
+    /// Threads of this process do not pass such a hold on. Locking again starts `min_hold` anew. If the process dies, the
+    /// lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
     /// lock return [`Error::InvalidSetting`].

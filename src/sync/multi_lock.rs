@@ -25,14 +25,14 @@ use crate::sync::traits::Lock;
 /// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
-/// [`FencedLock`](crate::FencedLock) for each name, in the order of the names. Write with one script, by
-/// [`invoke`](Guard::invoke) of the guard that was acquired last. The script compares each token with the greatest token
-/// that is stored beside the data.
+/// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders can
+/// deadlock. Write with one script, by [`invoke`](Guard::invoke) of the guard that was acquired last. The script compares
+/// each token with the greatest token that is stored beside the data.
 ///
-/// **Members.** Each member is a lock and a hold of its own. A name stands for the [`ReentrantLock`](crate::ReentrantLock)
-/// of that name, which excludes other threads and Redisson's multi-locks; a thread that holds it, or its
-/// [`Mutex`](crate::Mutex), gets the member too. If a member is lost, the guard reports it, and the others stay held until
-/// the guard is dropped.
+/// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
+/// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread
+/// that holds it, or its [`Mutex`](crate::Mutex), gets the member too. If a member is lost, the guard reports it, and the
+/// others stay held until the guard is dropped.
 ///
 /// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members with
 /// it, unless a shared member is a `Mutex` or a [`FairMutex`](crate::FairMutex). A thread that holds a name as another kind
@@ -57,13 +57,12 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. In one case a thread
-/// keeps members although another one is taken. If another thread took that member only a moment ago, it may give the member
-/// back soon. Then the refused thread keeps the members that sort before the taken one, and requests the taken one again. It
-/// does so for two round trips; in `try_lock` for four or for 250 ms, whichever is longer, but within the command timeout.
-/// So of the threads that try for free locks at the same time, one gets its whole set. This requires that all threads use
-/// the same server addresses and the same lease (what is left of it tells when a member was taken), and that none is stopped
-/// for longer than these round trips.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one exception to
+/// *Waiting*: a member that was taken only a moment ago may be given back soon. The refused thread then keeps the members
+/// that sort before it, and requests it again for two round trips. `try_lock` does so for four round trips or 250 ms,
+/// whichever is longer, within the command timeout. So of the threads that try for free locks at the same time, one gets its
+/// whole set. This requires that all threads use the same server addresses and the same lease (what is left of it tells when
+/// a member was taken), and that none is stopped for longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -69,8 +69,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// and that master announces the release. If several processes then get a part each and none a majority, they try again
 /// after a random 5 to 50 ms, which doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the
 /// lock is free there (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The
-/// thread then requests the lock only if a majority reports it free. After a whole tenure of one process, its next waiting
-/// thread pauses if other processes listen: for four times as long as the last grant took, at least 1 ms and at most 50 ms.
+/// thread then requests the lock only if a majority reports it free. When a process has used up its tenure and others
+/// listen, its next thread pauses before it asks. The pause is four times as long as the last grant took, from 1 to 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
@@ -141,7 +141,7 @@ impl<S: Scope> Guard<Red, S> {
     /// Returns how many masters certainly keep the hold, as far as this process knows. No I/O.
     ///
     /// Right after the grant this may be a bare majority; the other masters count when their replies arrive. After that
-    /// the number only falls: a part that was lost never counts again.
+    /// the number only falls: a master that has lost the hold never counts again.
     ///
     /// ```no_run
     /// # let a = redlatch::Client::open("redis://127.0.0.1:7001/")?;

@@ -61,10 +61,10 @@ use crate::time;
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
 /// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it every 10 s or sooner. If a
-/// renewal finds it shortened, the next renewal follows after a third of what was left. Not covered: a Redisson client sets
-/// a time to live that ends before this crate's next renewal, and then dies. A writer may then get the lock while
-/// [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This cannot
-/// happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// renewal finds it shortened, the next renewal follows after a third of what was left. One case remains: a Redisson client
+/// sets a time to live that ends before this crate's next renewal, and that client dies. A writer may then get the lock
+/// while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This
+/// cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -306,9 +306,8 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. Once this process has had the lock for its tenure
-    /// ([`Config::tenure`](crate::Config::tenure)), the call first waits for the reply to the last release. If other
-    /// processes wait, the call then waits for 1 ms.
+    /// Blocks for one round trip or none, at most for the command timeout. A process whose tenure is over lets others go
+    /// first, as in [`Handle::try_lock`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -702,8 +701,8 @@ impl RwLock {
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
     /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
-    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal, and a write hold with a
-    /// fixed lease at its release.
+    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal, or at their release if it
+    /// is not renewed.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -132,9 +132,8 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once this
-    /// process has had permits for its tenure ([`Config::tenure`](crate::Config::tenure)), the call first waits for the
-    /// reply to the last release. If other processes wait, the call then waits for 1 ms.
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. A process
+    /// whose tenure is over lets others go first, as in [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -355,8 +354,9 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is returned and set to
-    /// zero, as in Redisson. That undoes the removal by `add_permits`: permits in use are available again once released. The
-    /// key keeps its time to live, which Redisson's `drainPermits` drops.
+    /// zero, as in Redisson. A negative number is what `add_permits` still has to take from returned permits. Setting it to
+    /// zero cancels that, so permits in use are available again once they are released. The key keeps its time to live,
+    /// which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -474,7 +474,7 @@ impl Semaphore {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
     /// is available.
     ///
-    /// `Ok(None)` then means only that too few permits were available. By default both cases are `Ok(None)`.
+    /// `Ok(None)` then never means that Redis was too slow. By default both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
