@@ -67,8 +67,10 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         Ok((client, held))
     });
     if cancelled.is_cancelled() {
-        // The hold may have been granted just before the signal, so release it.
-        drop(taken);
+        // The hold may have been granted just before the signal.
+        if let Ok((client, Some(held))) = taken {
+            leave_unused(&client, options, held);
+        }
         return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
     }
     let (client, held) = taken?;
@@ -76,15 +78,15 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         say_who(&client, options, "busy:");
         return Ok(options.conflict_exit_code);
     };
-    listen(&RUNNING, &sender, || {})?;
-    let mut job = match Job::start(options, held.token()) {
+    let started = listen(&RUNNING, &sender, || {}).and_then(|()| {
+        let job = Job::start(options, held.token());
+        job.map_err(|err| not_started(options, &err))
+    });
+    let mut job = match started {
         Ok(job) => job,
-        Err(err) => {
-            if options.min_hold.is_some() {
-                // The program did not start: do not keep the name for `--min-hold`, as a normal release would.
-                client.force_unlock_owner(&options.name, held.owner()).ok();
-            }
-            return Err(not_started(options, &err));
+        Err(failure) => {
+            leave_unused(&client, options, held);
+            return Err(failure);
         }
     };
     let ended = job.attend(&*held, &losses, &signals, options);
@@ -111,6 +113,13 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         end_by(SIGINT);
     }
     Ok(u8::try_from(ended.status).unwrap_or(UNAVAILABLE))
+}
+
+/// Releases a hold under which no program was started. A normal release would keep the name for `--min-hold`.
+fn leave_unused(client: &Client, options: &Run, held: Box<dyn Held>) {
+    if options.min_hold.is_some() {
+        client.force_unlock_owner(&options.name, held.owner()).ok();
+    }
 }
 
 /// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see

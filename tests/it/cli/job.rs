@@ -1,5 +1,6 @@
 //! The processes of a job: none outlives the lock, and each gets a signal as often as it was sent.
 
+use std::any::Any;
 use std::fs;
 use std::io::{BufRead as _, Read as _};
 use std::process::Stdio;
@@ -10,7 +11,9 @@ use nix::unistd::Pid;
 use redlatch::Client;
 
 use super::{done, redlatch, runs, started};
-use crate::support::{Deployment, Server, eventually, ms, unique, unless_late};
+use crate::support::{
+    Deployment, Mode, Proxy, Server, Target, eventually, ms, unique, unless_late,
+};
 
 /// The state of a process in the kernel, for example `T` if it is stopped; `None` for a process that has ended.
 fn state(pid: Pid) -> Option<char> {
@@ -316,5 +319,45 @@ fn a_program_that_cannot_be_started_keeps_nothing() {
         let mut again = redlatch(&server);
         again.args(["run", "-n"]).args(kind);
         assert_eq!(done(again.args([&name, "--", "true"])).0, 0, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_signal_at_the_moment_of_the_grant_keeps_nothing() {
+    let server = Server::start_with(&[]);
+    let client = Client::open(server.url()).unwrap();
+    let proxy = Proxy::start(server.addr());
+    // The command has the grant only if its reply arrives after the signal and before the command looks for signals. Its
+    // program cannot be started, so that it keeps nothing if the grant comes first.
+    let try_it = |kind: &[&str]| {
+        let name = unique("signal");
+        let held: Box<dyn Any> = match kind {
+            ["--fair"] => Box::new(client.fair_mutex(&name).lock().unwrap()),
+            ["--fenced"] => Box::new(client.fenced_lock(&name).lock().unwrap()),
+            ["-x" | "-s"] => Box::new(client.rw_lock(&name).write().unwrap()),
+            _ => Box::new(client.mutex(&name).lock().unwrap()),
+        };
+        let mut waits = redlatch(&server);
+        waits
+            .env("REDLATCH_URL", proxy.url())
+            .args(["run", "--lease", "3s", "--min-hold", "100s"])
+            .args(kind)
+            .args([&name, "--", "/no/such"])
+            .stderr(Stdio::piped());
+        let mut waits = super::Running(waits.spawn().unwrap());
+        let mut told = std::io::BufReader::new(waits.0.stderr.take().unwrap());
+        told.read_line(&mut String::new()).unwrap();
+        proxy.set(Target::Link, Mode::Stall);
+        drop(held);
+        eventually("it asks again", || proxy.held() > 0);
+        waits.signal(Signal::SIGTERM);
+        proxy.pass();
+        let status = waits.status();
+        eventually("it is free", || !server.exists(&name));
+        status
+    };
+    for kind in [&[][..], &["--fair"], &["-x"], &["-s"], &["--fenced"]] {
+        let mut tries = (0..20).map(|_| try_it(kind));
+        assert!(tries.any(|status| status == Some(143)), "{kind:?}");
     }
 }
