@@ -184,16 +184,21 @@ impl<'a> Wait<'a> {
             None => Duration::ZERO,
         };
         loop {
-            match attempt(client, self.options, self.cancelled, limit) {
+            let refused = match attempt(client, self.options, self.cancelled, limit) {
                 Ok(None) if !self.left().is_zero() => {
                     if !std::mem::replace(&mut self.is_said, true) {
                         say_who(client, self.options, "waiting for");
                     }
+                    Ok(None)
                 }
-                Err(failure) if self.outlasts(&failure) => {}
+                Err(failure) if self.outlasts(&failure) => Err(failure),
                 taken => return taken,
-            }
+            };
             limit = self.left();
+            // The message or the pause may have taken the rest of the time.
+            if limit.is_zero() {
+                return refused;
+            }
         }
     }
 

@@ -1,11 +1,12 @@
 //! Names, numbers of permits, statuses and help.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use redlatch::{Client, Config};
 
 use super::{Running, done, redlatch, runs};
-use crate::support::{Deployment, Server, free_port, unique};
+use crate::support::scripts::sha;
+use crate::support::{Deployment, Proxy, Server, eventually, free_port, lua, unique};
 
 /// A name that would clear a terminal and look like another line.
 const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
@@ -150,7 +151,7 @@ fn with_a_limit_a_server_that_starts_later_is_waited_for() {
     let mut command = redlatch(&server);
     command
         .args(["run", "-w", "60s", "later", "--", "echo", "ran"])
-        .stderr(std::process::Stdio::piped());
+        .stderr(Stdio::piped());
     let mut running = Running(command.spawn().unwrap());
     let mut told = std::io::BufReader::new(running.0.stderr.take().unwrap());
     let mut line = String::new();
@@ -169,6 +170,27 @@ fn with_a_limit_a_server_that_starts_later_is_waited_for() {
     let lasted = begun.elapsed();
     assert!(status == 69 && lasted >= super::ms(300), "{lasted:?}");
     assert!(lasted < super::loosely(super::ms(2_500)), "{lasted:?}");
+}
+
+#[test]
+fn a_wait_that_is_over_does_not_ask_again() {
+    let server = Server::start_with(&[]);
+    let client = Client::open(server.url()).unwrap();
+    let proxy = Proxy::start(server.addr());
+    let name = unique("over");
+    let guard = client.mutex(&name).lock().unwrap();
+    // The question who holds the lock is not answered, and takes longer than the wait.
+    let trap = proxy.swallow_reply_to(sha(lua::INSPECT));
+    let mut command = redlatch(&server);
+    command
+        .env("REDLATCH_URL", proxy.url())
+        .args(["run", "-w", "500ms", &name, "--", "echo", "ran"])
+        .stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    eventually("it asks who holds the lock", || trap.fired());
+    // From now on an attempt would get the lock.
+    guard.unlock().unwrap();
+    assert_eq!((running.status(), &*running.said()), (Some(75), ""));
 }
 
 #[test]
