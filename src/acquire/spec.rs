@@ -469,19 +469,28 @@ impl LockSpec {
         request: &Request,
         until: Instant,
     ) -> std::result::Result<Answer, Fault> {
-        let session = self.session();
-        let mut sendings = 0;
+        let (answer, sendings) = self.call(request, until);
+        // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
+        if answer.is_ok() && sendings == 1 {
+            self.session().requests.answered(key, keys.number);
+        }
+        answer
+    }
+
+    /// Sends a request until it is answered. Also returns how often it was sent at most.
+    pub(crate) fn call(
+        &self,
+        request: &Request,
+        until: Instant,
+    ) -> (std::result::Result<Answer, Fault>, u32) {
+        let (session, mut sendings) = (self.session(), 0);
         let mut attempt = || {
             sendings += 1;
             Attempt::without_undo(request.clone())
         };
         let stop = || session.is_closed();
         let answer = session.connection.call(until, &stop, None, &mut attempt);
-        // A request that was sent twice may still arrive once more, and then needs its key to be recognized.
-        if answer.is_ok() && sendings == 1 {
-            session.requests.answered(key, keys.number);
-        }
-        answer
+        (answer, sendings)
     }
 
     /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the

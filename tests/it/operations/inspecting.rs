@@ -1,12 +1,14 @@
 //! `inspect`: who holds a lock, and who waits for it.
 
+use std::thread;
 use std::time::Duration;
 
 use redlatch::ops::{HoldMode, LockInfo, LockKind};
 use redlatch::{Client, RedLock};
 
 use crate::support::{
-    Crew, Server, deployment, eventually, ms, open, settings, subscribed, timed, unique,
+    Crew, GENEROUS, Proxy, Server, Target, deployment, eventually, ms, open, settings, settings_by,
+    subscribed, timed, unique,
 };
 
 /// Inspects a name.
@@ -355,6 +357,40 @@ fn all_holds_of_an_owner_are_taken_and_nobody_elses() {
     assert!(other.force_unlock_owner(&name, ours.owner()).unwrap());
     let info = look(&other, &name);
     held_by(&info, LockKind::RwLock, theirs.owner());
+}
+
+#[test]
+fn a_hold_that_was_taken_away_without_a_reply_was_taken_away() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let config = settings_by(&server, proxy.addr()).command_timeout(GENEROUS);
+    let client = Client::open(config).unwrap();
+    let other = open(&server);
+    macro_rules! each {
+        ($($lock:ident $take:ident;)+) => {$(
+            let name = unique(stringify!($lock));
+            // The script is loaded, so that the first sending runs it.
+            client.$lock(&name).$take().unwrap().unlock().unwrap();
+            let stuck = other.$lock(&name).$take().unwrap();
+            let owner = stuck.owner().to_owned();
+            let trap = proxy.swallow_reply_on(Target::Link, &owner);
+            let is_taken = thread::scope(|scope| {
+                let takes = scope.spawn(|| client.force_unlock_owner(&name, &owner));
+                eventually("it is free", || trap.fired() && !server.exists(&name));
+                // The request is sent again over the next connection.
+                proxy.cut(Target::Link);
+                takes.join().unwrap()
+            });
+            assert!(is_taken.unwrap(), "{} {}", stringify!($lock), stringify!($take));
+        )+};
+    }
+    each! {
+        mutex lock;
+        fair_lock lock;
+        fenced_lock lock;
+        rw_lock write;
+        rw_lock read;
+    }
 }
 
 timed!(a_name_in_a_text_for_people_stays_on_its_line);
