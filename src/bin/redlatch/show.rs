@@ -104,8 +104,11 @@ pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, F
     Ok(0)
 }
 
+/// How many holders `inspect` lists at most.
+const LISTED: u64 = 1000;
+
 fn force(client: &Client, name: &str) -> Result<bool, Failure> {
-    let its = client.inspect(name)?;
+    let mut its = client.inspect(name)?;
     if its.held > 0 && std::io::stdin().is_terminal() {
         let whom = if its.held > 1 {
             "all of them"
@@ -123,11 +126,17 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
         LockKind::FairLock => client.fair_lock(name).force_unlock()?,
         LockKind::RwLock => client.rw_lock(name).force_unlock()?,
         LockKind::ExpirableSemaphore => {
-            let ids: Vec<_> = its.holders.iter().map(|permit| &permit.owner).collect();
-            client
-                .expirable_semaphore(name)
-                .release_ids(&ids)?
-                .contains(&true)
+            let semaphore = client.expirable_semaphore(name);
+            let (rounds, mut is_done) = (its.held.div_ceil(LISTED), false);
+            for round in 0..rounds {
+                // The next permits are listed once these are released.
+                if round > 0 {
+                    its = client.inspect(name)?;
+                }
+                let ids: Vec<_> = its.holders.iter().map(|permit| &permit.owner).collect();
+                is_done |= semaphore.release_ids(&ids)?.contains(&true);
+            }
+            is_done
         }
         LockKind::Semaphore => {
             let why = format!(

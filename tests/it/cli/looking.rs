@@ -115,6 +115,20 @@ fn each_question_has_a_status_for_held_and_for_free() {
 }
 
 #[test]
+fn every_permit_is_taken_away_though_only_some_are_listed() {
+    let server = Server::start();
+    let client = Client::open(server.client_url()).unwrap();
+    let name = unique("many");
+    let semaphore = client.expirable_semaphore(&name);
+    semaphore.try_set_permits(2_500).unwrap();
+    let held = [1_000, 1_000, 500].map(|n| semaphore.acquire_many(n).unwrap());
+    let unlock = || done(redlatch(&server).args(["unlock", &name, "--force"])).0;
+    assert_eq!(unlock(), 0);
+    assert_eq!(semaphore.available_permits().unwrap(), 2_500);
+    drop(held);
+}
+
+#[test]
 fn help_says_what_a_user_asks() {
     let help = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
