@@ -153,7 +153,9 @@ impl Handle<Red> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     pub fn check(&self) -> Report {
-        let checked = each_of(self.clients(), |shared| checked(shared));
+        let checked = each_of(self.clients(), |shared| {
+            (shared.session.endpoint.to_string(), checked(shared))
+        });
         let (mut findings, mut clocks) = (Vec::new(), Vec::new());
         let (mut masters, mut unfit) = (0, 0);
         for (server, its) in checked {
@@ -190,28 +192,28 @@ type Clock = (String, i128, i128);
 fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
     let session = &shared.session;
     session.check_open()?;
-    let (mut findings, mut clocks) = (Vec::new(), Vec::new());
     let nodes = &session.connection;
     let until = Instant::now() + session.command_timeout;
-    for node in nodes.map.masters() {
-        let server = nodes.map.endpoint(node).to_string();
+    // At the same time, because a frozen master takes all of the time.
+    let checked = each_of(&nodes.map.masters(), |node| {
+        let server = nodes.map.endpoint(*node).to_string();
         let mut one = Checked {
             session,
             server: server.clone(),
             findings: Vec::new(),
             until,
         };
-        let apart = nodes.apart(node, until);
-        match apart.and_then(|mut apart| one.all(&mut apart, node)) {
-            Ok(clock) => clocks.extend(clock),
-            Err(err) => {
-                let advice = advice(&err, None, "connecting");
-                one.findings.push(away(server, &said(&err), advice));
-            }
-        }
-        findings.append(&mut one.findings);
-    }
-    Ok((findings, clocks))
+        let apart = nodes.apart(*node, until);
+        let clock = apart.and_then(|mut apart| one.all(&mut apart, *node));
+        let clock = clock.unwrap_or_else(|err| {
+            let advice = advice(&err, None, "connecting");
+            one.findings.push(away(server, &said(&err), advice));
+            None
+        });
+        (one.findings, clock)
+    });
+    let (findings, clocks): (Vec<_>, Vec<_>) = checked.into_iter().unzip();
+    Ok((findings.concat(), clocks.into_iter().flatten().collect()))
 }
 
 fn away(server: String, why: &str, advice: Option<&str>) -> Finding {

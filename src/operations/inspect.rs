@@ -1,6 +1,7 @@
 //! Shows who holds one name, and who waits for it.
 
 use std::fmt;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -511,7 +512,8 @@ impl Handle<Red> {
         let name = self.name();
         let mut looked = each_of(self.clients(), |shared| {
             let until = Instant::now() + shared.session.command_timeout;
-            look(shared, name, until)
+            let at = shared.session.endpoint.to_string();
+            (at, look(shared, name, until))
         });
         // All masters have the same owner, whose client is connected to one of them.
         let all = looked
@@ -532,19 +534,19 @@ impl Handle<Red> {
     }
 }
 
-/// Asks the servers of several clients at the same time.
-pub(super) fn each_of<T: Send>(
-    clients: &[Arc<SharedSession>],
-    ask: impl Fn(&Arc<SharedSession>) -> T + Sync,
-) -> Vec<(String, T)> {
+/// Asks several servers at the same time, each on a thread of its own.
+pub(super) fn each_of<S: Sync, T: Send>(servers: &[S], ask: impl Fn(&S) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let ask = &ask;
-        let asking: Vec<_> = clients
-            .iter()
-            .map(|shared| scope.spawn(move || ask(shared)))
-            .collect();
-        let asked = asking.into_iter().zip(clients).filter_map(|(its, shared)| {
-            Some((shared.session.endpoint.to_string(), its.join().ok()?))
+        let begin = |server| {
+            let thread = std::thread::Builder::new();
+            (server, thread.spawn_scoped(scope, move || ask(server)))
+        };
+        let asking: Vec<_> = servers.iter().map(begin).collect();
+        let asked = asking.into_iter().map(|(server, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // No thread can be started, so this one asks.
+            Err(_) => ask(server),
         });
         asked.collect()
     })

@@ -3,8 +3,9 @@
 use redlatch::ops::{Report, Severity};
 use redlatch::{Client, Config};
 
+use crate::support::cluster::Cluster;
 use crate::support::rights::{OPERATIONS, acl_line};
-use crate::support::{Server, deployment, open, settings_as, skipped, timed};
+use crate::support::{Server, deployment, loosely, ms, open, settings_as, skipped, timed};
 
 /// The texts of the findings with this severity.
 fn texts(report: &Report, severity: Severity) -> Vec<String> {
@@ -159,6 +160,31 @@ fn a_login_that_is_rejected_is_a_finding() {
         "{report}"
     );
     assert!(problems.contains("the password in the URL"), "{report}");
+}
+
+#[test]
+fn a_frozen_master_of_a_cluster_is_the_only_problem() {
+    let cluster = Cluster::start_bare();
+    for frozen in &cluster.nodes {
+        let config = cluster.config().command_timeout(loosely(ms(2_000)));
+        let client = Client::open(config).unwrap();
+        frozen.freeze();
+        let report = client.check().unwrap();
+        frozen.thaw();
+        cluster.is_whole();
+        for node in &cluster.nodes {
+            let port = format!(":{}", node.port());
+            let findings = report.findings.iter();
+            let found = findings.filter(|its| its.server.ends_with(&port));
+            let found = found.map(ToString::to_string).collect::<String>();
+            let what = match std::ptr::eq(node, frozen) {
+                true => "it cannot be checked",
+                false => "a hold of each kind",
+            };
+            assert!(found.contains(what), "{port}, {what}: {report}");
+        }
+        assert_eq!(texts(&report, Severity::Problem).len(), 1, "{report}");
+    }
 }
 
 #[test]
