@@ -101,7 +101,8 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        // Not `check_going`: the callers have checked that this process is no copy, which costs a system call (bench: one8).
+        // Not `check_going`: the callers have checked that this process is no copy, which costs a system call (bench: 8
+        // threads on one lock).
         if self.must_stop() {
             return Err(self.stopped());
         }

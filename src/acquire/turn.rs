@@ -1,19 +1,18 @@
 //! The turns of the readers and writers of several processes.
 //!
 //! A waiter that finds a note of the other side at its first question is behind the noted waiter, and behind nobody else. So
-//! readers and writers take turns. No chain of waiters leads back to its beginning, since each is behind one that asked
-//! earlier. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
+//! readers and writers take turns. Each waiter is behind one that asked earlier, so waiters never wait for each other in a
+//! circle. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
 //!               refused, nobody is noted: notes itself        granted; a reader's grant ends the readers' note
 //!   first asks ─────────────────────────────────► noted ─────────────────────────────────────────────────► holds
-//!       │                                        │  ▲  └─ asks again and again, which prolongs the note
-//!       └─ refused, another is noted ─► waits ───┘  │
-//!                                         └─────────┘ that one was granted, has given up, or counts as gone
+//!       │                                           ▲  └─ asks again and again, which prolongs the note
+//!       └─ refused, another is noted ─► waits ──────┘ once that one was granted, gave up or counts as gone
 //! ```
 //!
-//! 1. A note that its waiter does not prolong is gone after a `waiter_lease`, and no note outlives its waiter's call or
-//!    precedence.
+//! 1. A note is gone a `waiter_lease` after its waiter last prolonged it, and no later than the waiter's call ends or its
+//!    precedence (10 s, [`PRECEDENCE`]) is over.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
 //!    newcomer's. With the old number, it could get behind a waiter that is behind that number.

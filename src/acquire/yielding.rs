@@ -43,8 +43,8 @@ use crate::time;
 /// of messages that were dealt with here. Only a later message makes the thread pause again.
 ///
 /// All pauses before a question, and the wait for the reply to the last release, end at `asks_by`, after half of the
-/// question's time. So a call with a short time limit yields as others do and still asks (bench: cross4x4 and cross8x4,
-/// fairness). A single attempt pauses for [`PAUSE`] at most.
+/// question's time. So a call with a short time limit yields as others do and still asks (bench: 4 and 8 processes of 4
+/// threads on one lock, shares of each process). A single attempt pauses for [`PAUSE`] at most.
 pub(crate) fn yield_to_others<S: Strategy>(
     strategy: &mut S,
     spec: &LockSpec,

@@ -105,8 +105,8 @@ pub(crate) struct EntryKey {
 pub(crate) struct EntryState {
     pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
     extras: Option<Box<EntryExtras>>,
-    /// The entry is not to be listed as free now: it is listed, in a sweep, or outside the registry. Rule 3 at
-    /// [`Registry`](crate::hold::Registry).
+    /// True if no thread may add the entry to the list of free ones: the entry is there already, a sweep has taken it out,
+    /// or the registry does not have it. Rule 3 at [`Registry`](crate::hold::Registry).
     pub(super) is_listed: bool,
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct EntryState {
 pub(crate) struct EntryExtras {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
     places: Vec<(Arc<Waiter>, OwnerNumber)>,
-    /// The watchdog has an entry on its schedule that shows signs of life for these places.
+    /// The watchdog's schedule has a `Places` of this name, so the watchdog shows signs of life for these places.
     keeps_places: bool,
     /// The queue of permits, for semaphores.
     semaphore: Option<Box<EntrySemaphore>>,

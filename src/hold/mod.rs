@@ -186,7 +186,8 @@ pub(crate) trait Several: Send + Sync {
 /// `replayed`: the release was sent twice. `in_time`: the hold was valid when it was released.
 pub(crate) fn lost_before(released: Released, replayed: bool, in_time: bool) -> Option<LossReason> {
     let why = released.err()?;
-    // The release of the first sending may have been executed, and somebody else have taken the lock since.
+    // If the release was sent twice, the first copy may have been executed, and another owner may have the lock by now. That
+    // is no loss if the hold was valid then.
     (!(replayed && in_time)).then(|| why.or_expired(in_time))
 }
 

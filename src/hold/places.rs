@@ -1,10 +1,10 @@
 //! Places in the queue of a fair lock, and the signs of life that keep them.
 //!
 //! ```text
-//!                 taken
+//!                granted
 //!           ┌───────────────────────────────────────────────┐
 //!           │                                               ▼
-//!   new ──► asks for a place ──busy──► has a place ──taken──► holds
+//!   new ──► asks for a place ──busy──► has a place ─granted─► holds
 //!    ▲ ▲        │                        │  │  ▲ │
 //!    │ │        │ no answer              │  │  └─┘ busy, or no answer: it asks again with the same number
 //!    │ └────────┘ (it is undone)         │  │

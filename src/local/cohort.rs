@@ -146,7 +146,7 @@ impl<R> Cohort<R> {
         // Less than a tenure ago, a release was found to have notified nobody, so the thread does not yield. That saves the
         // round trip for the reply to the last release. A process that has begun to wait since hears of the next tenure's
         // releases, and is let go first after that. The tenure counts from the grant at which this became known, and not
-        // from the release, since a reply may take longer than a tenure (bench: distance, one name again and again).
+        // from the release, since a reply may take longer than a tenure (bench: `distance`, the same name).
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

@@ -111,7 +111,8 @@ pub(crate) trait Undo: Send + Sync {
 ///
 /// Called with the mutex of the connection held, except for useless entries of the ledger, and never with the call's mutex
 /// held. After a reply, this is called before the call is settled, so a thread that sees the call settled also sees what was
-/// counted. An implementation counts, logs (a leader's log records wait) and queues reports, and never blocks.
+/// counted. An implementation counts, logs and queues reports, and never blocks. While a thread leads, its log records are
+/// held back, so that logging does not run the user's logger here.
 pub(crate) trait OnReply: Send + Sync {
     /// The server has executed the release. `replayed`: an earlier sending may have been executed as well.
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool);
@@ -164,7 +165,7 @@ pub(crate) struct Call {
 }
 
 /// The state of a call. The mutex and the condition variable are the standard library's: `parking_lot` keeps waiting threads in
-/// a table, and every reply wakes one (bench: many64).
+/// a table, and every reply wakes one (bench: 64 threads on 64 locks).
 pub(crate) struct CallProgress(Mutex<CallState>);
 
 impl CallProgress {
@@ -309,7 +310,7 @@ impl Call {
     }
 
     /// Parks until another thread [wakes](Self::wake) the followers, for at most `most`; may return early for no reason. A wait
-    /// without a limit costs the system less (bench: many64).
+    /// without a limit costs the system less (bench: 64 threads on 64 locks).
     ///
     /// The call's mutex stays locked from when this thread is counted as a follower until it is parked. So a thread that
     /// changes the call under that mutex either finds the follower, or the follower finds the change.

@@ -192,8 +192,8 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns two numbers: the releases together with the undos that return permits without a lease,
-    /// and the other undos.
+    /// Removes all entries. Returns two numbers. The first counts releases, and undos of permits without a lease. The second
+    /// counts all other undos.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

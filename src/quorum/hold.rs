@@ -349,9 +349,9 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls to kept parts are stored. If a part's acquire is still unanswered, its undo may follow and remove the
-    /// part. So a renewal that finds the number does not prove what rule 1 says. Overwriting a stored renewal does no harm:
-    /// its answer could only have prolonged the part.
+    /// Only calls to kept parts are stored. If the acquire of a part is still unanswered, it may be undone after this
+    /// renewal has run. For such a part, a confirmed renewal proves nothing, unlike in rule 1. Overwriting a stored renewal
+    /// does no harm: its answer could only have prolonged the part.
     fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {

@@ -60,8 +60,8 @@ impl QuorumNodes {
         }
     }
 
-    /// The nodes, nearest first, each with the time that an answer may take: the time of its greeting (bench: distance,
-    /// uneven).
+    /// The nodes, nearest first, each with the time that an answer should take: as long as its greeting took (bench:
+    /// `distance -- uneven`).
     pub(crate) fn by_distance(&self) -> Vec<(Duration, usize)> {
         let greeted_in = |node: &Node| node.session.connection.first().greeted_in();
         let mut nodes: Vec<_> = self.list.iter().map(greeted_in).zip(0..).collect();

@@ -151,8 +151,8 @@ impl QuorumNodes {
             }
             let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
             if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
-                // A node that takes longer than its distance suggests may be slow. The others are read in between, every one
-                // to five milliseconds.
+                // A node that takes longer than its distance suggests may be slow. In between, the others are read at
+                // intervals of 1 to 5 ms.
                 let waited = now - begun;
                 let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
                 let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);

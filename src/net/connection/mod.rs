@@ -13,8 +13,8 @@
 //!
 //! A leader that steps down wakes the threads with replies first and the next leader last, which then finds their next
 //! commands queued and writes them together. Until the next leader is awake, no other thread leads. Otherwise the old leader
-//! would lead again with its next command, and block before the others have queued theirs (bench: many8, many64). Only a
-//! thread whose time is up may lead in between.
+//! would lead again with its next command, and block before the others have queued theirs (bench: 8 and 64 threads on as
+//! many locks). Only a thread whose time is up may lead in between.
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,

@@ -8,7 +8,8 @@
 //!     └── connection lost ────────┘              the lost one is undone, since it may have run
 //! ```
 //!
-//! A pause precedes each repetition, except the first, one at another node, and one with the text of its script.
+//! Each repetition follows a pause, except the first repetition, a repetition at another node, and a repetition that sends
+//! the script by its text.
 //!
 //! The command goes over the connection to the master of its keys, which may be another at each sending.
 

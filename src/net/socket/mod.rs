@@ -43,8 +43,8 @@ pub(crate) const COMMANDS: &str = "link";
 /// The name of connections for guarded commands, whose replies may be of any size.
 pub(crate) const GUARDED: &str = "guarded";
 
-/// For this long or longer, a request that Redis applies once may be sent again. Also the TCP user timeout: for this long
-/// the operating system retransmits what the server does not acknowledge.
+/// A request that Redis applies once may be sent again for this long, or for twice the command timeout if that is longer.
+/// Also the TCP user timeout: for this long the operating system retransmits what the server does not acknowledge.
 ///
 /// A connection that was given up stays open, so the system may deliver a request long after it was sent again over another
 /// connection. Once Redis has forgotten that it has applied the request, the late copy would count again. Redis remembers it
