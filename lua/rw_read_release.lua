@@ -23,8 +23,9 @@
 --          the last living reader that leaves removes all dead ones, if one call can check them; earlier releases, and
 --          writers that ask, remove some of them. With many readers the lock keeps its TTL, or gets the longer one that a
 --          checked reader needs. Redisson's writers sleep until that TTL ends. So if the TTL is far longer than the checked
---          readers need, and the readers are at most SOME, all are checked. This is done always if the leaving reader had
---          the longest lease. Otherwise it is done now and then, since the long TTL may come from a reader that left before.
+--          readers need, and the readers are at most SOME, a release may check all of them. It does so if the leaving reader
+--          lived for about as long as the TTL, or had no hold. The TTL may also come from a reader that left before, so of
+--          the other releases one in 16 checks all.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

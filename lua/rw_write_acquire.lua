@@ -12,10 +12,10 @@
 --
 -- Returns  {1, -2, ''}  taken, with a count of one unless an earlier run took it
 --          {0, n, b} not taken, behind b; ask again in n ms (-1: not known), when the first of these is due: a note ends, a
---                    lease that was found ends, or this waiter's note has to be extended. (No message may come: a dead
---                    reader sends none, and neither does a living one that leaves before the lease of a dead one ends, since
---                    the lock is not free then.) Of many readers some are checked; n is 0 if these were all dead and are
---                    removed, but others are left
+--                    lease that was found ends, or this waiter's note has to be extended. (Perhaps no message comes. A dead
+--                    reader sends none. A living reader that leaves sends none either while the lease of a dead one runs,
+--                    since the lock is not free yet.) Of many readers some are checked; n is 0 if these were all dead and
+--                    are removed, but others are left
 --
 -- Keeps    a writer, and readers that are alive or were not checked (one PTTL per read hold, since in Redisson's format the
 --          hash itself does not say who lives); the hash never exists without a TTL: a lock that cannot be given one is not

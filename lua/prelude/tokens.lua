@@ -3,8 +3,9 @@
 -- KEYS[2]  counter  string: the last token drawn
 
 -- Returns the error for a counter that is not an integer, or nil and the first and the last of up to `count` tokens. Tokens
--- only increase. Unless the clock is set back, they lead it by fewer microseconds than the largest `count` in use. The counter
--- lives for `token_ttl_ms` after its last use, without an end if that is 0.
+-- only increase. A token is at least the server's time in microseconds. Unless the clock is set back, the last token is
+-- ahead of it by fewer microseconds than the largest `count` in use. The counter lives for `token_ttl_ms` after its last
+-- use, without an end if that is 0.
 local function draw(count, token_ttl_ms)
   local token = redis.call('get', KEYS[2]) or '0'
   if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then

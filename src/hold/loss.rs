@@ -198,7 +198,7 @@ pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) 
 /// Calls the client's listener with one loss after another, on a thread that exists while there are losses.
 ///
 /// The listener may block, panic, or use this crate. So it runs neither on the threads of this crate nor on threads
-/// that call into it. Losses are queued, which takes no time and is safe under any mutex.
+/// that call into it. Losses are queued, and a thread is started if none runs. Both are safe under any mutex.
 pub(crate) struct Notices {
     counters: Arc<Counters>,
     listener: Option<OnLost>,

@@ -187,15 +187,19 @@ impl Watchdog {
         self.state.lock().schedule.len()
     }
 
-    /// The hold whose renewal has been unconfirmed for longest, and for how long; a renewal that is not due yet does not count.
+    /// The hold whose renewal has been unconfirmed for the largest part of its lease, and for how long. A renewal that is not
+    /// due yet does not count.
     pub(crate) fn unconfirmed(&self) -> Option<(Arc<Hold>, Duration)> {
         let all = self.state.lock().schedule.all();
         let now = Instant::now();
         let holds = all.into_iter().filter_map(|renewal| match renewal {
-            Renewal::Hold(hold) => Some((hold.with_lease(|its| its.unconfirmed_for(now))?, hold)),
+            Renewal::Hold(hold) => {
+                let (span, lease) = hold.with_lease(|its| (its.unconfirmed_for(now), its.ttl()));
+                Some((span?.as_secs_f64() / lease.as_secs_f64(), span?, hold))
+            }
             Renewal::Places(_) => None,
         });
-        let (span, hold) = holds.max_by_key(|(span, _)| *span)?;
+        let (_, span, hold) = holds.max_by(|(one, ..), (other, ..)| one.total_cmp(other))?;
         Some((hold, span))
     }
 

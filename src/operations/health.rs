@@ -29,7 +29,7 @@ pub struct Health {
     pub since: Duration,
     /// Why the server did not answer.
     pub why: Option<String>,
-    /// Of the renewals that are due, the one that has been unconfirmed for longest. `None` if none is due.
+    /// Of the renewals that are due, the one that has been unconfirmed for the largest part of its lease. `None` if none is due.
     pub renewal: Option<UnconfirmedRenewal>,
 }
 

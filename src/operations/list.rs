@@ -174,7 +174,7 @@ impl Locks {
             .filter_map(|found| Some((found, pass.key(found)?)))
             .collect();
         let mut questions: Vec<_> = found.iter().map(|(at, _)| inspect::summary(at)).collect();
-        // Counts 2 for the semaphore itself, and 1 for its rival.
+        // `EXISTS` gets the key twice: the reply is 2 if the semaphore exists, plus 1 if its rival does.
         questions.extend(found.iter().filter_map(|(_, key)| {
             let rival = pass.rival(key)?;
             Some(Request::command(DOING, &["EXISTS", key, key, &rival]))

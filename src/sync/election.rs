@@ -235,8 +235,8 @@ impl Election {
         let Some((client, _)) = holder.owner.rsplit_once(':') else {
             return Ok(None);
         };
-        // Machines that were started from one image of a running machine look like the same one, and each has processes that
-        // the other does not see. A process that still leads is connected.
+        // `is_gone` can be wrong: machines that were started from one image of a running machine look like one machine, but
+        // do not see each other's processes. So the leader must also have no connection. One that still leads has one.
         if !process::is_gone(client, spec.session().owners.client())
             || !self.is_disconnected(client, until)
         {

@@ -973,10 +973,10 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed. The permit is then no
-    ///   longer renewed. It counts as valid until its previous end, or until `lease` after this call if that is earlier.
-    ///   Redis may still execute the failed request, even after a later `update_lease` that succeeds, and so shorten the
-    ///   lease again. So a later call counts on no more than the `lease` of the failed one.
+    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed, or rejected the request.
+    ///   The permit is then no longer renewed. It counts as valid until its previous end, or until `lease` after this call
+    ///   if that is earlier. Redis may still execute the failed request, even after a later `update_lease` that succeeds,
+    ///   and so shorten the lease again. So a later call counts on no more than the `lease` of the failed one.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

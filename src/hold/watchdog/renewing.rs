@@ -14,7 +14,8 @@
 //!    pause ◄────────── behind     if its connection is lost, or was silent for `max_silence`
 //! ```
 //!
-//! A queued renewal is not sent, but pauses again, while an older request to its master is behind or there is no connection.
+//! A request that its batch no longer waits for is *behind*. While a request to a master is behind, or the master has no
+//! connection, queued renewals for it are not sent but pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Whether a client is ready, and what an observer hears before a hold is lost.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::{Client, Loss, Observer, RenewalFailed};
 
 use crate::support::{
     LONG, Mode, Net, RESPONSE, SLACK, Server, Target, eventually, in_haste, in_time, loosely, ms,
-    settings, timed, unique,
+    quorum, settings, timed, unique,
 };
 
 /// A lease that leaves time for several looks between a failed renewal and the loss.
@@ -48,6 +48,31 @@ fn a_client_is_ready_while_redis_answers_and_holds_are_renewed() {
     client.close(LONG).unwrap();
     let closed = client.health();
     assert!(!closed.is_ready() && closed.why.unwrap().contains("closed"));
+}
+
+timed!(a_hold_with_a_long_lease_does_not_hide_one_with_a_short_lease);
+fn a_hold_with_a_long_lease_does_not_hide_one_with_a_short_lease() {
+    let servers = quorum::masters(3);
+    let long = quorum::open_with(&servers[..1], |config| config.lease(loosely(2 * LEASE)));
+    let short = quorum::open_with(&servers[1..], |config| {
+        config.lease(loosely(LEASE)).command_timeout(ms(200))
+    });
+    // The parts of a `RedLock` have the lease of its first client.
+    let clients = [long, short].concat();
+    let (looking, name) = (&clients[1], unique("short"));
+    let red = quorum::red(&clients, &unique("long"));
+    let _red = quorum::take_from_all(&red, 3);
+    let taken = Instant::now();
+    eventually("a part of the lease later", || {
+        taken.elapsed() > loosely(LEASE) / 3
+    });
+    let _guard = looking.mutex(&name).lock().unwrap();
+    servers[1].freeze();
+    eventually("the hold with the short lease is named", || {
+        let renewal = looking.health().renewal;
+        let late = renewal.filter(|its| its.confirmed_ago > loosely(LEASE) / 2);
+        late.is_some_and(|its| its.name == name)
+    });
 }
 
 /// The renewals that failed and the losses, by name, with the time that was left.

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use redlatch::ops::{HoldMode, LockInfo, LockKind};
-use redlatch::{Client, RedLock};
+use redlatch::{Client, Hold, Lock, RedLock};
 
 use crate::support::{
     Crew, GENEROUS, Proxy, Server, Target, deployment, eventually, ms, open, settings, settings_by,
@@ -33,6 +33,28 @@ fn held_by(info: &LockInfo, kind: LockKind, owner: &str) {
         "{left:?}"
     );
     assert!(info.ends_in.is_some());
+}
+
+#[test]
+fn a_hold_that_only_keeps_the_name_has_a_count_of_zero() {
+    let server = Server::start();
+    let client = open(&server);
+    let name = unique("kept");
+    for lock in [
+        &client.mutex(&name).min_hold(GENEROUS) as &dyn Lock,
+        &client.rw_lock(&name).min_hold(GENEROUS).write_side(),
+        &client.rw_lock(&name).min_hold(GENEROUS).read_side(),
+    ] {
+        lock.lock().unwrap().unlock().unwrap();
+        let info = look(&client, &name);
+        assert_eq!(
+            (info.holders.len(), info.holders[0].count),
+            (1, 0),
+            "{info}"
+        );
+        assert!(info.to_string().contains("min_hold"), "{info}");
+        server.cli(&["FLUSHALL"]);
+    }
 }
 
 timed!(each_kind_of_lock_says_who_holds_it_and_in_which_process);
