@@ -48,14 +48,15 @@ say(type == 'hash' and redis.call('hlen', KEYS[1]) or 0)
 say(listed)
 for i = 1, listed do
   local field, value = fields[2 * i - 1], fields[2 * i]
-  local life = holds .. field .. ':rwlock_timeout:'
   say(field)
   -- A read hold that only keeps the name has a 0 there: see `lock_keep`.
-  say(redis.pcall('get', life .. 1) == '0' and 0 or string.sub(value, 1, 100))
+  local n = 1
+  local only_keeps = redis.pcall('get', holds .. field .. ':rwlock_timeout:' .. n) == '0'
+  say(only_keeps and 0 or string.sub(value, 1, 100))
   local longest = -1
   -- Redisson has one such key for each level of a reader's hold.
   for n = 1, math.min(tonumber(value) or 0, 100) do
-    longest = math.max(longest, redis.call('pttl', life .. n))
+    longest = math.max(longest, redis.call('pttl', holds .. field .. ':rwlock_timeout:' .. n))
   end
   say(longest >= 0 and longest)
 end

@@ -12,7 +12,7 @@ use redlatch::Client;
 
 use super::{done, redlatch, runs, started};
 use crate::support::{
-    Deployment, Mode, Proxy, Server, Target, eventually, ms, unique, unless_late,
+    Mode, Proxy, Server, Target, deployments, eventually, ms, unique, unless_late,
 };
 
 /// The state of a process in the kernel, for example `T` if it is stopped; `None` for a process that has ended.
@@ -36,11 +36,7 @@ const SCRIPT: &str = "sh -c 'echo ready; echo $$; exec sleep 100'; echo after";
 #[test]
 fn no_process_of_a_job_outlives_the_lock() {
     let pipeline = "sleep 100 | sh -c 'echo ready; echo $$; exec cat' | cat";
-    for deployment in [
-        Deployment::Single,
-        Deployment::Sentinel,
-        Deployment::Cluster,
-    ] {
+    for deployment in deployments() {
         let server = Server::start_as(deployment);
         // `timeout` creates a process group of its own.
         let own_group = "exec timeout 100 sh -c 'echo ready; echo $$; exec sleep 100'";

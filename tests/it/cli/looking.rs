@@ -6,7 +6,7 @@ use redlatch::{Client, Config};
 
 use super::{Running, done, redlatch, runs};
 use crate::support::scripts::sha;
-use crate::support::{Deployment, Proxy, Server, eventually, free_port, lua, unique};
+use crate::support::{Proxy, Server, deployments, eventually, free_port, lua, unique};
 
 /// A name that would clear a terminal and look like another line.
 const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
@@ -230,11 +230,7 @@ fn a_check_finds_what_makes_locks_fail_before_they_do() {
     let (status, said, why) = check(&server.url(), &[]);
     assert_eq!((status, &*why), (0, ""));
     assert!(said.contains("a hold of each kind"), "{said}");
-    for deployment in [
-        Deployment::Single,
-        Deployment::Sentinel,
-        Deployment::Cluster,
-    ] {
+    for deployment in deployments() {
         let server = Server::start_as(deployment);
         let (status, said, _) = check(&server.client_url(), &[]);
         assert!(

@@ -10,8 +10,8 @@ use crossbeam_channel::unbounded;
 use redlatch::{Client, Config, Error};
 
 use crate::support::{
-    Deployment, LONG, Mode, Proxy, Server, Target, config, eventually, in_time, loosely, ms,
-    scoped, settings_as, timed, unique,
+    Deployment, LONG, Mode, Proxy, Server, Target, config, deployments, eventually, in_time,
+    loosely, ms, scoped, settings_as, timed, unique,
 };
 
 /// Longer than twenty rejections take, and shorter than the pauses after them.
@@ -28,11 +28,7 @@ fn is_refused<T>(result: redlatch::Result<T>, reason: &str) {
 timed!(no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in);
 fn no_call_waits_after_a_refusal_and_a_mended_password_lets_the_client_in() {
     scoped(|scope| {
-        for deployment in [
-            Deployment::Single,
-            Deployment::Sentinel,
-            Deployment::Cluster,
-        ] {
+        for deployment in deployments() {
             scope.spawn(move || is_let_in_later(deployment));
         }
     });

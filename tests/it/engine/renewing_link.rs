@@ -9,9 +9,9 @@ use redlatch::{Client, Config};
 
 use crate::support::quorum::red;
 use crate::support::{
-    ClientLine, Crew, Deployment, Server, beside, clients_named, config, connection_to, eventually,
-    given, hold_by_stranger, in_haste, loosely, ms, open, rerun, scoped, settings_as, timed,
-    unique,
+    ClientLine, Crew, Deployment, Server, beside, clients_named, config, connection_to,
+    deployments, eventually, given, hold_by_stranger, in_haste, loosely, ms, open, rerun, scoped,
+    settings_as, timed, unique,
 };
 
 const LEASE: Duration = ms(2_000);
@@ -95,11 +95,7 @@ fn is_renewed(client: &Client, times: u64) {
 timed!(a_client_that_can_acquire_one_lock_keeps_the_others);
 fn a_client_that_can_acquire_one_lock_keeps_the_others() {
     scoped(|scope| {
-        for deployment in [
-            Deployment::Single,
-            Deployment::Sentinel,
-            Deployment::Cluster,
-        ] {
+        for deployment in deployments() {
             for fault in [Fault::Crowded, Fault::Rotated] {
                 scope.spawn(move || keeps_all(deployment, fault));
             }

@@ -267,7 +267,8 @@ fn a_user_without_the_rights_is_told_which() {
         "~*",
         "&*",
         "+@all",
-        "-client|list",
+        "-client",
+        "+client|setname",
         "-pubsub",
     ]);
     let client = Client::open(crate::support::settings_as(&server, "guest:secret@", "")).unwrap();

@@ -22,6 +22,13 @@ pub(crate) enum Deployment {
     Cluster,
 }
 
+/// Each deployment without TLS that this server can have. A Sentinel that sends no commands of its own is one of Redis 7.
+pub(crate) fn deployments() -> impl Iterator<Item = Deployment> {
+    use Deployment::{Cluster, Sentinel, Single};
+    let all = [Single, Sentinel, Cluster].into_iter();
+    all.filter(|its| *its != Sentinel || !is_redis_6())
+}
+
 /// The values that `REDIS_DEPLOYMENT` may have, given the features of this build.
 fn choices() -> Vec<(&'static str, Deployment)> {
     let all = [
