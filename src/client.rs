@@ -335,11 +335,12 @@ impl Client {
     /// Call `close` before `std::process::exit`, which may end the process before the releases of dropped guards are
     /// sent. The locks then stay taken until their leases are over, and permits of a [`Semaphore`] for good.
     ///
-    /// Blocks until Redis has acknowledged the releases, at most for `timeout`, and up to 150 ms more for the threads
-    /// and the logger. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed); dropping them
-    /// later does nothing, and their [`unlock`](crate::Guard::unlock) returns [`Error::Lost`](crate::Error::Lost).
-    /// Other calls that need Redis return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works.
-    /// A second call of `close` waits up to its own `timeout` for the first, and returns the same result.
+    /// Blocks until Redis has acknowledged the releases, at most for `timeout`. Ending the threads, and their last log
+    /// records, take up to 150 ms more. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed);
+    /// dropping them later does nothing, and their [`unlock`](crate::Guard::unlock) returns
+    /// [`Error::Lost`](crate::Error::Lost). Other calls that need Redis return [`Error::Closed`](crate::Error::Closed);
+    /// [`stats`](Self::stats) still works. A second call of `close` waits up to its own `timeout` for the first, and returns
+    /// the same result.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -429,8 +430,8 @@ impl Client {
     /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
     /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for two round trips, three for
-    /// such a Redisson owner, and for each at most for the command timeout.
+    /// the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for two round trips, or for
+    /// three if a Redisson thread both writes and reads; each takes at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -41,8 +41,8 @@
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic drops
 //! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
 //! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
-//! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its guards share one
-//! hold and one lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
+//! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its holds share one
+//! lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
 //!
 //! # Which lock?
 //!

@@ -376,8 +376,9 @@ impl Config {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Two settings exclude this one: a cluster, whose nodes must first say which slots they serve (name several of
-    /// its nodes instead), and [`ReplicaAck::Majority`], which must first count the replicas.
+    /// Two settings exclude this one: a cluster, whose nodes must first say which slots they serve, and
+    /// [`ReplicaAck::Majority`], which must first count the replicas. For a cluster, name several nodes in the URL: then one
+    /// of them may be down.
     #[must_use]
     pub fn lazy(mut self) -> Self {
         self.lazy = true;
@@ -387,10 +388,10 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// A loss that only the release finds is reported when Redis replies. It is not reported if the lease is over by then,
-    /// nor for a [`RedLock`](crate::RedLock) whose guard was dropped instead of unlocked, nor for permits of a `Semaphore`.
-    /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
-    /// lost.
+    /// A loss that was not noticed before the release is reported when Redis replies to the release. Such a loss is not
+    /// reported if the lease is over when the reply arrives, if the guard of a [`RedLock`](crate::RedLock) was dropped
+    /// instead of unlocked, or for permits of a `Semaphore`. When the listener is called, the name may be held again;
+    /// [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -64,8 +64,8 @@ const MOST_IDS: usize = 10_000;
 /// changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
 /// [`set_permits`](Self::set_permits) changes the number. A reduction takes no permit away: it lowers the available number,
 /// which can be negative until enough permits have returned. If the key of the number is deleted or evicted, the number
-/// counts as not set, and permits that are returned do not set it. The next number that is set includes the permits that are
-/// still taken.
+/// counts as not set, and permits that are returned do not set it. The next number that is set with `try_set_permits` or
+/// `set_permits` includes the permits that are still taken.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
 /// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
@@ -582,8 +582,8 @@ impl ExpirableSemaphore {
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
     /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. A renewal by the holder never
-    /// shortens a permit. If the end that was set here is later than the renewal would set it, that end stays, even beyond
-    /// [`max_hold`](Self::max_hold). The holder itself calls [`ExpirablePermit::update_lease`].
+    /// shortens a permit. If this call has set a later end, that end stays, even beyond [`max_hold`](Self::max_hold). The
+    /// holder itself calls [`ExpirablePermit::update_lease`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -976,7 +976,8 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed, or rejected the request.
     ///   The permit is then no longer renewed. It counts as valid until its previous end, or until `lease` after this call
     ///   if that is earlier. Redis may still execute the failed request, even after a later `update_lease` that succeeds,
-    ///   and so shorten the lease again. So a later call counts on no more than the `lease` of the failed one.
+    ///   and so shorten the lease again. So after a later call the permit counts as valid for no longer than the `lease` of
+    ///   the failed call, even if the later lease is longer.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -112,7 +112,7 @@ impl Handle<Fenced> {
 
 impl<S: Scope> Guard<Fenced, S> {
     /// Returns the fencing token of this hold: greater than that of every earlier hold of the name, with the exceptions that
-    /// [`FencedLock`] lists. No I/O.
+    /// [`FencedLock`] lists. Holds of a thread that locks again have the same token. No I/O.
     ///
     /// Send the token with each write, and let the resource reject tokens lower than the highest it has seen. In
     /// Redis:

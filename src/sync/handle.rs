@@ -137,8 +137,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
     /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
-    /// wait. A [`RedLock`](crate::RedLock) does not await the reply. A `RedLock` that does not know whether others wait, and
-    /// a [`SpinLock`](crate::SpinLock), pause in any case.
+    /// wait. A [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
+    /// [`RedLock`](crate::RedLock) until its masters have said so; it does not await their replies.
     ///
     /// # Errors
     ///
@@ -310,11 +310,11 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A thread may lock again what it holds, by this handle or another. If the hold is renewed, it stays renewed, and a
-    /// fixed lease is ignored. If the hold has a fixed lease, it gets the lease of the new handle, but never ends earlier
-    /// than before. If that handle has none, the hold is renewed from then on. Locking such a hold again costs a round trip.
-    /// If another thread of this process passes the lock on, the lease is shorter, by at most a tenth and at most one
-    /// tenure.
+    /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If that lease is
+    /// renewed, it stays renewed, and a fixed lease is ignored. If that lease is fixed, the lease of the new handle replaces
+    /// it, but the holds never end earlier than before. If the new handle has no fixed lease, the holds are renewed from
+    /// then on. Locking again under a fixed lease costs a round trip. If another thread of this process passes the lock on,
+    /// the lease is shorter, by at most a tenth and at most one tenure.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -325,8 +325,8 @@ impl<A: AnyKind> Handle<A> {
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free once the guard is dropped, or within
     /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. Locking again does not
-    /// change the limit of a renewed hold. `Duration::MAX` means no limit, which is the default. For zero, and together with
-    /// a fixed lease, the methods that lock return [`Error::InvalidSetting`].
+    /// change the limit of a renewed lease. `Duration::MAX` means no limit, which is the default. For zero, and together
+    /// with a fixed lease, the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -23,7 +23,8 @@ const FORGET_ONE: usize = 1;
 /// loaded.try_set_count(3)?; // by one of those who take part, before the others start
 /// // in each of three workers
 /// loaded.count_down()?;
-/// // in each thread that waits for the workers loaded.wait()?;
+/// // in each thread that waits for the workers
+/// loaded.wait()?;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///

@@ -57,12 +57,13 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. There is one exception to
-/// *Waiting*: a member that was taken only a moment ago may be given back soon. The refused thread then keeps the members
-/// that sort before it, and requests it again for two round trips. `try_lock` does so for four round trips or 250 ms,
-/// whichever is longer, within the command timeout. So of the threads that try for free locks at the same time, one gets its
-/// whole set. This requires that all threads use the same server addresses and the same lease (what is left of it tells when
-/// a member was taken), and that none is stopped for longer than these round trips.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. One case differs from
+/// *Waiting*: if the refused member was taken only a moment ago, it may soon be free. The thread then keeps its members that
+/// sort before the refused one, and requests the refused one again for two round trips. `try_lock` does so for four round
+/// trips or 250 ms, whichever is longer, within the command timeout. So of the threads that try for free locks at the same
+/// time, one gets its whole set. This requires that all threads use the same server addresses and the same lease, and that
+/// none is stopped for longer than these round trips. (From the remaining lease of a member a thread tells when the member
+/// was taken.)
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -40,9 +40,10 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
 /// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
 /// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived, and repeated within 50 ms, until the time limit or the command timeout; `try_lock` repeats it once. If the
-/// majority grants the lock too late, the request is undone too, and the call returns [`Error::Redis`]. A master that is
-/// down, or has not replied yet, is skipped if the others are enough; its client reconnects in the background.
+/// arrived. After a pause of at most 50 ms it is sent again, and so on until the time limit or the command timeout is over;
+/// `try_lock` sends it again once. If the majority grants the lock too late, the request is undone too, and the call returns
+/// [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough; its client
+/// reconnects in the background.
 ///
 /// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
 /// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
@@ -70,7 +71,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// after a random 5 to 50 ms, which doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the
 /// lock is free there (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The
 /// thread then requests the lock only if a majority reports it free. When a process has used up its tenure and others
-/// listen, its next thread pauses before it asks. The pause is four times as long as the last grant took, from 1 to 50 ms.
+/// listen, its next waiting thread pauses before it asks. The pause is four times as long as the last grant took, from 1 to
+/// 50 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a

@@ -25,8 +25,8 @@ use crate::sync::kind::{Owned, Reentrant};
 /// lease](ReentrantLock::fixed_lease), that takes one round trip. The lock is free when the last of them is dropped, in any
 /// order. All handles of this kind and name are one lock, together with the [`Mutex`](crate::Mutex) of the name.
 ///
-/// **Leases.** All guards that a thread has of the lock share one hold. Its lease (30 s unless set) is renewed every third
-/// of it until the last guard is dropped. If the process dies, the lock is free once the lease is over.
+/// **Leases.** All holds that a thread has of the lock share one lease (30 s unless set). It is renewed every third of this
+/// time until the last of their guards is dropped. If the process dies, the lock is free once the lease is over.
 ///
 /// **Order.** Threads of one process get the lock in the order in which they asked, and pass it among themselves for
 /// up to the tenure (5 ms, [`Config::tenure`](crate::Config::tenure)). Then other processes get their turn. Among

@@ -59,12 +59,13 @@ use crate::time;
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate
 /// wait behind that writer for at most 10 s, because its precedence is over after that.
 ///
-/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own:
-/// `lockWatchdogTimeout`, or the lease of a multi-lock. Read holds of this crate extend it every 10 s or sooner. If a
-/// renewal finds it shortened, the next renewal follows after a third of what was left. One case remains: a Redisson client
-/// sets a time to live that ends before this crate's next renewal, and that client dies. A writer may then get the lock
-/// while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This
-/// cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
+/// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate extend
+/// it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after a third of what was left. One
+/// case remains: a Redisson client sets a time to live that ends before this crate's next renewal, and that client dies. A
+/// writer may then get the lock while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next
+/// renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson
+/// client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -701,8 +702,8 @@ impl RwLock {
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
     /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
-    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), all others at their next renewal, or at their release if it
-    /// is not renewed.
+    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal, or at its release if its
+    /// lease is fixed.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

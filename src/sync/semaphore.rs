@@ -354,8 +354,8 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is returned and set to
-    /// zero, as in Redisson. A negative number is what `add_permits` still has to take from returned permits. Setting it to
-    /// zero cancels that, so permits in use are available again once they are released. The key keeps its time to live,
+    /// zero, as in Redisson. The number is negative if `add_permits` removed permits in use: the next ones to be released do
+    /// not become available. Setting it to zero ends that, so they do become available. The key keeps its time to live,
     /// which Redisson's `drainPermits` drops.
     ///
     /// ```no_run

@@ -31,8 +31,8 @@ use crate::sync::kind::{Owned, Spin};
 /// [`FairLock`](crate::FairLock).
 ///
 /// **With a `ReentrantLock`.** The [`ReentrantLock`](crate::ReentrantLock) of the same name uses the same key, so the
-/// two exclude each other. Since a spin lock publishes nothing, threads that wait for the other kind notice its
-/// release only when they ask again, after 1 to 5 s.
+/// two exclude each other. A spin lock publishes nothing. So threads that wait for the `ReentrantLock` notice the release of
+/// the spin lock only when they ask again, after 1 to 5 s.
 pub type SpinLock = Handle<Spin>;
 
 impl Handle<Spin> {
