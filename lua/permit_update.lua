@@ -14,13 +14,11 @@
 --
 -- Keeps      the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
 --            are notified; returning permits does not create a deleted string
--- Twice      the second run changes nothing, so that a late copy does not undo a later update
+-- Twice      the second run leaves the end as it is, so that a late copy does not undo a later update; the lease counts from
+--            the first run
 -- Errors     WRONGTYPE for a key of another type
 local id, lease_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3]
 
-if redis.call('get', KEYS[4]) then
-  return 1
-end
 if #KEYS > 4 then
   redis.pcall('del', unpack(KEYS, 5))
 end
@@ -33,6 +31,9 @@ return_expired(available, back)
 if tonumber(redis.call('zscore', KEYS[2], id) or 0) <= tonumber(now) then
   -- Not remembered: a permit with this id is never taken again.
   return 0
+end
+if redis.call('get', KEYS[4]) then
+  return 1
 end
 -- Redis rejects writes for lack of memory only until the script's first write. This ZREM needs none and removes nothing, since
 -- no id is empty; after it ZADD succeeds.

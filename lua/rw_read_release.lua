@@ -17,7 +17,7 @@
 --          reader's; below a write hold, everything but this owner's
 -- Twice    removes nothing more
 --
--- Cost one PTTL for each read hold that is checked: those of 8 (FEW) readers, sometimes those of 128 (SOME), and those of
+-- Cost     one PTTL for each read hold that is checked: those of 8 (FEW) readers, sometimes those of 128 (SOME), and those of
 --          each dead reader that is removed. Up to FEW readers are all checked, and the lock's TTL becomes that of the
 --          longest-lived. Of more readers a random few are checked, and then further ones until a living one is found. So
 --          the last living reader that leaves removes all dead ones, if one call can check them; earlier releases, and
@@ -25,7 +25,7 @@
 --          checked reader needs. Redisson's writers sleep until that TTL ends. So if the TTL is far longer than the checked
 --          readers need, and the readers are at most SOME, a release may check all of them. It does so if the leaving reader
 --          lived for about as long as the TTL, or had no hold. The TTL may also come from a reader that left before, so of
---          the other releases one in 16 checks all.
+--          the other releases one in 16 checks all. Without a TTL, each checks all.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

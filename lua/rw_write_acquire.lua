@@ -11,7 +11,7 @@
 -- ARGV[6]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
 -- Returns  {1, -2, ''}  taken, with a count of one unless an earlier run took it
---          {0, n, b} not taken, behind b; ask again in n ms (-1: not known), when the first of these is due: a note ends, a
+--          {0, n, b}  not taken, behind b; ask again in n ms (-1: not known), when the first of these is due: a note ends, a
 --                    lease that was found ends, or this waiter's note has to be extended. (Perhaps no message comes. A dead
 --                    reader sends none. A living reader that leaves sends none either while the lease of a dead one runs,
 --                    since the lock is not free yet.) Of many readers some are checked; n is 0 if these were all dead and

@@ -98,7 +98,7 @@ impl Client {
     ///
     /// Blocks until Redis has answered a PING, at most for the connect timeout (3 s unless set). With [`Config::lazy`]
     /// the call neither connects nor blocks. The name is resolved on a thread of its own. If the resolver does not answer,
-    /// the call fails, and that thread goes on waiting. A process has at most four such threads for one host.
+    /// the call fails, and that thread goes on waiting. A process has at most four such threads for one host and port.
     ///
     /// ```no_run
     /// let config = redlatch::Config::new("redis://127.0.0.1/").key_prefix("shop:");

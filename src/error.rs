@@ -214,8 +214,8 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if no reply arrived to a [guarded command](crate::MutexGuard::query), or to a call that counts again when it is
-    /// repeated: [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits),
+    /// True if a [guarded command](crate::MutexGuard::query) was sent and no reply arrived, or a call that counts again when
+    /// it is repeated: [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits),
     /// [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`) and the like. Also true if the reply to a guarded
     /// command arrived and could not be read: that command has run. False if Redis replied with an error, even if a script
     /// had written something before it failed.

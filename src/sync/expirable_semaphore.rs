@@ -1018,7 +1018,8 @@ impl ExpirablePermit {
         match renewed {
             Ok(()) => {
                 let certain = doubtful.map_or(lease, |other| other.min(lease));
-                hold.change(|its| its.replace(answer.sent_at, certain));
+                // From before the first sending: a repetition does not begin the lease again.
+                hold.change(|its| its.replace(now, certain));
                 session.watchdog.arm(hold, time::nanos(hold.valid_until()));
             }
             Err(why) => session.lose(hold, why.or_expired(Instant::now() < was_valid_until)),

@@ -138,7 +138,8 @@ impl<A: AnyKind> Handle<A> {
     /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
     /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
     /// wait. A [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
-    /// [`RedLock`](crate::RedLock) until its masters have said so; it does not await their replies.
+    /// [`RedLock`](crate::RedLock), unless its masters have said that no other process waits; it does not await their
+    /// replies.
     ///
     /// # Errors
     ///
@@ -357,7 +358,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// An early release sets the rest of `min_hold` as the key's time to live, and notifies no waiter: waiting threads
     /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
-    /// Threads of this process do not pass such a hold on. Locking again starts `min_hold` anew. If the process dies, the
+    /// Threads of this process do not pass such a hold on. Locking again starts `min_hold` again. If the process dies, the
     /// lease ends the hold as usual.
     ///
     /// From 10 ms to 100 years. For any other value, and for more than a fixed lease or `max_hold`, the methods that
@@ -508,7 +509,7 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder that
     /// uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at
-    /// its next renewal, or at its release if its lease is fixed.
+    /// its next renewal, or, if its lease is fixed, at its release (a read hold within 10 s).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

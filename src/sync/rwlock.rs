@@ -702,8 +702,8 @@ impl RwLock {
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
     /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
-    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal, or at its release if its
-    /// lease is fixed.
+    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal; a write hold with a fixed
+    /// lease, at its release.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

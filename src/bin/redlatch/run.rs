@@ -67,9 +67,11 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
         Ok((client, held))
     });
     if cancelled.is_cancelled() {
-        // The hold may have been granted just before the signal.
-        if let Ok((client, Some(held))) = taken {
-            leave_unused(&client, options, held);
+        match taken {
+            // The hold was granted just before the signal.
+            Ok((client, Some(held))) => leave_unused(&client, options, held),
+            // Dropping the client sends what undoes an attempt.
+            other => drop(other),
         }
         return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
     }
@@ -184,25 +186,24 @@ impl<'a> Wait<'a> {
             None => Duration::ZERO,
         };
         loop {
-            let refused = match attempt(client, self.options, self.cancelled, limit) {
+            match attempt(client, self.options, self.cancelled, limit) {
                 Ok(None) if !self.left().is_zero() => {
                     if !std::mem::replace(&mut self.is_said, true) {
                         say_who(client, self.options, "waiting for");
                     }
-                    Ok(None)
                 }
-                Err(failure) if self.outlasts(&failure) => Err(failure),
+                Err(failure) if self.outlasts(&failure) => {}
                 taken => return taken,
-            };
+            }
             limit = self.left();
-            // The message or the pause may have taken the rest of the time.
+            // The message may have taken the rest of the time.
             if limit.is_zero() {
-                return refused;
+                return Ok(None);
             }
         }
     }
 
-    /// Whether to try again: the failure may pass, and the time limit is not over. Pauses first.
+    /// Whether to try again: the failure may pass, and the time limit is not over after a pause.
     fn outlasts(&mut self, failure: &Failure) -> bool {
         let is_over = self.left().is_zero() || self.cancelled.is_cancelled();
         if self.options.wait.is_none() || !failure.is_retryable || is_over {
@@ -212,7 +213,7 @@ impl<'a> Wait<'a> {
             say(format_args!("waiting: {}", failure.why));
         }
         std::thread::sleep(PAUSE.min(self.left()));
-        true
+        !self.left().is_zero()
     }
 }
 

@@ -210,23 +210,6 @@ fn the_usual_mistakes_are_explained() {
         let err = explained(mistake, Client::open(url), &["url: ", part]);
         assert!(matches!(err, Error::InvalidSetting { .. }), "{err:?}");
     }
-    #[cfg(feature = "tls")]
-    {
-        let plain = Server::start_with(&[]);
-        let url = format!("rediss://{}/", plain.addr());
-        explained(
-            "TLS to a server without it",
-            lock(config(&url).tls(crate::support::trusting())),
-            &["does not speak TLS", "use redis://"],
-        );
-        let identity = crate::support::authority().issue(&["127.0.0.1"]);
-        let secure = Server::start_tls(&identity, &[]);
-        explained(
-            "no TLS to a server that wants it",
-            lock(config(&format!("redis://{}/", secure.client_addr()))),
-            &["if it speaks TLS, use rediss://"],
-        );
-    }
     {
         let cluster = crate::support::cluster::Cluster::shared();
         let node = &cluster.nodes[0];
@@ -234,6 +217,26 @@ fn the_usual_mistakes_are_explained() {
         let said = ["is a node of a cluster", &to_use];
         wrong_url("a node of a cluster as a server", &node.url(), &said);
     }
+}
+
+#[cfg(feature = "tls")]
+timed!(mistakes_about_tls_are_explained);
+#[cfg(feature = "tls")]
+fn mistakes_about_tls_are_explained() {
+    let plain = Server::start_with(&[]);
+    let url = format!("rediss://{}/", plain.addr());
+    explained(
+        "TLS to a server without it",
+        lock(config(&url).tls(crate::support::trusting())),
+        &["does not speak TLS", "use redis://"],
+    );
+    let identity = crate::support::authority().issue(&["127.0.0.1"]);
+    let secure = Server::start_tls(&identity, &[]);
+    explained(
+        "no TLS to a server that wants it",
+        lock(config(&format!("redis://{}/", secure.client_addr()))),
+        &["if it speaks TLS, use rediss://"],
+    );
 }
 
 timed!(what_a_key_holds_instead_is_said);

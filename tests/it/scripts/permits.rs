@@ -97,6 +97,8 @@ const TABLE: &[Table] = &[
             "update p1 90s q3    | 1       | out{p1:now+90s} permits=1 q2=1@60s q3=1@60s",
             "update p1 10s q2    | 1",
             "update p2 10s q4    | 0",
+            "release p1          | 1       | permits=2 q2=1@60s q3=1@60s | 2",
+            "update p1 10s q2    | 0",
         ],
     ),
     (

@@ -495,6 +495,24 @@ fn an_update_that_may_yet_come_limits_those_after_it() {
     permit.release().unwrap();
 }
 
+timed!(an_update_that_is_sent_twice_counts_from_the_first_sending);
+fn an_update_that_is_sent_twice_counts_from_the_first_sending() {
+    let server = Server::start();
+    load_scripts(&server);
+    let proxy = Proxy::start(server.addr());
+    let client = Client::open(Config::new(proxy.url())).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = sem.acquire().unwrap();
+    let trap = proxy.swallow_reply_to(sha(UPDATE));
+    permit.update_lease(LONG).unwrap();
+    assert!(trap.fired());
+    let asked = Instant::now();
+    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
+    // Redis keeps the permit for longer than its holder counts on.
+    assert!(permit.valid_until() <= asked + left + ms(1), "{left:?}");
+    permit.release().unwrap();
+}
+
 timed!(an_update_that_comes_twice_does_not_undo_a_later_one);
 fn an_update_that_comes_twice_does_not_undo_a_later_one() {
     let server = Server::start();
