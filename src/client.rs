@@ -527,11 +527,11 @@ impl RedLock {
     /// clients, with the same first client, are the same lock. Four masters survive the loss of only one, as three do: a
     /// majority of four is three.
     ///
-    /// Asks each server for its identity (`INFO`), all at the same time and once for each connection. Blocks at most
-    /// for the command timeout of the first client. The lock is made even if servers do not answer; calls that lock ask
-    /// them later. If such a server turns out to be that of another client, these calls return
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) from then on. A server that has become a replica takes no part while it
-    /// is one.
+    /// Asks each server for its identity (`INFO`), all at the same time. The answer is kept until the connection to that
+    /// server is replaced. Blocks at most for the command timeout of the first client. The lock is made even if servers do
+    /// not answer; calls that lock ask them later. If such a server turns out to be that of another client, these calls
+    /// return [`Error::InvalidSetting`](crate::Error::InvalidSetting) from then on. A server that has become a replica takes
+    /// no part while it is one.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

@@ -223,9 +223,10 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
-    /// delay those behind them by at most four thirds of it. If all waiters died, that looks like an outage, and newcomers
-    /// wait for one `waiter_lease`. A waiter that was stopped for longer joins the queue at its end. All clients of a name
-    /// need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// delay those behind them by at most four thirds of it. If all waiters died, Redis cannot tell this from an outage,
+    /// after which all places are kept for one more `waiter_lease`. So newcomers wait for that time. A waiter that was
+    /// stopped for longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s.
+    /// Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));

@@ -382,6 +382,11 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     if let Some(rest) = url.strip_prefix("redis://") {
         check_parts(rest.split('?').next().unwrap_or_default()).map_err(bad)?;
     }
+    // In the parameters the `redis` crate reads a `+` as a space, as forms do. Elsewhere in a URL it is a plus.
+    let url = match url.split_once('?') {
+        Some((before, query)) => format!("{before}?{}", query.replace('+', "%2B")),
+        None => url.to_owned(),
+    };
     let info = url.into_connection_info().map_err(|err| bad(said(&err)))?;
     let login = login_of(&info).map_err(bad)?;
     Ok((info, login))
@@ -461,7 +466,8 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
         None => return Err(bad("`sentinel_user` needs a `sentinel_password`")),
     };
     let (info, login) = parse(&format!("redis://{}redis/{db}", url.userinfo))?;
-    // The service may be percent-encoded, like a user.
+    // The service may be percent-encoded, like a user. A `:` in it would begin a password.
+    let service = service.replace(':', "%3A");
     let service = parse(&format!("redis://{service}:-@sentinel/"))?.1.username;
     let deployment = Deployment::Sentinel {
         sentinels: url.addresses,

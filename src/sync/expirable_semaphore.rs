@@ -582,8 +582,8 @@ impl ExpirableSemaphore {
     /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
     /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
     /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. A renewal by the holder never
-    /// shortens a permit. If this call has set a later end, that end stays, even beyond [`max_hold`](Self::max_hold). The
-    /// holder itself calls [`ExpirablePermit::update_lease`].
+    /// shortens a permit. If this call has set a later end, that end stays, even beyond [`max_hold`](Self::max_hold). If you
+    /// have the [`ExpirablePermit`], call its [`update_lease`](ExpirablePermit::update_lease) instead.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -973,11 +973,11 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis did not answer, so it is unknown whether the lease was changed, or rejected the request.
-    ///   The permit is then no longer renewed. It counts as valid until its previous end, or until `lease` after this call
-    ///   if that is earlier. Redis may still execute the failed request, even after a later `update_lease` that succeeds,
-    ///   and so shorten the lease again. So after a later call the permit counts as valid for no longer than the `lease` of
-    ///   the failed call, even if the later lease is longer.
+    /// - [`Error::Redis`]: Redis rejected the request or did not answer. Without an answer it is unknown whether the lease
+    ///   was changed. The permit is then no longer renewed. It counts as valid until its previous end, or until `lease`
+    ///   after this call if that is earlier. Redis may still execute the failed request, even after a later `update_lease`
+    ///   that succeeds, and so shorten the lease again. So after a later call the permit counts as valid for the shorter of
+    ///   the two leases, from that call on.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -138,8 +138,7 @@ impl<A: AnyKind> Handle<A> {
     /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
     /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
     /// wait. A [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
-    /// [`RedLock`](crate::RedLock), unless its masters have said that no other process waits; it does not await their
-    /// replies.
+    /// [`RedLock`](crate::RedLock), unless its masters have already replied that no other process waits.
     ///
     /// # Errors
     ///
@@ -208,8 +207,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
     /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log. If only the release finds the loss, at most [`Config::on_lost`](crate::Config::on_lost) and the log report it.
-    /// To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// log. A loss that is found only by the release is reported by [`Config::on_lost`](crate::Config::on_lost), with some
+    /// exceptions, and by the log. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -314,8 +313,8 @@ impl<A: AnyKind> Handle<A> {
     /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If that lease is
     /// renewed, it stays renewed, and a fixed lease is ignored. If that lease is fixed, the lease of the new handle replaces
     /// it, but the holds never end earlier than before. If the new handle has no fixed lease, the holds are renewed from
-    /// then on. Locking again under a fixed lease costs a round trip. If another thread of this process passes the lock on,
-    /// the lease is shorter, by at most a tenth and at most one tenure.
+    /// then on. Locking again under a fixed lease costs a round trip. A thread that gets the lock from another thread of
+    /// this process gets a slightly shorter lease: a tenth or one tenure is missing, whichever is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -325,9 +324,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// This limits jobs that hang and guards that are leaked. After `max_hold`, renewal stops, the guard reports
     /// [`LossReason::MaxHold`](crate::LossReason::MaxHold), and the lock becomes free once the guard is dropped, or within
-    /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. Locking again does not
-    /// change the limit of a renewed lease. `Duration::MAX` means no limit, which is the default. For zero, and together
-    /// with a fixed lease, the methods that lock return [`Error::InvalidSetting`].
+    /// one lease of the client; a write hold of an [`RwLock`](crate::RwLock) is released at once. If a thread whose hold is
+    /// renewed locks again, the limit stays as it is. `Duration::MAX` means no limit, which is the default. For zero, and
+    /// together with a fixed lease, the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

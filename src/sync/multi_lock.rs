@@ -59,11 +59,11 @@ use crate::sync::traits::Lock;
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. One case differs from
 /// *Waiting*: if the refused member was taken only a moment ago, it may soon be free. The thread then keeps its members that
-/// sort before the refused one, and requests the refused one again for two round trips. `try_lock` does so for four round
-/// trips or 250 ms, whichever is longer, within the command timeout. So of the threads that try for free locks at the same
-/// time, one gets its whole set. This requires that all threads use the same server addresses and the same lease, and that
-/// none is stopped for longer than these round trips. (From the remaining lease of a member a thread tells when the member
-/// was taken.)
+/// sort before the refused one, and repeats the request for the refused one for as long as two round trips take.
+/// (`try_lock`: four round trips, at least 250 ms, within the command timeout.) After that it goes on as in *Waiting*. So of
+/// the threads that try for free locks at the same time, one gets its whole set. This requires that all threads use the same
+/// server addresses and the same lease, and that none is stopped for longer than these round trips. (From the remaining
+/// lease of a member a thread tells when the member was taken.)
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

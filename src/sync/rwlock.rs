@@ -37,10 +37,11 @@ use crate::time;
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
 /// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
-/// precedes writers that ask later. Between other waiters the first to ask gets the lock. Redis forgets a remembered waiter
-/// whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its
-/// process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait, such as
-/// [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
+/// precedes writers that ask later. Among all other waiters there is no order: the first to ask after a release gets the
+/// lock. Redis forgets a remembered waiter whose last request is older than
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A thread
+/// that has the lock locks again without waiting. Calls that do not wait, such as [`try_read`](Self::try_read), let a
+/// remembered waiter go first and are not remembered themselves.
 ///
 /// **Starvation.** A waiter goes first only in its first 10 s. So a writer can wait forever if reads of more than 10 s keep
 /// overlapping, if readers of other processes use [`readers_first`](Self::readers_first), or beside Redisson's readers.

@@ -354,9 +354,9 @@ impl Semaphore {
     /// Takes all available permits for good, and returns how many.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is returned and set to
-    /// zero, as in Redisson. The number is negative if `add_permits` removed permits in use: the next ones to be released do
-    /// not become available. Setting it to zero ends that, so they do become available. The key keeps its time to live,
-    /// which Redisson's `drainPermits` drops.
+    /// zero, as in Redisson. A negative number, left by `add_permits`, is how many of the next released permits do not
+    /// become available. Draining sets it to zero, so from then on every released permit becomes available. The key keeps
+    /// its time to live, which Redisson's `drainPermits` drops.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

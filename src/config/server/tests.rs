@@ -161,6 +161,9 @@ fn one_server_is_named_by_its_address() {
     let path = Address::Unix("/run/redis.sock".into());
     assert_eq!(unix.deployment, Deployment::Single(path));
     assert_eq!(unix.db, 1);
+    let plus = server("redis+unix:///run/redis.sock?user=a%20b&pass=a+b%2B");
+    assert_eq!(plus.login.username.as_deref(), Some("a b"));
+    assert_eq!(plus.login.password.as_deref(), Some("a+b+"));
     assert_eq!(
         server("valkey://h").deployment,
         Deployment::Single(tcp("h", 6379))
@@ -370,6 +373,12 @@ fn sentinels_are_named_with_their_service() {
         },
     };
     assert_eq!(found.deployment, expected);
+    for url in ["redis+sentinel://a/x:y", "redis+sentinel://a/x%3Ay"] {
+        let Deployment::Sentinel { service, .. } = server(url).deployment else {
+            panic!("{url}");
+        };
+        assert_eq!(service, "x:y");
+    }
     assert_eq!(found.login.password.as_deref(), Some("p/w"));
     assert_eq!(found.db, 2);
     for (url, said) in [
