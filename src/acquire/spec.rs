@@ -424,11 +424,8 @@ impl LockSpec {
         until: Instant,
         read: impl FnOnce(Value) -> std::result::Result<T, Unexpected>,
     ) -> Result<T> {
-        let session = self.session();
-        session.check_open()?;
-        // A cancelled token ends waits and acquires, but not questions. Only closing the client ends a question.
-        let stop = || session.is_closed();
-        let answer = session.connection.ask(&request, until, &stop);
+        self.session().check_open()?;
+        let (answer, _) = self.call(&request, until);
         self.read_answer(request.doing, answer, read)
     }
 
@@ -488,6 +485,7 @@ impl LockSpec {
             sendings += 1;
             Attempt::without_undo(request.clone())
         };
+        // A cancelled token ends waits and acquires, but not questions; closing the client ends a question too.
         let stop = || session.is_closed();
         let answer = session.connection.call(until, &stop, None, &mut attempt);
         (answer, sendings)

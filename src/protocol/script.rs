@@ -205,7 +205,7 @@ pub(crate) struct FencedHolder {
     pub(crate) owner: String,
     /// The last token that was drawn.
     pub(crate) token: u64,
-    /// Whether a thread has the lock. Nobody has a hold that was detached, or that `min_hold` keeps.
+    /// Whether a thread has the lock. A hold that was detached, or that `min_hold` keeps, belongs to no thread.
     pub(crate) is_in_use: bool,
 }
 

@@ -236,7 +236,7 @@ impl Election {
             return Ok(None);
         };
         // `is_gone` can be wrong: machines that were started from one image of a running machine look like one machine, but
-        // do not see each other's processes. So the leader must also have no connection. One that still leads has one.
+        // do not see each other's processes. So the leader must also have no connection: a process that still leads is connected.
         if !process::is_gone(client, spec.session().owners.client())
             || !self.is_disconnected(client, until)
         {
