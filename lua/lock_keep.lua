@@ -1,25 +1,27 @@
 -- lock_keep: let one owner's hold expire at a given time instead of releasing it, so that the name stays taken until then.
 --
--- KEYS[1]  lock    hash: owner -> hold count
--- KEYS[2]  hold    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; left out for any
---                  other hold
--- ARGV[1]  field   the owner, of a write hold followed by ":write"
--- ARGV[2]  ms      integer > 0; how long the hold lives from now on
+-- KEYS[1]  lock     hash: owner -> hold count
+-- KEYS[2]  channel  where waiters of this lock listen; of a fair lock the base, and a waiter listens at this, ':' and its
+--                   ticket
+-- KEYS[3]  other    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; of a fair lock: the
+--                   list of tickets; left out for any other hold
+-- ARGV[1]  field    the owner, of a write hold followed by ":write"
+-- ARGV[2]  ms       integer > 0; how long the hold lives from now on
+-- ARGV[3]  kind     'read', 'write', 'fair', or 'lock' for any other kind
 --
--- Returns  0       the hold will expire then
---          -1      nobody holds the lock any more
---          -2      somebody else holds it
+-- Returns  0        the hold will expire then
+--          -1       nobody holds the lock any more
+--          -2       somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need; nobody is notified, since nothing is free. A 0 marks a kept
---          hold: as its count, or for a read hold in its string, since Redisson uses a reader's count. A renewal that arrives later
---          leaves a marked hold as it is
+-- Keeps    every other hold, and the TTL that the others need. A 0 marks a kept hold: as its count, or for a read hold in its
+--          string, since Redisson uses a reader's count. A renewal that arrives later leaves a marked hold as it is
 -- Twice    changes nothing more
-local field, ms = ARGV[1], tonumber(ARGV[2])
+local field, ms, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
 local mark = redis.call('hget', KEYS[1], field)
-if mark and KEYS[2] then
+if mark and kind == 'read' then
   -- The field of a reader outlives its hold.
-  mark = redis.call('get', KEYS[2])
+  mark = redis.call('get', KEYS[3])
 end
 if not mark then
   return redis.call('exists', KEYS[1]) == 1 and -2 or -1
@@ -28,14 +30,27 @@ end
 if mark == '0' then
   return 0
 end
+local left_ms = redis.call('pttl', KEYS[1])
 -- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
-local lock_ms = holds == 1 and ms or math.max(redis.call('pttl', KEYS[1]), ms)
+local lock_ms = holds == 1 and ms or math.max(left_ms, ms)
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.
 redis.call('pexpire', KEYS[1], string.format('%.0f', lock_ms))
-if KEYS[2] then
-  redis.call('set', KEYS[2], '0', 'px', ms)
+if kind == 'read' then
+  redis.call('set', KEYS[3], '0', 'px', ms)
 else
   redis.call('hset', KEYS[1], field, 0)
+end
+-- Waiters, above all those of Redisson, sleep until the end that they found when they last asked. They ask again. (`pcall`: a
+-- user without rights on the channel still ends the hold.)
+if left_ms == -1 or lock_ms < left_ms then
+  local head = kind == 'fair' and redis.call('lindex', KEYS[3], 0)
+  if head then
+    redis.pcall('publish', KEYS[2] .. ':' .. head, '0')
+  elseif kind == 'read' or kind == 'write' then
+    redis.pcall('publish', KEYS[2], '1')
+  elseif kind ~= 'fair' then
+    redis.pcall('publish', KEYS[2], '0')
+  end
 end
 return 0

@@ -65,7 +65,8 @@ local function keep()
 end
 
 -- Removes these places, and lowers the timeouts behind them, as Redisson does. Each ZADD lowers many, since the calls would
--- be most of the work.
+-- be most of the work. Without a place of ours the queue has no TTL: Redisson's clients set none, and their places must not
+-- expire.
 local function remove(gone)
   local before, timeouts, lowered = 0, {}, {}
   local all = redis.call('zrange', KEYS[3], 0, -1, 'withscores')
@@ -87,6 +88,10 @@ local function remove(gone)
   end
   for i = 1, #lowered, 1000 do
     redis.call('zadd', KEYS[3], unpack(lowered, i, math.min(i + 999, #lowered)))
+  end
+  if redis.call('zcard', KEYS[4]) == (redis.call('zscore', KEYS[4], '') and 1 or 0) then
+    redis.call('persist', KEYS[2])
+    redis.call('persist', KEYS[3])
   end
 end
 

@@ -3,7 +3,9 @@
 use crate::local::lock::Order;
 use crate::net::text::Digits;
 use crate::protocol::keys;
-use crate::protocol::kind::{ACQUIRING, AcquireArgs, FORCING, Kind, Place, Protocol, RELEASING};
+use crate::protocol::kind::{
+    ACQUIRING, AcquireArgs, FORCING, Kind, Place, Protocol, RELEASING, keep_field,
+};
 use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Request, Script, lease_ms};
 
@@ -12,6 +14,10 @@ pub(crate) static KIND: Kind = Kind {
     order: Order::Server,
     acquire,
     release: |of, _, owner| request(of, RELEASING, &script::FAIR_RELEASE, None, &[owner]),
+    keep: |of, _, owner, span| {
+        let queue = keys::fair_queue(of.key());
+        keep_field(of, "fair", Some(&queue), owner, span)
+    },
     refresh: Some(|of, tickets| {
         let doing = "keeping places in the queue";
         let tickets: Vec<_> = tickets.iter().map(OwnerId::as_bytes).collect();

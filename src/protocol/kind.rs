@@ -107,7 +107,7 @@ impl Kind {
             acquire,
             release,
             undo: |of, mode, owner| of.release(mode, owner),
-            keep: |of, _, owner, span| keep_field(of.key(), None, owner, span),
+            keep: |of, _, owner, span| keep_field(of, "lock", None, owner, span),
             renew: |of, renewal| renew_field(of.key(), renewal.owner, renewal),
             renewed: |reply, _| script::renewed(&reply).map(Some),
             refresh: None,
@@ -289,16 +289,20 @@ fn state(of: &Protocol, doing: &'static str) -> Request {
     Request::script::<&str>(doing, &script::LOCK_STATE, &[of.key()], &[])
 }
 
-/// Lets a hold, which is a field of the lock's hash, end after `span`. A read hold also has the key `hold`.
-pub(super) fn keep_field(key: &str, hold: Option<&str>, field: &[u8], span: Duration) -> Request {
-    let keys: Vec<_> = [key].into_iter().chain(hold).collect();
+/// Lets a hold, which is a field of the lock's hash, end after `span`. The script calls the kind `kind`, and needs the key
+/// `other` of a read hold and of a fair lock.
+pub(super) fn keep_field(
+    of: &Protocol,
+    kind: &str,
+    other: Option<&str>,
+    field: &[u8],
+    span: Duration,
+) -> Request {
+    let channel = of.channel();
+    let keys: Vec<_> = [of.key(), &channel].into_iter().chain(other).collect();
     let span = Digits::from(lease_ms(span));
-    Request::script(
-        RELEASING,
-        &script::LOCK_KEEP,
-        &keys,
-        &[field, span.as_bytes()],
-    )
+    let args = [field, span.as_bytes(), kind.as_bytes()];
+    Request::script(RELEASING, &script::LOCK_KEEP, &keys, &args)
 }
 
 /// Renews a hold that is a field of the lock's hash.

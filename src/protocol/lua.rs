@@ -23,7 +23,7 @@ macro_rules! scripts {
         RW_READ_ACQUIRE = "rw_read_acquire" after "lock" "notes";
         RW_READ_RELEASE = "rw_read_release" after "readers" "lock";
         RW_READ_RENEW = "rw_read_renew";
-        RW_WRITE_ACQUIRE = "rw_write_acquire" after "readers" "lock" "notes";
+        RW_WRITE_ACQUIRE = "rw_write_acquire" after "lock" "notes";
         RW_WRITE_RELEASE = "rw_write_release";
         RW_FORCE = "rw_force" after "lock";
         RW_STATE = "rw_state" after "lock";

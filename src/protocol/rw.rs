@@ -17,8 +17,8 @@ pub(crate) static KIND: Kind = Kind {
     undo: |of, mode, owner| release(of, mode, owner, Some(&keys::rw_note(of.key(), mode))),
     renew,
     keep: |of, mode, owner, span| match mode {
-        Mode::Exclusive => keep_field(of.key(), None, &write_field(owner), span),
-        Mode::Shared => keep_field(of.key(), Some(&hold_key(of, owner)), owner, span),
+        Mode::Exclusive => keep_field(of, "write", None, &write_field(owner), span),
+        Mode::Shared => keep_field(of, "read", Some(&hold_key(of, owner)), owner, span),
     },
     force: |of, request, keep_ms| {
         let keys = [of.key(), &of.channel(), request];
@@ -67,8 +67,8 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     let (lives, every, lease) = (lives.as_bytes(), every.as_bytes(), lease.as_bytes());
     match args.mode {
         Mode::Exclusive => {
-            let (field, holds) = (write_field(args.owner), keys::rw_holds(key));
-            let args = [&*field, behind, lives, every, lease, holds.as_bytes()];
+            let field = write_field(args.owner);
+            let args = [&*field, behind, lives, every, lease];
             let keys = [key, &write, &read];
             Request::script(ACQUIRING, &script::RW_WRITE_ACQUIRE, &keys, &args)
         }

@@ -355,8 +355,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// An early release sets the rest of `min_hold` as the key's time to live, and notifies no waiter: waiting threads
-    /// ask again after at most 5 s. After a failed job, [`force_unlock`](Self::force_unlock) frees the name at once.
+    /// An early release sets the rest of `min_hold` as the key's time to live. After a failed job,
+    /// [`force_unlock`](Self::force_unlock) frees the name at once.
     /// Threads of this process do not pass such a hold on. Locking again starts `min_hold` again. If the process dies, the
     /// lease ends the hold as usual.
     ///

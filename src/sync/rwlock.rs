@@ -52,9 +52,9 @@ use crate::time;
 /// since the two would not exclude each other.
 ///
 /// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
-/// read hold expires by itself: a reader that died no longer blocks a writer once its own lease is over, even if other
-/// readers renew theirs. If more than a thousand readers died, a writer has to ask several times before it gets the
-/// lock; [`try_write`](Self::try_write) asks once.
+/// read hold expires by itself, even if other readers renew theirs. A reader that died keeps a writer out until its lease
+/// is over and the living readers have left. If the lock had a longer lease before, for example as a write lock that was
+/// downgraded, and all its readers died, it can stay locked until that lease would have ended.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate

@@ -358,16 +358,15 @@ impl Masters {
 
     /// Asks the Sentinels, or the nodes, in turn until one has answered.
     fn ask_around(&self) -> RedisResult<Option<Duplex>> {
-        let (those, share) = match &self.endpoint.server.deployment {
-            Deployment::Sentinel { sentinels, .. } => {
-                // All questions have to fit into the time for a connection.
-                let all = u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
-                let share = self.connect_timeout / all.saturating_add(1);
-                (sentinels.clone(), share.min(SHARE))
-            }
-            Deployment::Cluster { seeds } => (self.table.read().witnesses(seeds), SHARE),
+        let those = match &self.endpoint.server.deployment {
+            Deployment::Sentinel { sentinels, .. } => sentinels.clone(),
+            Deployment::Cluster { seeds } => self.table.read().witnesses(seeds),
             Deployment::Single(_) => return Ok(None),
         };
+        // A server that does not answer costs its share, and the others are asked only afterwards. A server far away needs
+        // four round trips, and more with TLS. So a longer `connect_timeout` gives each server more, within limits.
+        let all = u32::try_from(those.len()).unwrap_or(u32::MAX);
+        let share = (self.connect_timeout / all.saturating_add(1)).clamp(SHARE, 4 * SHARE);
         let first = self.asking.lock().first;
         let mut failures = Vec::new();
         for n in 0..those.len() {
@@ -409,7 +408,7 @@ impl Masters {
             server.replica_ack = ReplicaAck::None;
         });
         let asked = connect(&endpoint, "sentinel")
-            .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial));
+            .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial, share));
         asked.map(Some).map_err(|err| {
             let text = format!("no Sentinel has named the master of `{service}`: {address}: {err}");
             retold(&err, text)

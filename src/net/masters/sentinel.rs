@@ -25,7 +25,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
 
@@ -76,6 +76,13 @@ impl Service {
         let earlier = earlier.filter_map(|(_, socket)| socket.upgrade()).collect();
         self.made.retain(|(_, socket)| socket.strong_count() > 0);
         earlier
+    }
+
+    /// Whether a connection to a master is still in use.
+    fn is_connected(&self) -> bool {
+        self.made
+            .iter()
+            .any(|(_, socket)| socket.strong_count() > 0)
     }
 
     /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover.
@@ -154,12 +161,13 @@ impl Masters {
         }
     }
 
-    /// Asks one Sentinel, and subscribes to its announcements.
+    /// Asks one Sentinel, and subscribes to its announcements. Connecting to a new master may take `share`.
     pub(super) fn ask_sentinel(
         &self,
         mut sentinel: Duplex,
         service: &str,
         dial: &Dial,
+        share: Duration,
     ) -> RedisResult<Duplex> {
         // The epoch first: if a failover comes in between, the new address has too low an epoch, so its connections are cut
         // once more than needed. An old address with the new epoch would never be cut.
@@ -171,27 +179,28 @@ impl Masters {
         let unknown = || {
             lasting("it knows no such service; `SENTINEL MASTERS` lists those that it knows".into())
         };
-        let named = NamedMaster {
+        let named_master = NamedMaster {
             address: address.ok_or_else(unknown)?,
             epoch: said_epoch(state)?,
         };
         let mut asking = self.asking.lock();
-        if asking.service.lags(&named) {
-            let lags = format!("it is out of date, and names {}", named.address);
+        if asking.service.lags(&named_master) {
+            let lags = format!("it is out of date, and names {}", named_master.address);
             return Err(io::Error::other(lags).into());
         }
-        if named.epoch > asking.service.epoch && !asking.service.made.is_empty() {
+        if named_master.epoch > asking.service.epoch && asking.service.is_connected() {
             // The mutex is released to connect. Only the thread that asks sets `master`, and one asks at a time, so no later
             // answer is overwritten below.
             drop(asking);
             // Connections that work are cut only for a server that is a master.
-            let master = self.endpoint.master(named.address.clone());
-            let master = connect_to(&mut Dial::by_itself("sentinel", SHARE), &master)?;
-            self.made(named.epoch, &master);
-            master.writer.shut_down();
+            let master = self.endpoint.master(named_master.address.clone());
+            let connection = connect_to(&mut Dial::by_itself("sentinel", share), &master)
+                .map_err(|err| named(&master, err))?;
+            self.made(named_master.epoch, &connection);
+            connection.writer.shut_down();
             asking = self.asking.lock();
         }
-        asking.service.master = Some(named);
+        asking.service.master = Some(named_master);
         asking.service.behind = None;
         Ok(sentinel)
     }

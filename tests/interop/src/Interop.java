@@ -210,6 +210,8 @@ public final class Interop {
             case "write" -> its.getReadWriteLock(name).writeLock();
             case "multi" -> new RedissonMultiLock(
                     Arrays.stream(name.split("\\+")).map(its::getLock).toArray(RLock[]::new));
+            case "multi-read" -> new RedissonMultiLock(Arrays.stream(name.split("\\+"))
+                    .map(each -> its.getReadWriteLock(each).readLock()).toArray(RLock[]::new));
             default -> throw new IllegalArgumentException(kind);
         };
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use redlatch::{Client, Config};
 
 use crate::support::cluster::Cluster;
-use crate::support::{LONG, Server, Stops, eventually, is_waited_for, ms, scoped, timed};
+use crate::support::{
+    LONG, Mode, Proxy, Server, Stops, Target, eventually, is_waited_for, ms, scoped, timed,
+};
 
 fn url(ports: &[u16]) -> String {
     let seeds: Vec<_> = ports
@@ -51,6 +53,17 @@ fn a_node_that_answers_late_is_waited_for_although_others_refuse() {
             opening.join().unwrap().unwrap();
         });
     }
+}
+
+#[test]
+fn a_node_far_away_is_asked() {
+    let node = Server::start_cluster();
+    let proxy = Proxy::before(&node);
+    proxy.set(Target::All, Mode::DelayBoth(ms(100)));
+    // The limit must not fail the test on a busy machine.
+    let config = Config::new(url(&[proxy.port()])).connect_timeout(LONG);
+    let client = Client::open(config).unwrap();
+    drop(client.mutex("far").lock().unwrap());
 }
 
 timed!(a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile);

@@ -58,6 +58,30 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     crew.join();
 }
 
+// A multi-lock with a lease takes each read lock for a shorter time first, and then extends only the lock's hash.
+timed!(a_multi_lock_of_java_reads_for_its_whole_lease);
+fn a_multi_lock_of_java_reads_for_its_whole_lease() {
+    let Some(java) = Java::shared() else {
+        return;
+    };
+    let server = Server::start();
+    let (theirs, ours) = both(&server, java);
+    let name = unique("read");
+    let both = format!("{name}+{}", unique("beside"));
+    java.does(
+        &theirs,
+        &format!("take {theirs} multi-read {both} 300 600000"),
+    );
+    let fields = server.hgetall(&name);
+    let reader = fields.iter().map(|(field, _)| field);
+    let reader = reader.clone().find(|field| **field != "mode").unwrap();
+    let hold = format!("{{{name}}}:{reader}:rwlock_timeout:1");
+    eventually("the key of the hold is gone", || !server.exists(&hold));
+    assert!(ours.rw_lock(&name).try_write().unwrap().is_none());
+    java.does(&theirs, &format!("free {theirs} multi-read {both}"));
+    assert!(ours.rw_lock(&name).try_write().unwrap().is_some());
+}
+
 timed!(what_either_side_renews_outlives_three_leases);
 fn what_either_side_renews_outlives_three_leases() {
     let Some(java) = Java::shared() else {

@@ -1,9 +1,10 @@
 //! A waiter of either side is woken by the other side's message, for every primitive.
 
+use std::any::Any;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use redlatch::Client;
+use redlatch::{Client, Config};
 
 use super::sides::{measured, take};
 use crate::support::java::{Java, Theirs, now_ns};
@@ -193,6 +194,36 @@ fn a_thread_of_java_is_woken_by_a_release_here() {
                 .does(theirs, &format!("free {theirs} {wanted} {name}"));
         }
         is_soon(wanted, "Java", spans);
+    }
+}
+
+// Java sleeps until the end of the lease that it found, so it has to learn that the hold ends earlier.
+#[test]
+fn a_thread_of_java_learns_that_a_hold_here_ends_earlier() {
+    let Some(pair) = Pair::start() else {
+        return;
+    };
+    let (java, theirs) = (pair.java, &pair.theirs);
+    let config = Config::new(pair.server.url()).lease(ms(600_000));
+    let client = Client::open(config).unwrap();
+    for kind in ["lock", "fair", "write", "read"] {
+        let (name, keeps) = (unique(kind), ms(1_000));
+        let guard: Box<dyn Any> = match kind {
+            "lock" => Box::new(client.mutex(&name).min_hold(keeps).lock().unwrap()),
+            "fair" => Box::new(client.fair_lock(&name).min_hold(keeps).lock().unwrap()),
+            "write" => Box::new(client.rw_lock(&name).min_hold(keeps).write().unwrap()),
+            _ => Box::new(client.rw_lock(&name).min_hold(keeps).read().unwrap()),
+        };
+        let wanted = if kind == "read" { "write" } else { kind };
+        let waits = java.order(theirs, &pair.takes(wanted, &name));
+        eventually(&format!("{kind}: it waits"), || {
+            pair.java_waits("write", wanted, &name, 0)
+        });
+        assert!(!waits.is_done(), "{kind}");
+        drop(guard);
+        // The test waits for far less than the lease.
+        waits.ok();
+        java.does(theirs, &format!("free {theirs} {wanted} {name}"));
     }
 }
 

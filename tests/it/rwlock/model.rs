@@ -212,10 +212,7 @@ impl Model {
         {
             return Came::Busy;
         }
-        if self.redis.writer.is_none() {
-            // Readers whose keys have expired are removed, and do not exclude a writer.
-            self.redis.readers.retain(|_, alive| *alive);
-        }
+        // A reader whose key has expired excludes a writer until another reader leaves and removes it.
         if !self.redis.is_empty() {
             return Came::Busy;
         }

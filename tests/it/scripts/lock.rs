@@ -14,7 +14,7 @@ const CALLS: &[Call] = &[
     ("acquire", lua::LOCK_ACQUIRE, "lock", "$1 $2:30s"),
     ("release", lua::LOCK_RELEASE, "lock channel", "$1"),
     ("renew", lua::LOCK_RENEW, "lock", "$1 $2:30s $3:1"),
-    ("keep", lua::LOCK_KEEP, "lock", "$1 $2:30s"),
+    ("keep", lua::LOCK_KEEP, "lock channel", "$1 $2:30s lock"),
     ("force", lua::LOCK_FORCE, "lock $1 channel", "30s"),
     ("adopt", lua::LOCK_ADOPT, "lock", "$1 $2 $3:30s 0"),
     // A call without a channel publishes nothing.
@@ -130,7 +130,7 @@ const TABLE: &[Table] = &[
             "keep a        | -1",
             "acquire a     | nil | lock{a:1}@30s",
             "keep b 10s    | -2",
-            "keep a 10s    | 0   | lock{a:0}@10s",
+            "keep a 10s    | 0   | lock{a:0}@10s | 0",
             "renew a       | -1",
             "renew a 90s 2 | -1",
             "acquire b     | 10s",

@@ -304,15 +304,8 @@ impl World {
             lock.left = lock.left.raised(lease);
             return Reply::Asked(true, None);
         }
-        if let Some(lock) = &self.lock
-            && lock.writer.is_some()
-        {
+        if let Some(lock) = &self.lock {
             return Reply::Asked(false, Some(lock.left));
-        }
-        if self.bury().is_some() {
-            let lock = self.lock.as_ref().unwrap();
-            let lives = lock.readers.keys().filter_map(|reader| self.life(*reader));
-            return Reply::Asked(false, lives.chain([lock.left]).min());
         }
         self.lock = Some(Hash {
             writer: Some((who, 1)),
@@ -847,7 +840,7 @@ struct Beliefs {
 
 impl Beliefs {
     /// Updates the beliefs after a step; panics if a valid hold was lost.
-    fn learn(&mut self, before: &World, op: Op, reply: Reply) {
+    fn learn(&mut self, op: Op, reply: Reply) {
         let granted = |beliefs: &mut BTreeMap<Who, u32>, who: Who, lease: u32| {
             let left = beliefs.entry(who).or_insert(lease);
             *left = lease.max(*left);
@@ -857,15 +850,6 @@ impl Beliefs {
                 granted(&mut self.reads, who, lease);
             }
             (Op::Write(who, lease), Reply::Asked(true, _)) => granted(&mut self.writes, who, lease),
-            // Only a live reader keeps a writer waiting.
-            (Op::Write(..), _) => {
-                let java = before.count(JAVA) > 0 && before.life(JAVA).is_some();
-                let read = before.writer().is_none();
-                assert!(
-                    !read || java || !self.reads.is_empty(),
-                    "a writer waits for the dead"
-                );
-            }
             (Op::ReadRenew(who, lease), Reply::Is(1) | Reply::Left(_)) => {
                 granted(&mut self.reads, who, lease);
             }
@@ -1022,7 +1006,7 @@ fn believe_all(ops: &[Op]) -> usize {
         for &op in ops {
             let (mut world_after, mut beliefs_after) = (world.clone(), beliefs.clone());
             let (reply, _) = world_after.apply(op);
-            beliefs_after.learn(&world, op, reply);
+            beliefs_after.learn(op, reply);
             beliefs_after.check(&world_after);
             let after = (world_after, beliefs_after);
             if after.0.is_small() && known.insert(after.clone()) {
@@ -1130,11 +1114,11 @@ impl Walk<'_> {
                 format!("walk {:#x}, step {}: {last:?}", self.seed, self.ops.len())
             };
             check(&self.world, op, &did, &story);
-            let before = self.world.clone();
+
             let (reply, received) = self.world.apply(op);
             self.received += received.len();
             if let Some(beliefs) = &mut self.beliefs {
-                beliefs.learn(&before, op, reply);
+                beliefs.learn(op, reply);
                 beliefs.check(&self.world);
             }
         }

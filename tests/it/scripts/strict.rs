@@ -7,10 +7,15 @@ use std::path::Path;
 use crate::support::lua;
 
 /// Keys that are not written as `KEYS[n]`: the script or prelude, the expression, and the reason.
-const NOT_LITERAL: [(&str, &str, &str); 7] = [
+const NOT_LITERAL: [(&str, &str, &str); 8] = [
     (
         "fair",
         "KEYS[5] .. ':' .. head",
+        "a channel for each waiter",
+    ),
+    (
+        "lock_keep",
+        "KEYS[2] .. ':' .. head",
         "a channel for each waiter",
     ),
     (

@@ -7,8 +7,8 @@ use redlatch::{Client, Config};
 
 use crate::support::sentinel::Deployment;
 use crate::support::{
-    Adversary, LONG, Server, after_the_greeting, eventually, in_time, loosely, ms, once, timed,
-    unique,
+    Adversary, LONG, Mode, Proxy, Server, Target, after_the_greeting, eventually, in_time, loosely,
+    ms, once, timed, unique,
 };
 
 /// Within this time, a working client asks a Sentinel without subscriptions at least twice.
@@ -95,6 +95,51 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
         work();
         link(&one).len() == 1 && link(&other).is_empty()
     });
+}
+
+// Each question takes 600 ms here; connecting, the greeting and the questions take several.
+timed!(a_master_far_away_is_followed_and_connected_to);
+fn a_master_far_away_is_followed_and_connected_to() {
+    let far = Mode::DelayBoth(ms(300));
+    let [one, other, another] = [(); 3].map(|()| Server::start());
+    let [second, third] = [&other, &another].map(Proxy::before);
+    for proxy in [&second, &third] {
+        proxy.set(Target::All, far);
+    }
+    let says: Says = Arc::new(Mutex::new((one.port(), 3)));
+    let sentinel = sentinel(&says);
+    let url = format!("redis+sentinel://127.0.0.1:{}/locks", sentinel.port());
+    let client = Client::open(Config::new(url)).unwrap();
+    let name = unique("far");
+    let lock = client.mutex(&name);
+    drop(lock.lock().unwrap());
+    // The connection to the first master works, so the new one is checked before that is cut.
+    *says.lock().unwrap() = (second.port(), 4);
+    eventually("it follows", || {
+        let _guard = lock.lock().ok();
+        other.exists(&name)
+    });
+    // The connections are gone, so nothing has to be checked.
+    drop(other);
+    *says.lock().unwrap() = (third.port(), 5);
+    eventually("it follows again", || {
+        let _guard = lock.lock().ok();
+        another.exists(&name)
+    });
+}
+
+#[test]
+fn a_sentinel_far_away_is_asked() {
+    let one = Server::start();
+    let says: Says = Arc::new(Mutex::new((one.port(), 3)));
+    let sentinel = sentinel(&says);
+    let proxy = Proxy::start(([127, 0, 0, 1], sentinel.port()).into());
+    proxy.set(Target::All, Mode::DelayBoth(ms(150)));
+    let url = format!("redis+sentinel://127.0.0.1:{}/locks", proxy.port());
+    // The limit must not fail the test on a busy machine.
+    let config = Config::new(url).connect_timeout(LONG);
+    let client = Client::open(config).unwrap();
+    drop(client.mutex(unique("far")).lock().unwrap());
 }
 
 timed!(another_sentinel_is_listened_to_when_one_is_silent_or_gone);
