@@ -429,9 +429,9 @@ impl Client {
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
     /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
-    /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified. The holder learns of
-    /// the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for two round trips, or for
-    /// three if a Redisson thread both writes and reads; each takes at most the command timeout.
+    /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin
+    /// lock. The holder learns of the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for
+    /// two round trips, or for three if a Redisson thread both writes and reads; each takes at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

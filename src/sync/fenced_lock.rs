@@ -45,7 +45,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// **Beside Redisson.** A Redisson multi-lock with a lease applies that lease to the counters of its fenced locks
 /// too. If the counter expires before the next token is drawn, the next Redisson holder starts at 1 again. The
 /// resource then rejects that holder and still accepts earlier ones. Keep fenced locks out of such multi-locks. Holds
-/// of this crate are not affected: they follow the clock, and make the counter permanent again.
+/// of this crate are not affected: they follow the clock, and make the counter permanent again (or give it its
+/// [`token_ttl`](FencedLock::token_ttl)).
 ///
 /// Waiting, leases, loss and panics are as with the [`ReentrantLock`](crate::ReentrantLock). Both kinds use the same
 /// key, so they exclude each other, but a `ReentrantLock` draws no tokens.

@@ -123,8 +123,9 @@ impl<A: AnyKind> Handle<A> {
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
     /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip; for
-    /// none if this process has the lock and it is not fair; for more with a contended [`MultiLock`](crate::MultiLock), or
-    /// if too few masters of a [`RedLock`](crate::RedLock) reply; at most for the command timeout.
+    /// none if this process has the lock and it is not fair; for more after the process's tenure (see below), with a
+    /// contended [`MultiLock`](crate::MultiLock), or if too few masters of a [`RedLock`](crate::RedLock) reply; at most for
+    /// the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -138,7 +139,7 @@ impl<A: AnyKind> Handle<A> {
     /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
     /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
     /// wait. A [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
-    /// [`RedLock`](crate::RedLock), unless its masters have already replied that no other process waits.
+    /// [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its masters have already replied that no other process waits.
     ///
     /// # Errors
     ///
@@ -159,10 +160,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt; a duration beyond what
-    /// the clock can represent is no limit. `Ok(None)` means that another thread or process had the lock, or that Redis
-    /// was too slow; [`late_is_error`](Self::late_is_error) tells these apart. The call does not wait for a later
-    /// reply; a hold that such a reply grants is released.
+    /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt as by
+    /// [`try_lock`](Self::try_lock), and a duration beyond what the clock can represent is no limit. `Ok(None)` means that
+    /// another thread or process had the lock, or that Redis was too slow; [`late_is_error`](Self::late_is_error) tells
+    /// these apart. The call does not wait for a later reply; a hold that such a reply grants is released.
     ///
     /// # Errors
     ///
