@@ -12,16 +12,20 @@
 --
 -- Keeps    the lock, and the order of the living; if the lock is free, the dead are removed and the next waiter is notified
 -- Twice    makes no place, however late it comes
-local lost = {}
+local lost, refreshed = {}, false
 -- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 for i, ticket in ipairs(ARGV) do
   if i > 1 and redis.call('zscore', KEYS[3], ticket) then
     redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
+    refreshed = true
   elseif i > 1 then
     lost[#lost + 1] = ticket
   end
 end
-keep()
+-- Without a place of ours the queue gets no TTL.
+if refreshed then
+  keep()
+end
 
 -- Redisson removes a place whose timeout has passed, so a place of ours that is near its timeout is postponed. The timeouts
 -- behind it are counted from that one, so they are postponed with it.

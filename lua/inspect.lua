@@ -50,7 +50,8 @@ for i = 1, listed do
   local field, value = fields[2 * i - 1], fields[2 * i]
   say(field)
   -- A read hold that only keeps the name has a 0 there: see `lock_keep`.
-  local n = 1 -- The key is written as below, the form that servers which check scripts allow.
+  -- Servers that check scripts accept the key in this form, with `n`, as below.
+  local n = 1
   local only_keeps = redis.pcall('get', holds .. field .. ':rwlock_timeout:' .. n) == '0'
   say(only_keeps and 0 or string.sub(value, 1, 100))
   local longest = -1

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock     hash: owner -> hold count
 -- KEYS[2]  channel  where waiters of this lock listen; of a fair lock the base, and a waiter listens at this, ':' and its
---                   ticket
+--                   ticket; left out for a spin lock
 -- KEYS[3]  other    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; of a fair lock: the
 --                   list of tickets; left out for any other hold
 -- ARGV[1]  field    the owner, of a write hold followed by ":write"
@@ -31,25 +31,34 @@ if mark == '0' then
   return 0
 end
 local left_ms = redis.call('pttl', KEYS[1])
+local waiting = kind == 'fair' and redis.call('lrange', KEYS[3], 0, 9)
 -- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
-local lock_ms = holds == 1 and ms or math.max(left_ms, ms)
--- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.
-redis.call('pexpire', KEYS[1], string.format('%.0f', lock_ms))
+local is_alone = holds == 1
+-- PEXPIRE or PERSIST comes first: Redis rejects writes for lack of memory only until the script's first write.
+if is_alone or left_ms ~= -1 then
+  redis.call('pexpire', KEYS[1], string.format('%.0f', is_alone and ms or math.max(left_ms, ms)))
+else
+  redis.call('persist', KEYS[1])
+end
 if kind == 'read' then
   redis.call('set', KEYS[3], '0', 'px', ms)
 else
   redis.call('hset', KEYS[1], field, 0)
 end
--- Waiters, above all those of Redisson, sleep until the end that they found when they last asked. They ask again. (`pcall`: a
--- user without rights on the channel still ends the hold.)
-if left_ms == -1 or lock_ms < left_ms then
-  local head = kind == 'fair' and redis.call('lindex', KEYS[3], 0)
-  if head then
-    redis.pcall('publish', KEYS[2] .. ':' .. head, '0')
+-- Waiters, above all those of Redisson, sleep until the end of the lease that they last saw. The lock now ends earlier, so a
+-- message makes them ask again. (`pcall`: a user without rights on the channel still ends the hold.)
+if is_alone and (left_ms == -1 or ms < left_ms) then
+  if kind == 'fair' then
+    -- The first in the queue may have died, so the next ones are tried until one receives the message.
+    for _, ticket in ipairs(waiting) do
+      if redis.pcall('publish', KEYS[2] .. ':' .. ticket, '0') ~= 0 then
+        break
+      end
+    end
   elseif kind == 'read' or kind == 'write' then
     redis.pcall('publish', KEYS[2], '1')
-  elseif kind ~= 'fair' then
+  elseif KEYS[2] then
     redis.pcall('publish', KEYS[2], '0')
   end
 end

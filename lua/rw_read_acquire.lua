@@ -1,8 +1,8 @@
 -- rw_read_acquire: take the lock for reading, for one owner.
 --
 -- KEYS[1]  lock         hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
--- KEYS[2]  note         see the prelude: of readers
--- KEYS[3]  other        of writers
+-- KEYS[2]  note         the readers' note: see the prelude
+-- KEYS[3]  other        the writers' note
 -- KEYS[4]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
 -- ARGV[1]  owner        see the prelude: "<client uuid>:<number>", a number that never had a hold
 -- ARGV[2]  behind       see the prelude

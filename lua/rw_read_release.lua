@@ -10,22 +10,20 @@
 --
 -- Returns  n > 0     released, and nobody reads any more; n processes were listening
 --          0         released; others have the lock, or nobody was listening
---          -1        this owner had no hold; nobody has the lock, or others read
+--          -1        this owner had no hold; nobody has the lock, or others read: then nothing is removed
 --          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
--- Keeps    readers one of whose holds is alive, and the lock for as long as the longest-lived of them; fields that are no
+-- Keeps    readers one of whose holds is alive (another reader is removed, as Redisson does, even if a multi-lock of Redisson's
+--          extended the hash for it), and the lock for as long as the longest-lived of them; fields that are no
 --          reader's; below a write hold, everything but this owner's
 -- Twice    removes nothing more
 --
--- Cost     one PTTL for each read hold that is checked: those of 8 (FEW) readers, sometimes those of 128 (SOME), and those of
---          each dead reader that is removed. Up to FEW readers are all checked, and the lock's TTL becomes that of the
---          longest-lived. Of more readers a random few are checked, and then further ones until a living one is found. So
---          the last living reader that leaves removes all dead ones, if one call can check them; earlier releases, and
---          writers that ask, remove some of them. With many readers the lock keeps its TTL, or gets the longer one that a
---          checked reader needs. Redisson's writers sleep until that TTL ends. So if the TTL is far longer than the checked
---          readers need, and the readers are at most SOME, a release may check all of them. It does so if the leaving reader
---          lived for about as long as the TTL, or had no hold. The TTL may also come from a reader that left before, so of
---          the other releases one in 16 checks all. Without a TTL, each checks all.
+-- Cost     one PTTL for each read hold that is checked. Up to FEW (8) readers are all checked, and the lock's TTL becomes that of
+--          the longest-lived. Of more readers, FEW random ones are checked, then FEW more, until one is alive. The lock then
+--          keeps its TTL, or gets the longer one that a checked reader needs. A TTL that is too long delays Redisson's writers,
+--          which sleep until it ends. So with up to SOME (128) readers, all are checked if the lock has no TTL, or if its TTL is
+--          over twice what the checked readers need and the leaving reader's hold had about as much time left as the lock. If
+--          that had less, one release in 16 checks all
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 
@@ -47,6 +45,8 @@ end
 local released = mode and redis.call('hdel', KEYS[1], owner) == 1
 if mode == 'write' then
   return released and 0 or -2
+elseif mode and not released then
+  return -1
 end
 
 -- Removes the dead among these readers, and returns how long the longest-lived of the others lives. A field that is no
@@ -79,7 +79,7 @@ local function some_readers()
 end
 
 local longest, all = -2, true
-count = released and count - 1 or count
+count = count - 1
 while count > 1 and longest == -2 do
   all = count <= FEW
   local fields = all and redis.call('hgetall', KEYS[1]) or some_readers()
@@ -88,15 +88,15 @@ while count > 1 and longest == -2 do
 end
 if count > 1 then
   local left_ms = all and 0 or redis.call('pttl', KEYS[1])
-  -- The remaining time serves as a random number: of the other releases, one in 16 checks all.
-  local looks = not released or own_ms > left_ms * 0.9 or left_ms % 16 == 0
+  -- The remaining time serves as a random number.
+  local looks = own_ms > left_ms * 0.9 or left_ms % 16 == 0
   if not all and count <= SOME and (left_ms == -1 or looks and left_ms > longest * 2) then
     all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))
   end
   if longest < math.huge and (all or left_ms ~= -1 and left_ms < longest) then
     redis.call('pexpire', KEYS[1], string.format('%.0f', math.max(longest, 1)))
   end
-  return released and 0 or -1
+  return 0
 end
 redis.call('del', KEYS[1])
 -- A user without rights on the channel still releases; waiters then poll.

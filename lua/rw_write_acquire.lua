@@ -1,8 +1,8 @@
 -- rw_write_acquire: take the lock for writing, for one owner.
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
--- KEYS[2]  note      see the prelude: of writers
--- KEYS[3]  other     of readers
+-- KEYS[2]  note      the writers' note: see the prelude
+-- KEYS[3]  other     the readers' note
 -- ARGV[1]  field     see the prelude: "<owner>:write", with a number that never had a hold
 -- ARGV[2]  behind    see the prelude
 -- ARGV[3]  note_ms   see the prelude
@@ -11,8 +11,8 @@
 --
 -- Returns  {1, -2, ''}  taken, with a count of one unless an earlier run took it
 --          {0, n, b}  not taken, behind b; ask again in n ms (-1: not known), when the first of these is due: a note ends, the
---                    lock ends, or this waiter's note has to be extended. (Perhaps no message comes: a dead reader sends none,
---                    and a living one that leaves before the dead one's lease ends shortens the lock's TTL without one.)
+--                    lock ends, or this waiter's note has to be extended. (The waiter cannot rely on messages: a reader that
+--                    died sends none, and a reader that leaves while others remain may shorten the lock's TTL without one.)
 --
 -- Keeps    every hold, also that of a reader whose own key is gone: only the hash says how long it lives, since Redisson's
 --          multi-lock and `expire` extend the hash alone. The hash never exists without a TTL: a lock that cannot be given

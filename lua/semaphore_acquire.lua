@@ -17,7 +17,7 @@ local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'
 local value = redis.call('get', KEYS[1])
--- A number that is no integer may pass here; DECRBY fails below if it is reached.
+-- `tonumber` accepts a fraction. If the script gets as far as DECRBY, that rejects it.
 local there = tonumber(value or 0)
 if not there then
   return redis.error_reply(strange)

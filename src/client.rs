@@ -78,10 +78,10 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// lists what Sentinel, a cluster and questions such as [`inspect`](Self::inspect) add.
 ///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they are
-/// dropped: their guards are not valid, and their methods except `close` return [`Error::Closed`](crate::Error::Closed). A
-/// child that needs locks opens a client of its own. Fork such a child before any thread of the parent has used a client:
-/// `fork()` copies internal mutexes in their locked state, but not the threads that hold them. If you fork later, a few of
-/// 10,000 children hang while they open their client.
+/// dropped. Guards in the child are not valid, and methods that need Redis return [`Error::Closed`](crate::Error::Closed),
+/// except `close`. A child that needs locks opens a client of its own. Fork such a child before any thread of the parent has
+/// used a client: `fork()` copies internal mutexes in their locked state, but not the threads that hold them. If you fork
+/// later, a few of 10,000 children hang while they open their client.
 ///
 /// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of
 /// them reads the replies for all. If that thread gets no processor time, the others wait for it.

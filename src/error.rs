@@ -250,7 +250,7 @@ impl Error {
         Self::redis(doing, MayHaveRun { err, outcome })
     }
 
-    /// An error about Redis, made of one of the connection.
+    /// Makes the error of a call from `source`, such as an error of the connection.
     pub(crate) fn redis(
         doing: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -290,6 +290,12 @@ impl Error {
             }
             Self::Members { failures } => {
                 (failures.iter_mut()).for_each(|(_, err)| err.mark_after_work());
+            }
+            // A thread that could not be started to connect, for example. Only `Redis` can say that the work is done.
+            _ if self.is_retryable() => {
+                let err = std::mem::replace(self, Self::Closed);
+                *self = Self::redis("releasing", err);
+                self.mark_after_work();
             }
             _ => {}
         }
@@ -504,7 +510,8 @@ impl std::error::Error for MayHaveRun {
     }
 }
 
-/// The text of an error, without a full stop; of a server's error, its code and its words.
+/// The text of an error, without a full stop at the end. For an error that the server sent, the text is its code and its
+/// message.
 pub(crate) fn said(err: &(dyn std::error::Error + 'static)) -> String {
     let refusal = err.downcast_ref::<RedisError>().and_then(|err| {
         let code = err.code()?;
@@ -635,8 +642,8 @@ pub(crate) fn lasting(what: String) -> RedisError {
     Lasting::error(what, false)
 }
 
-/// An error of a connection with another text; transient if `err` is.
-pub(crate) fn retold(err: &RedisError, text: String) -> RedisError {
+/// Replaces the text of a connection's error. The result is transient if `err` is.
+pub(crate) fn reword_connection_error(err: &RedisError, text: String) -> RedisError {
     match inner::<Lasting>(err) {
         Some(known) => Lasting::error(text, known.is_wrong_url),
         None if is_transient(err) => std::io::Error::other(text).into(),
@@ -651,7 +658,7 @@ pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
         ErrorKind::Io | ErrorKind::Parse if err.is_timeout() => {
             std::io::Error::new(std::io::ErrorKind::TimedOut, what()).into()
         }
-        ErrorKind::Io | ErrorKind::Parse => retold(&err, what()),
+        ErrorKind::Io | ErrorKind::Parse => reword_connection_error(&err, what()),
         _ => err,
     }
 }
@@ -688,8 +695,8 @@ fn as_io(err: &RedisError) -> Option<&std::io::Error> {
     source.downcast_ref()
 }
 
-/// The error of a server with another text, of one line.
-pub(crate) fn reworded(err: &RedisError, text: &str) -> RedisError {
+/// Replaces the text of a server's error by another one of one line. The error code stays.
+pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
     let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
     // A server's error can only be made by the parser.
     match redis::parse_redis_value(line.as_bytes()) {

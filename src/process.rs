@@ -83,11 +83,12 @@ pub(crate) fn client_id() -> Uuid {
     Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// Which processes this one can see by number: those of its boot, its namespace and its user, hashed. `None` where `/proc`
-/// is missing, or shows another namespace.
+/// A hash of the boot, the pid namespace and the user. If two processes have the same hash, each finds the other in `/proc`
+/// by its process id. `None` where `/proc` is missing, or shows another namespace.
 ///
-/// The number of a namespace is used again only when all of its processes are gone, so a process of an earlier namespace
-/// with the number of this one is gone too. The user is part of it because `/proc` may hide the processes of others.
+/// The kernel reuses the number of a namespace only after all its processes have ended. So if an id names an earlier
+/// namespace of the same number, its process has ended. The hash contains the user because `/proc` may hide the processes of
+/// others.
 fn view() -> Option<[u8; 6]> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;

@@ -101,7 +101,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The budget of one of several requests that begin and end together: all of the time, or the command timeout of its server.
+    /// The budget of one request of a joint attempt: the joint budget, or the command timeout of this request's client if
+    /// that ends earlier.
     pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
         let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
@@ -135,7 +136,8 @@ impl Budget {
     /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
     /// timeout of its own. `is_unanswered`: a reply might have come with more time.
     ///
-    /// A request of a multi-lock may begin when little of the attempt's time is left, and then shows too little about Redis.
+    /// A request that had less than half the command timeout, such as a late one of a multi-lock, does not show that Redis
+    /// is unreachable. The error stays with the thread of that request.
     pub(crate) fn concerns_all(&self, is_unanswered: bool, command_timeout: Duration) -> bool {
         !self.ends_with_caller && is_unanswered && self.span() >= command_timeout / 2
     }
@@ -148,8 +150,8 @@ const TICK: Duration = Duration::from_millis(64);
 /// How many times a tick is doubled at most. With longer ticks, too many threads would wake at the same moment.
 const DOUBLED: u32 = 2;
 
-/// The end of `span`. A long span ends up to an eighth earlier, at a tick that all threads of this process share and other
-/// processes do not.
+/// The end of `span`. The end of a long span is moved to an earlier tick, by at most an eighth of the span. All threads of
+/// this process share these ticks; other processes have others.
 ///
 /// Threads that wake at the same moment write and read together, and only the first of them has to wake the
 /// processor. Measured with 1,000 threads that together poll 200 times a second: ticks of 64 ms halve the processor time for

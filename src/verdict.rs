@@ -1,16 +1,17 @@
 //! The verdict on a reply: what to do with the request that it answers. No other file knows these error codes of
-//! Redis. `RESTARTED` is a code of our own, from `lua/red_acquire.lua`, whose `run_id` `KnownMaster::learn` reads.
+//! Redis. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. The text of that error contains the server's
+//! `run_id`, which `KnownMaster::learn` reads.
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | `SendText`; `Never` if the text was sent | the same, if the server says it | like the first column |
-//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row | the same, if it names the slot of the keys | like the first column; `Later` if it names no node |
+//! | `NOSCRIPT` | `SendText`; `Never` if the text was sent | the same, if the text is the server's own (`No matching script`); otherwise `Never` | like the first column |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row | the same, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
 //! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
 //! | any other | `Never` | `Never` | `Never` |
 //!
-//! A user's script can return any code, so a code does not prove that the script has not run. The texts of the server
-//! prove it, and the slot of a redirection.
+//! A user's script can return any code, so a code does not prove that the script has not run. The server's own text, or a
+//! redirection that names the slot of the script's keys, is taken as evidence that the script has not run.
 
 use std::io;
 
@@ -30,7 +31,7 @@ pub(crate) enum Verdict {
     Elsewhere(Redirection),
     /// The server has not executed the request, and may do so after a pause.
     Later(RedisError),
-    /// The server rejects the request for good, or what a user's script has returned is its own error.
+    /// The server rejects the request for good, or the user's script itself returned an error.
     Never(RedisError),
 }
 
@@ -64,7 +65,7 @@ pub(crate) enum RequestKind {
     Waited,
     /// A thread waits for the answer of a user's script, whose first key, if there is any, is in this slot.
     Users(Option<u16>),
-    /// Sent again until it is useless.
+    /// A release, an undo or a renewal: repeated until the lease that it concerns is over.
     Kept,
 }
 
@@ -212,6 +213,11 @@ pub(crate) fn reach(err: &RedisError) -> Reach {
 pub(crate) fn is_crowded(err: &RedisError) -> bool {
     let detail = err.detail().unwrap_or_default();
     detail.starts_with("max number of clients")
+}
+
+/// Whether the error only says that the key has moved or holds something else.
+pub(crate) fn is_about_the_key(err: &RedisError) -> bool {
+    matches!(err.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "WRONGTYPE"))
 }
 
 /// Whether the reply says that the server has forgotten its scripts.

@@ -64,8 +64,8 @@ local function keep()
   redis.call('pexpire', KEYS[4], 3600000)
 end
 
--- Removes these places, and lowers the timeouts behind them, as Redisson does. Each ZADD lowers many, since the calls would
--- be most of the work. Without a place of ours the queue has no TTL: Redisson's clients set none, and their places must not
+-- Removes these places, and lowers the timeouts behind them, as Redisson does. One ZADD lowers up to 500
+-- timeouts, since a call for each would take most of the script's time. Without a place of ours the queue has no TTL: Redisson's clients set none, and their places must not
 -- expire.
 local function remove(gone)
   local before, timeouts, lowered = 0, {}, {}

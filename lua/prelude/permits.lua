@@ -4,9 +4,9 @@
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 
--- Returns the error for a key of another type, or nil and: how many permits are available, the time in epoch ms, how many
--- permits have expired, and how many of those this call returns. A call returns few of them, since a million may have
--- expired.
+-- Returns the error for a key of another type, or else nil and four values: how many permits are available, the time in
+-- epoch ms, how many permits have expired (`over`), how many of those this run of the script puts back (`back`). A million
+-- may have expired, so one run puts back at most 1,000.
 local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')

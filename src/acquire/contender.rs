@@ -37,8 +37,8 @@ use crate::time;
 /// less than 1024 µs after the last one gets fewer, but at least one.
 const TOKENS: u64 = 1024;
 
-/// How long before its time is up a thread in the queue of a fair lock asks for the last time; a quarter of its time if
-/// that is shorter.
+/// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
+/// shorter, the quarter counts.
 ///
 /// If very many threads wait for a short time, each becomes the next only when all ahead of it have timed out. By then its
 /// own time is nearly up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
@@ -155,6 +155,8 @@ impl<'a> Contender<'a> {
         match self.place {
             Some(_) if is_last() => Place::Last,
             Some(_) => Place::Has,
+            // So late, the next question would give a new place up.
+            None if is_last() => Place::None,
             None if self.lock.key.kind.order == Order::Server && self.wait.asks_again() => {
                 Place::New
             }
@@ -325,6 +327,9 @@ impl<'a> Contender<'a> {
             // number has no place to lose.
             let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
+            // Otherwise a sign of life could find the place gone, and wake this thread to ask for another.
+            let waiter = self.listening.known_waiter();
+            self.entry.lock().forget_place(waiter);
             return match asks_again {
                 true => self.ask_server(until),
                 false => Ok(Reply::Busy(Busy::default())),
@@ -410,10 +415,12 @@ impl<'a> Contender<'a> {
         }
         self.is_granted = true;
         state.forget_place(self.listening.known_waiter());
-        // On the channel of a place, which belongs to one waiter, nothing is counted.
+        // The subscription of this wait, or of an earlier one, may still be open when the new hold is released. Redis then
+        // counts this process among the listeners, and it has to be subtracted (`Call::is_heard_by_us`). On the channel of a
+        // place, which belongs to one waiter, nothing is counted.
         let are_counted = self.is_notified_with_others();
         let is_alone = are_counted && self.was_alone(&state);
-        if are_counted && Self::may_listen(has_listened, &state) {
+        if are_counted && (has_listened || state.is_heard) {
             hold.record_subscription();
         }
         let (thread, mode, granted) = (params.thread, self.lock.mode, Arc::clone(&hold));
@@ -447,14 +454,6 @@ impl<'a> Contender<'a> {
             Mode::Exclusive => state.lock.holds().next().cloned(),
             Mode::Shared => None,
         }
-    }
-
-    /// Whether a subscription of this process may still be open when the new hold is released. If so, Redis counts this
-    /// process among the listeners of that release, and it has to be subtracted (`Call::is_heard_by_us`).
-    fn may_listen(has_listened: bool, state: &EntryState) -> bool {
-        // The subscription of this wait, or of an earlier one, may stay open for about `LINGER` after the wait.
-        let last_release = state.lock.cohort.last_release();
-        has_listened || last_release.is_some_and(|last| last.is_heard_by_us)
     }
 
     /// Whether the process's last release is known to have notified no other process. The reply to that release precedes this
@@ -512,7 +511,7 @@ impl Strategy for Contender<'_> {
         let answered = match &self.lock.quorum {
             Some(servers) => {
                 let messages = self.listening.signals().messages;
-                let is_busy = self.contest.update_is_busy(messages);
+                let is_busy = self.contest.begin_request(messages);
                 let (lock, wait) = (self.lock, self.wait);
                 let request = QuorumRequest {
                     lease: self.params.lease,
@@ -531,7 +530,8 @@ impl Strategy for Contender<'_> {
             Reply::Busy(busy) => {
                 let messages = self.listening.signals().messages;
                 self.contest.record_refusal(busy.is_contested, messages);
-                // The lock is held by another process, so the tenure of this one is over.
+                // Somebody else has the lock or goes first, so the tenure of this process is over. If Redis keeps the queue,
+                // that may be a thread of this process, but tenures do not matter then.
                 self.entry.lock().lock.record_refusal();
                 Ok(Reply::Busy(busy))
             }

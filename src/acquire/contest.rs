@@ -8,9 +8,14 @@ use crate::acquire::quorum::PAUSE;
 /// The knowledge of a contender about the others that want a majority of the same servers.
 ///
 /// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
-/// So a contender that was refused looks again after a short random pause. If a majority is taken then, the contender waits
-/// for a message. One holder may have that majority; its release sends the message. Or several contenders have a few servers
-/// each. Then all of them look again. The last to look finds the lock free and takes it, and its release sends the message.
+/// So a contender that was refused pauses for a short random time and then looks: it reads the leases without requesting
+/// anything (see `quorum::ask`). If a majority is free, the contender requests the lock. If not, the contender waits for a
+/// message, and some release will send it:
+///
+/// - A single holder may have a majority. The release of that holder is announced.
+/// - Several contenders may have a few servers each, which they give back. Each of them looks after a pause of its own. The
+///   last to look finds the lock free and takes it, and the release of that hold is announced.
+///
 /// A contender that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
     /// How many messages had arrived when the last request was made; if it was contested, when its reply came.
@@ -34,8 +39,9 @@ impl Default for Contest {
 }
 
 impl Contest {
-    /// Before a request: whether the lock was refused and nothing was announced since, if `messages` have arrived so far.
-    pub(super) fn update_is_busy(&mut self, messages: u64) -> bool {
+    /// Called before a request, with the number of `messages` that have arrived so far. Returns whether the lock was refused
+    /// and nothing was announced since.
+    pub(super) fn begin_request(&mut self, messages: u64) -> bool {
         let is_news = std::mem::replace(&mut self.messages_seen, messages) != messages;
         if is_news {
             self.pacer.reset();

@@ -34,9 +34,10 @@ use crate::protocol::owner;
 )]
 pub(crate) enum Pending<'a> {
     Held(GuardInner),
-    /// The thread is not next in its process.
+    /// The call does not wait, and another thread of this process is ahead. Or the time of the call is up, and somebody has
+    /// the lock.
     Busy,
-    /// The time was up.
+    /// The time of the call is up. Nobody is known to have the lock, or the renewal of the thread's own hold has no reply.
     TooLate,
     Contends(Contender<'a>),
 }

@@ -267,7 +267,8 @@ impl GuardInner {
     fn let_go(&mut self, now: Instant, at_once: bool) -> Result<Option<Arc<Call>>> {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
-        // A read hold that the writer keeps takes over the rest of `min_hold`. Readers may join from now on, as after a downgrade.
+        // `below`: the read hold that the writer keeps, if any. If the write hold is released now, `below` keeps the name
+        // for the rest of `min_hold`. Other readers may join `below` then, although the `min_hold` was a writer's.
         let below = match hold.mode {
             Mode::Exclusive => state.lock.shared_by(self.thread).cloned(),
             Mode::Shared => None,
@@ -312,6 +313,7 @@ impl GuardInner {
             }
             // `submit_release` was called: the release has to be delivered.
             Left::Release { next } => {
+                state.is_heard = call.get().is_some_and(|call| call.is_heard_by_us);
                 state.store_wakeups(&next);
                 drop(state);
                 // `queue_unlock` leaves the writing to its caller; by rule 4 at `Entry` the release precedes the next

@@ -185,7 +185,8 @@ struct Batch {
 impl Undo for Batch {
     fn undo(&self) -> Deferred {
         let request = protocol::release(&self.entry.protocol, &self.ids);
-        // As long as the undo of a hold, for the same reason: see `UNDO_FOR`.
+        // At least as long as `UNDO_FOR`: until then the server may still execute the acquire. With a longer lease, as long
+        // as that: permits that nobody knows of stay taken until their lease ends.
         let useful_until = Instant::now() + self.ttl.max(UNDO_FOR);
         self.entry
             .deferred(request, &OwnerId::default(), useful_until, true)

@@ -43,8 +43,8 @@ pub(crate) struct Listening {
 /// Only the first wake-up is needed. After each of the others the thread asks once more, although nothing has changed.
 struct AtNode {
     node: usize,
-    /// Which subscriptions are confirmed, by node.
-    confirmed: Arc<Mutex<Vec<bool>>>,
+    /// Which masters have answered the subscription, by node.
+    answered: Arc<Mutex<Vec<bool>>>,
     needed: usize,
     waiter: Arc<Waiter>,
 }
@@ -54,13 +54,13 @@ impl Listener for AtNode {
         self.waiter.message();
     }
 
-    fn set_listening(&self, listening: bool) {
-        let mut confirmed = self.confirmed.lock();
-        confirmed[self.node] = listening;
-        let count = confirmed.iter().filter(|listens| **listens).count();
+    fn set_answered(&self, is_answered: bool) {
+        let mut answered = self.answered.lock();
+        answered[self.node] = is_answered;
+        let count = answered.iter().filter(|is_answered| **is_answered).count();
         // The subscribers of several masters come here at the same time. The mutex is held, so that the last count is
         // the one that is stored.
-        self.waiter.set_listening(count >= self.needed);
+        self.waiter.set_answered(count >= self.needed);
     }
 }
 
@@ -202,12 +202,12 @@ impl Listening {
         let needed = quorum.majority().blocking();
         (self.has_begun, self.needed) = (true, needed);
         let waiter = Arc::clone(self.waiter());
-        waiter.set_listening(false);
-        let confirmed = Arc::new(Mutex::new(vec![false; quorum.majority().nodes()]));
+        waiter.set_answered(false);
+        let answered = Arc::new(Mutex::new(vec![false; quorum.majority().nodes()]));
         let subscribe = |(node, (session, channel)): (usize, (&Arc<Session>, Arc<str>))| {
             let listener = Arc::new(AtNode {
                 node,
-                confirmed: Arc::clone(&confirmed),
+                answered: Arc::clone(&answered),
                 needed,
                 waiter: Arc::clone(&waiter),
             });

@@ -151,11 +151,11 @@ pub(crate) trait Strategy {
     /// The thing that is asked for.
     type Grant;
 
-    /// The work that errors name.
+    /// How an error message names what the thread was doing, such as "acquiring the lock".
     const DOING: &'static str;
 
-    /// Whether grants that no message announced are counted as missed messages. Not for permits with a lease, most of which
-    /// end by expiring.
+    /// Whether grants that no message announced are counted as missed messages. Not for permits with a lease: such a
+    /// permit may end by expiring, which nothing announces, so the grant does not show that a message was lost.
     const COUNTS_MISSED: bool = true;
 
     /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
@@ -290,8 +290,9 @@ impl<S: Strategy> Waiting<'_, S> {
 
     /// Waits until the thread has to ask. Returns the time for the question, or the outcome that ends the wait.
     fn get_ready(&mut self) -> Result<ControlFlow<Outcome<S::Grant>, Budget>> {
-        // A call ends as late only if it has asked or waited: for a thread of its process, or to let other processes go first.
-        // Otherwise it asks once, however little time it has.
+        // A call that has neither asked nor waited asks once, however little time it has. A call has waited if it has parked
+        // for a thread of its process, or has let other processes go first. Once a call has asked or waited, it ends when
+        // its time is up.
         let mut has_waited = self.was_refused || self.strategy.listening().has_parked();
         // The time for the question includes yielding, but not waiting for other threads of this process.
         let mut began = None;
@@ -336,7 +337,7 @@ impl<S: Strategy> Waiting<'_, S> {
             true => listening.signals(),
             false => before,
         };
-        if began_to_listen && seen.listening && listening.is_notified() && !busy.is_contested {
+        if began_to_listen && seen.is_answered && listening.is_notified() && !busy.is_contested {
             // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }
@@ -373,7 +374,7 @@ impl<S: Strategy> Waiting<'_, S> {
             // at about the same moment.
             let goes_on = busy.is_contested
                 && signals.messages == seen.messages
-                && signals.listening != seen.listening;
+                && signals.is_answered != seen.is_answered;
             if !goes_on {
                 break;
             }

@@ -351,7 +351,7 @@ impl Holding for Held {
         Validity {
             until: self.0,
             lease: TICK * LEASE.into(),
-            complete: true,
+            may_change_threads: true,
         }
     }
 }

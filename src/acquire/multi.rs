@@ -147,7 +147,7 @@ impl Members {
         self.check()?;
         if let [alone] = &*self.parts {
             let outcome = alone.acquire(wait)?;
-            return Ok(outcome.map(|held| self.all(Together(vec![Some(held)]))));
+            return Ok(outcome.map(|held| self.all(HeldMembers(vec![Some(held)]))));
         }
         for part in &self.parts {
             part.check()?;
@@ -174,9 +174,7 @@ impl Members {
                     return Err(part.granted_too_late());
                 }
                 Gathering::Busy(index) => index,
-                // A call that was refused once is busy, and not late.
-                Gathering::TooLate if refusals == 0 => return self.end(Outcome::TooLate),
-                Gathering::TooLate => return self.end(busy),
+                Gathering::TooLate => return self.end(Outcome::TooLate),
             };
             let WaitMode::Until(deadline) = wait else {
                 return Ok(busy);
@@ -202,19 +200,19 @@ impl Members {
     }
 
     /// A member whose token, or whose client, ends the wait.
-    fn stopped(&self) -> Option<&LockSpec> {
+    fn stopped_part(&self) -> Option<&LockSpec> {
         self.parts.iter().find(|part| part.must_stop())
     }
 
     /// Sleeps until then, or until the call has to stop.
     fn pause_until(&self, until: Instant) -> Result<()> {
         let span = until.saturating_duration_since(Instant::now());
-        time::sleep_unless(span, &|| self.stopped().is_some());
+        time::sleep_unless(span, &|| self.stopped_part().is_some());
         self.check_going()
     }
 
     fn check_going(&self) -> Result<()> {
-        match self.stopped() {
+        match self.stopped_part() {
             Some(part) => Err(part.stopped()),
             None => Ok(()),
         }
@@ -225,17 +223,17 @@ impl Members {
         self.check_going().map(|()| outcome)
     }
 
-    /// When half of the time of `round` is over. The requests of the round have the other half.
+    /// When half of the time that is left of `round` is over. The requests of the round have the other half.
     fn half_of(&self, round: WaitMode) -> Instant {
         let now = Instant::now();
         round.budget(now, self.command_timeout()).half_from(now)
     }
 
-    /// Checks that members with the same key are on different servers, as far as these answer within half the time of
-    /// `round`.
+    /// Checks that members with the same key are on different servers, as far as these answer within half of the time that
+    /// is left of `round`.
     fn check_servers(&self, round: WaitMode) -> Result<()> {
         let until = self.half_of(round);
-        let stop = || self.stopped().is_some();
+        let stop = || self.stopped_part().is_some();
         for indices in &*self.same_key {
             let sessions = indices.iter().map(|index| self.parts[*index].session());
             let servers = identity::of(sessions, until, &stop);
@@ -273,8 +271,8 @@ impl Members {
             true => 0..1,
             false => all.clone(),
         };
-        // Dropped without `All`, `held` releases all members.
-        let mut held = Together(all.clone().map(|_| None).collect());
+        // Unless `held` is returned in `Gathering::All`, it is dropped, and that releases its members.
+        let mut held = HeldMembers(all.clone().map(|_| None).collect());
         // A thread that has waited was refused before.
         let mut was_refused = waited_for.is_some();
         if let Some((index, one)) = waited_for {
@@ -297,6 +295,8 @@ impl Members {
                     return Ok(Gathering::All(held));
                 }
                 Ok(Answers::Refused(index, by)) => (index, by),
+                // A call that was refused once is busy, and not late.
+                Ok(Answers::TooLate) if was_refused => return Ok(Gathering::Busy(asked.start)),
                 Ok(Answers::TooLate) => return Ok(Gathering::TooLate),
                 Err(failures) => {
                     drop(held);
@@ -370,8 +370,8 @@ impl Members {
         }
         match refused {
             _ if !failures.is_empty() => Err(failures),
-            _ if too_late => Ok(Answers::TooLate),
             Some((index, by)) => Ok(Answers::Refused(index, by)),
+            None if too_late => Ok(Answers::TooLate),
             None => Ok(Answers::Granted),
         }
     }
@@ -404,7 +404,7 @@ impl Members {
             WaitMode::Until(deadline) => deadline,
             _ => Deadline::NEVER,
         };
-        WaitMode::Together(deadline.budget(Instant::now(), self.command_timeout()))
+        WaitMode::OnceWithin(deadline.budget(Instant::now(), self.command_timeout()))
     }
 
     /// The longest command timeout of all members.
@@ -426,7 +426,7 @@ impl Members {
         Error::Members { failures: named }
     }
 
-    fn all(&self, held: Together) -> MultiGuardInner {
+    fn all(&self, held: HeldMembers) -> MultiGuardInner {
         let owners: Vec<&str> = held.all().map(GuardInner::owner).collect();
         MultiGuardInner {
             name: Arc::clone(&self.name),
@@ -449,7 +449,7 @@ enum Answers {
 
 /// The outcome of asking for all members.
 enum Gathering {
-    All(Together),
+    All(HeldMembers),
     /// The first member that somebody else has. All that were held are released.
     Busy(usize),
     /// The caller's time was up before all had answered.
@@ -472,9 +472,9 @@ fn asks_again(refused: usize) -> bool {
 
 /// Holds of members, by index, whose releases are written together.
 #[derive(Debug)]
-struct Together(Vec<Option<GuardInner>>);
+struct HeldMembers(Vec<Option<GuardInner>>);
 
-impl Together {
+impl HeldMembers {
     fn all(&self) -> impl Iterator<Item = &GuardInner> {
         self.0.iter().flatten()
     }
@@ -499,7 +499,7 @@ impl Together {
     }
 }
 
-impl Drop for Together {
+impl Drop for HeldMembers {
     fn drop(&mut self) {
         // After a fork the holds belong to the parent process, so a guard in the child does nothing when it is dropped.
         if self.all().all(|held| !held.is_copy()) {
@@ -513,7 +513,7 @@ impl Drop for Together {
 pub struct MultiGuardInner {
     name: Arc<str>,
     owner: String,
-    held: Together,
+    held: HeldMembers,
     lost: LossChannel,
     command_timeout: Duration,
 }

@@ -1,8 +1,8 @@
 //! How a thread acquires permits: first come, first served in its process.
 //!
-//! Only the first thread in the queue asks Redis, and listens for all, so that a request for many permits is not
-//! starved by requests for few. Once the first has its permits, the next thread asks. When grants have gone on for a
-//! whole tenure, the thread that asks lets other processes go first.
+//! Of the threads that wait, only the first asks Redis, and listens for all, so that a request for many permits is not
+//! starved by requests for few. Once the first has its permits, the next thread asks. A call that does not wait asks once,
+//! unless threads wait. When grants have gone on for a whole tenure, the thread that asks lets other processes go first.
 //!
 //! There are two kinds of [`Grants`]. [Plain](crate::acquire::plain_permits) permits have no owner, and may be handed
 //! over to a thread that waits, even while its request is under way. Permits with a

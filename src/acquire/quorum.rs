@@ -46,7 +46,8 @@ pub(crate) fn ask(
         // The first repetition follows at once: the connections may have been idle for so long that they are broken.
         if again {
             if request.asks_again_in.is_none() || short.is_final() {
-                // The servers had enough time to answer.
+                // A single attempt is repeated only once, and repeating does not change a final rejection. Both end with an
+                // error.
                 return Err(lock.error(ACQUIRING, short).into());
             }
             time::sleep_unless(pause, &stop);

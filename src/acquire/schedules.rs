@@ -30,7 +30,7 @@ impl Holding for Held {
         Validity {
             until: *NOW + lease,
             lease,
-            complete: true,
+            may_change_threads: true,
         }
     }
 }

@@ -91,7 +91,7 @@ impl LockSpec {
         }
     }
 
-    /// The settings with which a hold was taken.
+    /// The default settings for the lock of `hold`, with the lease of that hold.
     pub(crate) fn like(shared: &Arc<SharedSession>, hold: &Hold) -> Self {
         let name = Arc::clone(hold.entry().name());
         let mut handle = Self::new(shared, name, hold.entry().protocol.kind());
@@ -345,7 +345,7 @@ impl LockSpec {
                 });
             }
         }
-        let is_other = |kind: &&'static Kind| kind.has_plain_keys && *kind != self.key.kind;
+        let is_other = |kind: &&'static Kind| kind.shares_plain_key && *kind != self.key.kind;
         let mut others = KINDS.into_iter().filter(is_other);
         let id = &self.name;
         let has_other = |kind| {
@@ -357,7 +357,8 @@ impl LockSpec {
                 Mode::Exclusive,
             )
         };
-        (self.key.kind.has_plain_keys && others.any(has_other)).then_some(DeadlockReason::OtherKind)
+        (self.key.kind.shares_plain_key && others.any(has_other))
+            .then_some(DeadlockReason::OtherKind)
     }
 
     pub(crate) fn would_deadlock(&self, reason: DeadlockReason) -> Error {
@@ -554,7 +555,9 @@ impl fmt::Debug for LockSpec {
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
-    /// The holder in Redis, and how much of its lease is left; `None` if it has no end.
+    /// The holder in Redis. `left`: how much of the holder's lease is left, or for a read-write lock when to ask again, if
+    /// that is earlier. Then [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the age of the hold. `None` if
+    /// the lease has no end, or if nothing is known about it.
     Elsewhere { left: Option<Duration> },
 }
 

@@ -14,8 +14,9 @@
 //! 1. A note is gone a `waiter_lease` after its waiter last prolonged it, and no later than the waiter's call ends or its
 //!    precedence (10 s, [`PRECEDENCE`]) is over.
 //! 2. A note is known by the number of the request that made it.
-//! 3. A request without a reply is undone, and its note with it. The next request has a new number and counts as a
-//!    newcomer's. With the old number, it could get behind a waiter that is behind that number.
+//! 3. A request without a reply is undone, and its note with it. The next request has a new number, and its waiter counts
+//!    as a newcomer. If the waiter kept the old number, it could get behind another waiter that is still behind that
+//!    number, and the two would wait for each other.
 
 #[cfg(test)]
 mod model;
@@ -35,7 +36,9 @@ pub(crate) struct Turn {
     /// The number of its last request, if that was refused.
     refused: Option<OwnerNumber>,
     behind: String,
-    first_behind: &'static str,
+    /// The `behind` of a newcomer's request: [`Note::FIRST`], by which the script looks for a noted waiter, or empty with
+    /// `readers_first`.
+    newcomer_behind: &'static str,
     precedes_until: Instant,
     /// Until when the waiter leaves notes; `None` if its call does not wait.
     waits_until: Option<Instant>,
@@ -47,7 +50,7 @@ impl Turn {
         Self {
             refused: None,
             behind: String::new(),
-            first_behind: if readers_first { "" } else { Note::FIRST },
+            newcomer_behind: if readers_first { "" } else { Note::FIRST },
             precedes_until,
             waits_until: wait
                 .asks_again()
@@ -59,7 +62,7 @@ impl Turn {
     pub(crate) fn take_number(&mut self, new: impl FnOnce() -> OwnerNumber) -> OwnerNumber {
         // `take`: unless the reply to this request puts the number back with `set_behind`, it is not used again.
         self.refused.take().unwrap_or_else(|| {
-            self.behind = self.first_behind.to_owned();
+            self.behind = self.newcomer_behind.to_owned();
             new()
         })
     }
@@ -118,8 +121,8 @@ mod tests {
         assert_eq!(lives(until(60), second(10)), (second(0), false));
         assert_eq!(lives(WaitMode::Once, second(0)), (second(0), true));
         let budget = Deadline::at(now + second(9)).budget(now, second(60));
-        let together = WaitMode::Together(budget);
-        assert_eq!(lives(together, second(0)), (second(0), true));
+        let within = WaitMode::OnceWithin(budget);
+        assert_eq!(lives(within, second(0)), (second(0), true));
     }
 
     #[test]

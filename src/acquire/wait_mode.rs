@@ -9,8 +9,9 @@ use crate::time::{Budget, Deadline};
 pub enum WaitMode {
     /// A single attempt, and no wait in the queue.
     Once,
-    /// An attempt for each of several locks; all attempts end together.
-    Together(Budget),
+    /// A single attempt that ends with this budget, which other requests share: the attempts at the other locks of a
+    /// multi-lock, or the questions of an election that precede the attempt.
+    OnceWithin(Budget),
     Until(Deadline),
 }
 
@@ -41,19 +42,19 @@ impl WaitMode {
         matches!(self, Self::Until(_))
     }
 
-    /// A further request of a joint attempt, which begins at `began`.
+    /// The wait mode for a further request of the same joint attempt. That request begins at `began`; the end stays.
     pub(crate) fn rest_from(self, began: Instant) -> Self {
         match self {
-            Self::Together(budget) => Self::Together(budget.rest_from(began)),
+            Self::OnceWithin(budget) => Self::OnceWithin(budget.rest_from(began)),
             wait => wait,
         }
     }
 
-    /// When the wait, or the joint attempt, ends. A single attempt has no deadline.
+    /// When the wait, or the shared budget, ends. A single attempt without such a budget has no deadline.
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Self::Once => Deadline::NEVER,
-            Self::Together(budget) => Deadline::at(budget.until),
+            Self::OnceWithin(budget) => Deadline::at(budget.until),
             Self::Until(until) => until,
         }
     }
@@ -61,7 +62,7 @@ impl WaitMode {
     /// How long a request sent at `began` may take.
     pub(crate) fn budget(self, began: Instant, command_timeout: Duration) -> Budget {
         match self {
-            Self::Together(budget) => budget.within(began, command_timeout),
+            Self::OnceWithin(budget) => budget.within(began, command_timeout),
             _ => self.deadline().budget(began, command_timeout),
         }
     }

@@ -11,6 +11,10 @@
 //!                                      until the debt is over: after each message, pause for up to a tenure ─► ask
 //! ```
 //!
+//! A debt begins only for a lock whose contenders have to alternate by themselves ([`Strategy::alternates`]): never for
+//! read-write locks and semaphores. For spin locks and `RedLock`s there is no debt either: the thread pauses once and asks. A
+//! `RedLock` skips the pause if its release is known to have notified nobody.
+//!
 //! Example with a tenure of 5 ms: the last release of the tenure has notified 3 others (n = 3). The thread pauses for
 //! 1 ms and asks.
 //!
@@ -84,7 +88,10 @@ pub(crate) fn yield_to_others<S: Strategy>(
         acquire::listen(strategy, spec)?;
     }
     let left = asks_by.saturating_duration_since(Instant::now());
-    let most = if wait.asks_again() { left } else { PAUSE };
+    let most = match wait.asks_again() {
+        true => left,
+        false => left.min(PAUSE),
+    };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
     // A message during the pause calls for another pause, so it does not count as heard. After a shortened pause there is
@@ -110,7 +117,7 @@ fn pause_after<S: Strategy>(
     if !spec.key.kind.is_notified {
         return Some(PAUSE);
     }
-    // Waits for the reply to the release: for a round trip at most, once in a tenure.
+    // Waits for the reply to the release, once in a tenure: for a round trip as a rule, and until `asks_by` at most.
     let others = notified_others(spec.session(), release, asks_by, stop);
     if strategy.alternates() {
         (strategy.entry().lock().lock.cohort).owe(others, Instant::now());

@@ -226,7 +226,14 @@ fn what_follows_the_work_is_no_reason_to_repeat_it() {
     let members = || Error::Members {
         failures: vec![("a".into(), away())],
     };
-    for err in [away(), no_quorum(), members()] {
+    let spawn = || Error::Spawn {
+        thread: "redlatch-connect",
+        source: std::io::ErrorKind::WouldBlock.into(),
+    };
+    let parts = || Error::Members {
+        failures: vec![("a".into(), spawn())],
+    };
+    for err in [away(), no_quorum(), members(), spawn(), parts()] {
         assert!(err.is_retryable() && !err.after_work().is_retryable());
     }
 }

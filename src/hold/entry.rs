@@ -108,6 +108,8 @@ pub(crate) struct EntryState {
     /// True if no thread may add the entry to the list of free ones: the entry is there already, a sweep has taken it out,
     /// or the registry does not have it. Rule 3 at [`Registry`](crate::hold::Registry).
     pub(super) is_listed: bool,
+    /// Whether a subscription of this process was open when its last release was queued.
+    pub(crate) is_heard: bool,
 }
 
 /// State that an uncontended lock does not need; made when it is first needed.
@@ -138,6 +140,7 @@ impl Entry {
             lock: LocalLock::new(key.kind.order, tenure),
             extras: None,
             is_listed: true,
+            is_heard: false,
         };
         Self {
             key,

@@ -545,7 +545,8 @@ impl Hold {
         }
     }
 
-    /// The hold of `thread` was reported to an observer, who also learns of its end: at once, if the hold was lost in between.
+    /// Stores that the grant to `thread` was reported to an observer, so that its end is reported too. If the hold was lost
+    /// before this call, reports the loss now.
     pub(crate) fn observe(&self, thread: u64, observed: Box<Observed>) {
         // `lose` changes `state` before its caller takes the elements, so this either sees the loss, or adds an element
         // that is taken.
@@ -619,7 +620,7 @@ impl Holding for Arc<Hold> {
                 false => time::instant(0),
             },
             lease: self.lease(),
-            complete: self.has_next_token()
+            may_change_threads: self.has_next_token()
                 && self.kept_for(Instant::now).is_none()
                 && !self.is_unanswered(),
         }

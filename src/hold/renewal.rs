@@ -37,10 +37,11 @@ impl From<&Arc<Places>> for Renewal {
 /// The consequence of the answer to a renewal. Moments are in [`time::nanos`].
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The hold was renewed, and is due again then.
+    /// The hold was renewed, and is due again at this moment.
     Renewed(u64),
-    /// The permit's end was changed elsewhere, so the permit was not renewed; or this was about places. Due again then.
-    Look(u64),
+    /// Nothing counts as renewed, and the entry is due again at this moment. The entry is a permit whose end was changed
+    /// elsewhere, or the places of a client.
+    DueAgain(u64),
     Lost(LossReason),
     /// The server has rejected the renewal for now.
     Refused(RedisError),
@@ -147,9 +148,11 @@ impl Renewal {
             }
             // The waiting threads find that out themselves when they ask.
             (Self::Places(places), Err(err)) if err.code() == Some("WRONGTYPE") => {
-                Next::Look(places.due_after(sent_at))
+                Next::DueAgain(places.due_after(sent_at))
             }
-            (Self::Places(places), Ok(reply)) => Next::Look(places.record_shown(reply, sent_at)),
+            (Self::Places(places), Ok(reply)) => {
+                Next::DueAgain(places.record_shown(reply, sent_at))
+            }
             (_, Err(err)) => Next::Refused(err),
         }
     }
@@ -186,11 +189,12 @@ impl Hold {
     }
 
     fn renewal_answered(&self, reply: Value, sent_at: Instant, ttl: Duration) -> Next {
+        // Only read holds use this: see `Lease::due_after`.
         let shortened_to = script::shortened_to(&reply);
         // Each reply is about the hold's own number (rule 1 at `Hold`), so a late one says nothing about another hold.
         let renewed = match self.renewal(reply) {
             Ok(Some(renewed)) => renewed,
-            Ok(None) => return Next::Look(time::nanos(Instant::now())),
+            Ok(None) => return Next::DueAgain(time::nanos(Instant::now())),
             Err(unexpected) => {
                 report!(
                     Warn,

@@ -68,7 +68,7 @@ enum RenewalProgress {
     Nothing,
     /// A renewal is due.
     Due,
-    /// A renewal has failed, and the failure was reported.
+    /// A renewal has failed. The first failure was reported, if the hold was still certain then.
     Failed,
 }
 
@@ -190,6 +190,8 @@ impl Lease {
     pub(crate) fn confirm_renewal(&mut self, sent_at: Instant, ttl: Duration) {
         if self.is_renewed {
             self.confirm(sent_at, span(ttl).min(self.ttl));
+            // The end stays if an earlier, longer lease ends later; the renewal is confirmed nevertheless.
+            self.renewal = RenewalProgress::Nothing;
         }
     }
 
@@ -249,8 +251,8 @@ impl Lease {
         is_first.then(|| Duration::from_nanos(left))
     }
 
-    /// While a renewal is due: how long ago the last confirmed request was sent. Computed as how much later a lease would
-    /// end if it began now.
+    /// How long ago the last confirmed request was sent, if a renewal is due. That moment is not stored: a lease that is
+    /// requested now would end by this much later than `until`.
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);
@@ -302,8 +304,8 @@ impl Lease {
             });
         }
         if at >= self.max_until {
-            // The loss is reported, but the hold is not released: until the lease ends in Redis, a holder that has not noticed
-            // yet keeps others out.
+            // The loss is reported, but most kinds are not released (`Kind::is_given_back_when_lost`): until the lease ends
+            // in Redis, a holder that has not noticed yet keeps others out.
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {

@@ -363,9 +363,9 @@ impl WatchdogThread {
             return false;
         };
         self.dispatch(task.little());
-        let keeps = task.watchdog.queued() > 0;
+        let has_renewals = task.watchdog.queued() > 0;
         self.renew();
-        if keeps {
+        if has_renewals {
             task.client.look_after_connection();
         }
         if housekeep {

@@ -10,6 +10,9 @@
 //!                 │  └─ refused, lost, a long gap: over                                                   │
 //!                 └──────────────────── granted: nobody else wanted it, or the debt is paid ◄─────────────┘
 //! ```
+//!
+//! A debt begins only if several other processes were notified ([`owe`](Cohort::owe)), and only for a lock whose
+//! contenders have to alternate by themselves (`Strategy::alternates`).
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +33,8 @@ pub(crate) struct Cohort<R> {
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,
-    /// A release of this cohort has notified nobody. `known_at`: the grant that followed its reply.
+    /// A release of this cohort has notified nobody. `known_at`: when the next grant came. By then the reply to that
+    /// release had been read.
     Absent {
         known_at: Instant,
     },
@@ -73,9 +77,9 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. If the cohort has started again, another thread
-        // of this process was granted the lock before the reply to the release came, so the notified processes have had
-        // their turn.
+        // A single other process is next in any case, so it needs no debt. If the cohort has started again, a thread of this
+        // process has adopted a hold before the reply to the release was read: only an adopter may ask beside the contender.
+        // The adopted hold was granted to somebody else after the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -130,6 +134,9 @@ impl<R> Cohort<R> {
 
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once,
     /// since the cohort is over then. A gap that was too long ends the cohort as well.
+    ///
+    /// The release is lost if the thread ends its call before it has yielded, because its time is up or the call is
+    /// cancelled. Then the next thread asks at once, and this process may have one more tenure before it yields.
     pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         // Without a release nobody was notified, so no other process can be next.
         let (released_at, _) = self.last_release.as_ref()?;

@@ -19,14 +19,20 @@
 //! ```
 //!
 //! A *tenure* is the time for which this process may hand the lock over among its threads (see `cohort`). After a tenure,
-//! the next contender first checks whether other processes were notified of the release (`yields_after`), and lets them go
-//! first if so. Otherwise this process would win again and again.
+//! the next contender checks whether the release has notified other processes (`yields_after`). If so, it lets them go
+//! first. Without this rule, this process would win again and again.
 //!
-//! **Shared holds.** The readers of a process share one hold. A reader that arrives within a tenure of the grant joins that
-//! hold, unless threads are queued. A queued writer always keeps it out; queued readers keep it out unless it tries only
-//! once or is `readers_first`. A reader cannot join if it arrives later, if too little of the lease is left, or if its lease
-//! differs or may not be shared. Then it asks for a hold of its own, and Redis decides whether writers of other processes go
-//! first. A thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
+//! **Shared holds.** The readers of a process share one hold. A reader joins that hold if all of this is true:
+//!
+//! - No thread of this process holds the lock exclusively, or asks for that.
+//! - The reader arrives within a tenure of the grant.
+//! - Enough of the lease is left, the reader wants the same lease, and that lease may be shared.
+//! - No thread is queued. A reader that tries only once, or is `readers_first`, may pass queued readers, but never a queued
+//!   writer.
+//!
+//! A reader that only the tenure or the lease keeps out asks for a hold of its own, and Redis decides whether writers of
+//! other processes go first. A thread that holds exclusively may take a shared hold as well, and keep it when it releases
+//! the exclusive one.
 //!
 //! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
 //! second one that cannot join, or a writer, has to wait, and so does every thread behind it.
@@ -81,15 +87,16 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether the hold may be handed over, apart from its lease: a lock with tokens has one left, the name is not kept
-    /// after the release, and no guarded command may still run.
-    pub(crate) complete: bool,
+    /// Whether the hold may be handed over, apart from its lease. A hold may not be handed over if its tokens are used up,
+    /// if its name is kept after the release, or if one of its guarded commands may still run.
+    pub(crate) may_change_threads: bool,
 }
 
 impl Validity {
-    /// Whether the hold may be handed over: it is [`complete`](Self::complete), and enough of the lease is left.
+    /// Whether the hold may be handed over: it [may change threads](Self::may_change_threads), and enough of the lease is
+    /// left.
     fn may_pass(self, lease: LeasePolicy, now: Instant) -> bool {
-        self.complete && self.to_spare(lease, now)
+        self.may_change_threads && self.to_spare(lease, now)
     }
 
     /// Whether enough of the lease is left for another thread: a half of a renewed lease, nine tenths of a fixed one.
@@ -222,7 +229,8 @@ pub(crate) struct LocalLock<W, H, R> {
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: u32,
     asking_shared: u32,
-    /// By the last reply from Redis, another process has the lock.
+    /// By the last reply from Redis, somebody has the lock: another process, or with [`Order::Server`] perhaps another
+    /// thread of this process.
     is_refused: bool,
     pub(crate) cohort: Cohort<R>,
 }
@@ -292,8 +300,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread asks Redis for the hold of another process, to adopt it. Threads that ask at the same time are refused by
-    /// Redis; if this one is granted nothing, it withdraws like them.
+    /// A thread asks Redis for the hold of another process, to adopt it. Other threads may ask at the same time: Redis
+    /// refuses them, since the other process has the lock. If the adoption fails, the adopting thread has to call
+    /// [`withdraw_contender`](Self::withdraw_contender).
     pub(crate) fn begin_adopting(&mut self, mode: Mode) {
         *self.askers(mode) += 1;
     }
@@ -386,7 +395,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// The contender found the lock held by another process, so the tenure is over.
+    /// Redis has refused a contender: somebody else has the lock, or goes first. So the tenure of this process is over. With
+    /// [`Order::Server`] that may be a thread of this process, but tenures do not matter then.
     pub(crate) fn record_refusal(&mut self) {
         self.is_refused = true;
         self.cohort.end();
@@ -397,7 +407,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.is_refused = false;
     }
 
-    /// Whether anybody has the lock, as far as this process knows.
+    /// Whether anybody has the lock, as far as this process knows. A refusal counts until Redis grants something or does
+    /// not answer.
     pub(crate) fn is_taken(&self) -> bool {
         self.is_refused || self.holds().next().is_some()
     }

@@ -1,9 +1,10 @@
 //! The permits of one semaphore inside this process: who waits, who asks Redis, which permits are handed over.
 //!
-//! The state machine does no I/O and has no clock. The queue is first come, first served, and only its *first* thread
-//! asks Redis. Permits released while others wait go to the first in the queue if they are enough for it, then to the
-//! next, and the rest goes back to Redis. Permits are never collected until there are enough: if two processes did
-//! that, both could wait without end.
+//! The state machine does no I/O and has no clock. The queue is first come, first served. Of the threads that wait, only
+//! the *first* asks Redis. A call that does not wait is never queued: it asks Redis once, unless threads wait. Permits
+//! released while others wait go to the first in the queue if they are enough for it, then to the next, and the rest goes
+//! back to Redis. Permits are never collected until there are enough: if two processes did that, both could wait without
+//! end.
 //!
 //! ```text
 //!   enter ─► queued ─► first ──granted by Redis────► has them ──give──► the first in the queue, within the tenure
@@ -109,9 +110,13 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         (ticket, self.queue.len() == 1)
     }
 
-    /// Redis had too few for the thread with this ticket. The first in the queue is another thread by now if the one that asked
-    /// was handed permits while its request was on its way. `are_handed_over`: threads of a process hand over permits of this
-    /// kind; then a refusal ends the tenure, since other processes have permits.
+    /// Redis had too few for the thread with this ticket. If that thread has left the queue by now, for example because it
+    /// was handed permits while its request was on its way, nothing is recorded for the queue.
+    ///
+    /// `are_handed_over`: permits of this kind are handed over among the threads of a process. Only then does a refusal end
+    /// the tenure, since other processes probably have the missing permits. If threads of this process have them all, the
+    /// tenure ends too early: the thread that asks after the next release to Redis waits for the reply to that release,
+    /// which costs a round trip.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

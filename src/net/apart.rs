@@ -33,7 +33,7 @@ impl Apart {
         let dialling = Dialling::start(masters, node, ROLE, timeout, false)?;
         let left = until.saturating_duration_since(Instant::now());
         let made = dialling.wait(left);
-        let mut connection = made.unwrap_or_else(|| Err(dialling.waits_for()))?;
+        let mut connection = made.unwrap_or_else(|| Err(dialling.reason()))?;
         connection.reader.limit(LARGEST_MAP);
         Ok(Self {
             connection,

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// How pauses grow while the same thing fails again and again: each is twice as long as the one before, up to the longest.
 ///
-/// Most of what reconnects or retries a call does so by one of these rules. Other pauses: `REST` of the pipeline, `PAUSE` of
-/// a quorum, and `2 * SHARE` before the Sentinels are asked again.
+/// The constants below are the rules for most pauses before a connection is made again or a call is repeated. Other pauses:
+/// `REST` of the pipeline, `PAUSE` of a quorum, and `2 * SHARE` before the Sentinels are asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
     pub(crate) first: Duration,

@@ -16,11 +16,14 @@ use crate::verdict::{Asked, RequestKind};
 /// Why a command has no usable reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// Until the deadline there was no connection, or only a silent one, or the server was not ready.
+    /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call:
+    /// the reply did not come in time, even if the connection works.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works.
+    /// The deadline passed before the reply came, although the connection works. Or there is no connection, and the last one
+    /// was given up so early that it may only have been slow.
     Late(RedisError),
-    /// The server answered with an error that will not pass by itself.
+    /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
+    /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
     Refused(RedisError),
     /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and
     /// for requests that Redis applies once.
@@ -96,7 +99,7 @@ pub(crate) struct DeferredInfo {
     /// before the release.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
-    /// quorum's hold, where only the majority counts.
+    /// quorum's hold, where only the majority counts. Both count as undos in the ledger and for the backlog.
     pub(crate) undo: bool,
     /// Whether the release gives back something without a lease, which is lost for good unless the release arrives.
     pub(crate) has_no_lease: bool,
@@ -155,7 +158,8 @@ pub(crate) struct Call {
     /// acquire.
     undo: Option<Arc<dyn Undo>>,
     /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
-    /// or keeps it in the ledger; an atomic, since finding the connection must not need the connection's mutex.
+    /// or keeps it in the ledger, and after `ASK` by the thread that handles this answer. An atomic, since finding the
+    /// connection must not need the connection's mutex.
     node: AtomicUsize,
     /// Only for a release: this process is subscribed to the channel of the lock, so it is one of the receivers that the
     /// reply counts.
@@ -205,8 +209,8 @@ pub(crate) struct CallState {
     pub(crate) redirected: u8,
 }
 
-/// The threads that [follow](Call::follow) a call. Only threads that follow the latest sending count, since one of them may
-/// be made leader of its connection.
+/// The threads that [follow](Call::follow) a call. Threads that followed an earlier sending are not counted: a connection
+/// appoints one of the counted threads to lead it, and an earlier follower may never look at this connection again.
 #[derive(Clone, Copy, Default)]
 struct Followers {
     sending: u64,
@@ -438,10 +442,15 @@ impl Call {
     }
 
     /// The server has rejected the call before it ran, so the last sending does not count.
-    pub(crate) fn discount_sending(&self, why: Option<RedisError>) {
+    pub(crate) fn record_not_run(&self) {
         let mut its = self.state.lock();
-        its.sendings -= 1;
-        its.phase = CallPhase::Idle(why);
+        its.sendings = its.sendings.saturating_sub(1);
+    }
+
+    /// As [`record_not_run`](Self::record_not_run), and the call is on no connection any more.
+    pub(crate) fn discount_sending(&self, why: Option<RedisError>) {
+        self.record_not_run();
+        self.state.lock().phase = CallPhase::Idle(why);
     }
 
     /// Sends the script by its text from now on.

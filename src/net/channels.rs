@@ -12,9 +12,11 @@
 //! ```
 //!
 //! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the next
-//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here. A waiter that subscribes
-//! after a question may have missed a message in between, so it asks again, even if it is confirmed at once. If it was
-//! confirmed before its first question, it need not.
+//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here.
+//!
+//! A waiter that asks for the lock first and subscribes afterwards may have missed a message in between. So it asks again
+//! once its subscription is confirmed, even if that is at once. If the subscription was confirmed before the waiter first
+//! asked, one request is enough.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
 //! channel a confirmation belongs. The confirmation of a subscription that has ended by then does not count.
@@ -43,8 +45,9 @@ pub(crate) trait Listener: Send + Sync {
     /// A message has come on the channel, or may have been missed.
     fn message(&self);
 
-    /// The server has confirmed or refused the subscription (`true`), or it was lost (`false`).
-    fn set_listening(&self, listening: bool);
+    /// `true`: the server has answered SUBSCRIBE with a confirmation or a refusal. `false`: there is no answer yet, or the
+    /// connection was lost.
+    fn set_answered(&self, is_answered: bool);
 
     /// Nothing has happened, but the listener's thread is to check how long it has waited.
     fn look_again(&self) {}
@@ -84,8 +87,8 @@ struct Waiter {
 }
 
 impl Channel {
-    /// Whether the server has answered: confirmed or refused.
-    fn is_listening(&self) -> bool {
+    /// Whether the server has confirmed or refused the subscription.
+    fn is_answered(&self) -> bool {
         self.confirmed || self.refused
     }
 
@@ -220,7 +223,7 @@ impl Channels {
             return;
         };
         for waiter in &channel.waiters {
-            waiter.listener.set_listening(false);
+            waiter.listener.set_answered(false);
             waiter.listener.message();
         }
     }
@@ -278,7 +281,7 @@ impl Channels {
             }
         });
         // No answer comes between these two steps: `answered` needs the same mutex, and then finds the waiter.
-        waiter.set_listening(channel.is_listening());
+        waiter.set_answered(channel.is_answered());
         channel.waiters.push(Waiter {
             number: self.last_waiter,
             listener: waiter,
@@ -369,7 +372,7 @@ impl Channels {
             // The waiters are told under the mutex. After it, a waiter could already listen to another channel or at another
             // master, and would take this signal for that subscription.
             for waiter in &channel.waiters {
-                waiter.listener.set_listening(false);
+                waiter.listener.set_answered(false);
             }
         }
     }
@@ -422,7 +425,7 @@ impl Channels {
             // The waiters are told under the mutex. After it, a waiter could already listen to another channel, and would
             // take this confirmation for that subscription.
             for waiter in &channel.waiters {
-                waiter.listener.set_listening(true);
+                waiter.listener.set_answered(true);
                 // A message may have been missed while the subscription was lost.
                 if again {
                     waiter.listener.message();
@@ -523,7 +526,7 @@ mod moving {
     #[derive(Default)]
     struct Waiting {
         messages: AtomicU32,
-        listening: AtomicBool,
+        is_answered: AtomicBool,
     }
 
     impl Listener for Waiting {
@@ -531,8 +534,8 @@ mod moving {
             self.messages.fetch_add(1, Ordering::Relaxed);
         }
 
-        fn set_listening(&self, listening: bool) {
-            self.listening.store(listening, Ordering::Relaxed);
+        fn set_answered(&self, is_answered: bool) {
+            self.is_answered.store(is_answered, Ordering::Relaxed);
         }
     }
 
@@ -590,7 +593,7 @@ mod moving {
         let listens = |channels: &mut Channels| {
             let waiting = Arc::<Waiting>::default();
             channels.subscribe(&"a".into(), Arc::clone(&waiting) as _);
-            waiting.listening.load(Ordering::Relaxed)
+            waiting.is_answered.load(Ordering::Relaxed)
         };
         assert!(listens(&mut channels) && channels.is_refused("a"));
         channels.lost();

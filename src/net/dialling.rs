@@ -88,9 +88,9 @@ impl Dialling {
         self.made.recv_timeout(slice).ok()
     }
 
-    /// How far the attempt has got, for a caller whose time is up.
-    pub(crate) fn waits_for(&self) -> RedisError {
-        self.progress.waits_for()
+    /// See [`DialProgress::reason`].
+    pub(crate) fn reason(&self) -> RedisError {
+        self.progress.reason()
     }
 }
 

@@ -192,8 +192,9 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns two numbers. The first counts releases, and undos of permits without a lease. The second
-    /// counts all other undos.
+    /// Removes all entries. Returns two numbers. The second counts the entries that may find nothing: undos of acquires, and
+    /// releases of one node's part of a quorum's hold. The first counts all other releases, and undos of permits without a
+    /// lease.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

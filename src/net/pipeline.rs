@@ -245,7 +245,9 @@ impl Pipeline {
         };
         let (replayed, was_followed) = (its.sendings > 1, its.is_followed());
         // Scripts of the user, and guarded commands, may return anything. The scripts of this crate do not: an odd reply to one
-        // of them shows that replies and commands no longer match.
+        // of them shows that replies and commands no longer match. So the connection is dropped before another call takes a
+        // reply that is not its own.
+        let mut is_out_of_step = false;
         if let Some(script) = call
             .request
             .our_script()
@@ -256,9 +258,7 @@ impl Pipeline {
                     .introduced
                     .retain(|its| !std::ptr::eq(*its, script));
             }
-            if !is_of_a_script(&value, &call.request) {
-                in_flight.leave_for(unasked());
-            }
+            is_out_of_step = !is_of_a_script(&value, &call.request);
         }
         let mut is_elsewhere = false;
         if let Some(deferred) = &call.deferred {
@@ -270,7 +270,10 @@ impl Pipeline {
             its.phase = CallPhase::Done(value);
             drop(its);
         }
-        let leaving = self.in_flight.as_mut().and_then(InFlight::leave);
+        let leaving = match is_out_of_step {
+            true => Some(unasked()),
+            false => self.in_flight.as_mut().and_then(InFlight::leave),
+        };
         // A connection that is about to be dropped takes nothing more from the ledger.
         if leaving.is_none() && call.deferred.is_some() {
             self.feed(now);
@@ -309,8 +312,8 @@ impl Pipeline {
                 on_reply.given_up(deferred, &err);
                 call.state.lock().phase = CallPhase::Broken(err);
             }
-            // Commands about the same name that were sent behind this one have been executed before it. An acquire among them
-            // has found the hold, and hears of the release when it is executed now.
+            // The server has not executed this release, but it executes the commands that were sent behind it. An acquire
+            // of the same name among these finds the lock taken. Its thread is notified when the release is executed now.
             Verdict::SendText => {
                 call.send_text();
                 // The call is idle only while the connection's mutex is held, so no waiting thread takes it for a lost one.
@@ -506,8 +509,8 @@ impl InFlight {
     }
 
     /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may run out of
-    /// work before the leader writes. More writes cost more than they bring (bench: 3, 8 and 64 threads on as many locks;
-    /// threads 1 ms away).
+    /// work before the leader writes. More writes cost more than they bring (bench: 3, 8 and 64 threads on as many locks,
+    /// also with a server that is 1 ms away).
     pub(super) fn is_worth_a_write(&self) -> bool {
         self.unwritten.calls >= self.due() / 3
     }

@@ -254,8 +254,9 @@ impl Request {
         self.packed.len()
     }
 
-    /// Whether both are of a script that may be given the keys and arguments of several requests.
-    pub(crate) fn goes_with(&self, other: &Self, script: &Script) -> bool {
+    /// Whether both requests run `script`, so that [`together`](Self::together) can join them. The caller knows that
+    /// `script` accepts the keys and arguments of several requests. A request that waits for replicas is never joined.
+    pub(crate) fn can_join(&self, other: &Self, script: &Script) -> bool {
         let is_of = |request: &Self| {
             request.acknowledgements.is_none()
                 && (request.script.as_deref()).is_some_and(|its| std::ptr::eq(its, script))
@@ -382,7 +383,7 @@ fn push_number(out: &mut Vec<u8>, n: usize) {
     }
 }
 
-/// Takes what [`push_bulk`] has appended from the front.
+/// Removes one bulk string, as [`push_bulk`] writes it, from the front of `bytes`. Returns its content.
 fn pull_bulk<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let head = bytes.iter().position(|byte| *byte == b'\n')?;
     let digits = bytes.get(1..head.checked_sub(1)?)?;

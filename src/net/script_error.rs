@@ -3,7 +3,7 @@
 //! | | the reply to a script whose `redis.call` was refused for lack of memory |
 //! | --- | --- |
 //! | 6.2 | `ERR Error running script (call to f_…): @user_script:24: @user_script: 24: -OOM command not allowed …` |
-//! | — by a `redis.pcall` whose refusal is returned | `@user_script: 24: -OOM command not allowed …` |
+//! | 6.2, if the script returns the error that `redis.pcall` gave it | `@user_script: 24: -OOM command not allowed …` |
 //! | 7.0 and later, Valkey 8 | `OOM command not allowed … script: 7dcc…, on @user_script:24.` |
 //! | Valkey 9.1 | `OOM command not allowed … script: on @user_script:24.` |
 //!

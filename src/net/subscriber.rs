@@ -163,8 +163,8 @@ impl Subscriber {
 
     /// Writes for the subscriber's thread, including bytes that other threads have left; `true` if there is more.
     ///
-    /// If true, the subscriber's thread looks again soon. If bytes are left over while it is already in a long read, the
-    /// confirmation of the earlier bytes ends that read.
+    /// If true, the subscriber's thread reads only for a short time. If the `flush` of another thread leaves bytes during a
+    /// long read, the answer to the bytes written before ends that read, and the rest is written then.
     fn write_rest(&self, state: &mut MutexGuard<'_, State>) -> bool {
         self.write(state);
         let is_writing = state.live.as_ref().is_some_and(|live| live.writing);
@@ -245,7 +245,8 @@ impl Subscriber {
 
     /// Wakes the thread, which finds that it has to end: `stopped` or `retired` is set.
     fn end_thread(&self, mut state: MutexGuard<'_, State>) {
-        // In one section: a connection made just now finds the flag in `listen`, and an earlier one is shut down here.
+        // The caller has set the flag under the mutex, which is still locked. So a connection that `listen` installs later
+        // finds the flag there, and an earlier one is in `live` and is shut down here.
         let live = state.live.take();
         drop(state);
         self.changed.notify_all();
@@ -442,7 +443,7 @@ impl Subscriber {
             let timeout = self.settings.connect_timeout;
             match succession.advance(&self.map, self.node, ROLE, timeout) {
                 Some(Ok(successor)) => return Ok(successor),
-                Some(Err(why)) => self.endpoint.keeps_login(ROLE, &why),
+                Some(Err(why)) => self.endpoint.log_login_kept(ROLE, &why),
                 None => {}
             }
             let slice = match is_left || succession.under_way.is_some() {

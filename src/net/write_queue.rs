@@ -17,6 +17,10 @@
 //! - **Full**: the server does not read. Two try again: the leader before each short read, and housekeeping at once and then
 //!   every few milliseconds. Releases go to the ledger, from which they are taken in batches; housekeeping is woken for them
 //!   once the socket takes bytes again.
+//!
+//! The [subscriber](super::subscriber) has such a queue too, without leader, housekeeping and ledger, and without counting
+//! `calls`. A thread that has queued a command writes, unless another writes or the socket is full. The rest is written by
+//! the subscriber's thread before its next read, or by a thread that sends a PING.
 
 use std::io;
 

@@ -302,7 +302,8 @@ impl Checked<'_> {
         Ok(clock)
     }
 
-    /// A name that nobody else uses, of this master if the prefix allows that.
+    /// A name that nobody else uses. In a cluster, its slot is one of this master's, unless the braces of the prefix put all
+    /// names into one slot.
     fn name_at(&self, node: usize) -> String {
         let (session, nodes) = (self.session, &self.session.connection);
         let client = session.owners.client();
@@ -465,9 +466,10 @@ impl Checked<'_> {
         };
         let user = server.ask(&[Request::command(DOING, &["ACL", "WHOAMI"])], self.until)?;
         let user = user.into_iter().next().and_then(|user| text(user).ok());
-        let tries = tries(&key);
-        let (answers, can_be_asked) = self.try_all(server, user.as_deref(), &tries)?;
-        Ok(self.judge_rights(user.as_deref(), &tries, answers, can_be_asked))
+        let nodes = &self.session.connection;
+        let tries = tries(&key, !nodes.are_one(), nodes.map.is_sharded());
+        let (answers, is_dry_run) = self.try_all(server, user.as_deref(), &tries)?;
+        Ok(self.judge_rights(user.as_deref(), &tries, answers, is_dry_run))
     }
 
     /// Finds the rights that the user lacks. Returns whether all kinds have what they need.
@@ -476,20 +478,20 @@ impl Checked<'_> {
         user: Option<&str>,
         tries: &[(&'static str, Vec<String>)],
         answers: Vec<Value>,
-        can_be_asked: bool,
+        is_dry_run: bool,
     ) -> bool {
         let mut lacking: BTreeMap<(bool, String), BTreeSet<&str>> = BTreeMap::new();
         for ((kind, args), answer) in tries.iter().zip(answers) {
             let lack = match is_unknown(&answer) {
                 true => Some((true, args[0].to_ascii_uppercase())),
-                false => lacks(args, answer, can_be_asked).map(|right| (false, right)),
+                false => lacks(args, answer, is_dry_run).map(|right| (false, right)),
             };
             if let Some(lack) = lack {
                 lacking.entry(lack).or_default().insert(kind);
             }
         }
         if lacking.is_empty() {
-            let how = if can_be_asked {
+            let how = if is_dry_run {
                 ""
             } else {
                 ", as far as trials show"
@@ -560,13 +562,14 @@ fn time_ms(answer: Value) -> Option<i128> {
     Some(seconds * 1000 + micros / 1000)
 }
 
-/// The label of commands that only `inspect` and `locks` need.
-const INSPECTING: &str = "inspect, locks";
+/// The label of commands that the methods `inspect` and `locks` of the client need.
+const INSPECTING: &str = "Client::inspect and Client::locks";
 
 /// The label of commands for notifications, without which waiting threads poll.
 const WAITING: &str = "notifications";
 
-/// The kinds that a script is for, by the beginning of its file's name.
+/// The kinds that a script is for, by the beginning of its file's name. A script of no kind gets the last label.
+/// So does `guarded_call`, but other kinds need each of its commands too.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),
@@ -580,7 +583,7 @@ const KINDS: [(&str, &str); 9] = [
 ];
 
 /// Every command that each kind needs, with arguments for a key that nobody else uses.
-fn tries(key: &str) -> Vec<(&'static str, Vec<String>)> {
+fn tries(key: &str, is_cluster: bool, is_sharded: bool) -> Vec<(&'static str, Vec<String>)> {
     let mut tries = Vec::new();
     let mut push = |kind, args: &[&str]| {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
@@ -619,16 +622,23 @@ fn tries(key: &str) -> Vec<(&'static str, Vec<String>)> {
         push(kind, &["del", &beside]);
     }
     push(INSPECTING, &["client", "list"]);
-    push(INSPECTING, &["pubsub", "numsub", &channel]);
+    if is_cluster {
+        push("locks", &["asking"]);
+    }
+    let [publish, subscribe, numsub] = match is_sharded {
+        true => ["spublish", "ssubscribe", "shardnumsub"],
+        false => ["publish", "subscribe", "numsub"],
+    };
+    push(INSPECTING, &["pubsub", numsub, &channel]);
     push(
         INSPECTING,
         &["scan", "0", "match", "redlatch-check", "count", "1"],
     );
     for channel in inspect::channels(key) {
-        push(WAITING, &["publish", &channel, "0"]);
+        push(WAITING, &[publish, &channel, "0"]);
     }
     // `DEL` removes what the commands above have left. After `SUBSCRIBE`, the connection accepts no other command.
-    let last = [("locks", ["del", key]), (WAITING, ["subscribe", &channel])];
+    let last = [("locks", ["del", key]), (WAITING, [subscribe, &channel])];
     tries.extend(last.map(|(kind, args)| (kind, args.map(str::to_owned).to_vec())));
     tries
 }
@@ -663,12 +673,12 @@ fn is_unknown(answer: &Value) -> bool {
     })
 }
 
-/// The right that the user lacks, if the command was rejected for that. With `is_asked` the command was not executed, and the
+/// The right that the user lacks, if the command was rejected for that. With `is_dry_run` the command was not executed, and the
 /// answer is a sentence about the user.
-fn lacks(args: &[String], answer: Value, is_asked: bool) -> Option<String> {
+fn lacks(args: &[String], answer: Value, is_dry_run: bool) -> Option<String> {
     let said = match answer.extract_error() {
-        Ok(Value::BulkString(bytes)) if is_asked => String::from_utf8_lossy(&bytes).into_owned(),
-        Ok(Value::SimpleString(text)) if is_asked => text,
+        Ok(Value::BulkString(bytes)) if is_dry_run => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(Value::SimpleString(text)) if is_dry_run => text,
         Ok(_) => return None,
         Err(err) if err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => err.to_string(),
         Err(_) => return None,
@@ -681,18 +691,20 @@ fn lacks(args: &[String], answer: Value, is_asked: bool) -> Option<String> {
         [command, ..] => format!("+{command}"),
         [] => return None,
     };
-    let last = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
-    if said.contains("channel") {
-        Some(format!("&{}", last(1)))
-    } else if said.contains("key") && !said.contains("command") {
-        Some(format!("~{}", last(1)))
+    let arg = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
+    // Names of users, keys and channels precede the last quotation mark: "… to access the 'k' key".
+    let what = said.rsplit('\'').next().unwrap_or_default();
+    if what.contains("channel") {
+        Some(format!("&{}", arg(1)))
+    } else if what.contains("key") {
+        Some(format!("~{}", arg(1)))
     } else if said.contains("no permissions to run")
         || said.contains("can't run this command")
         || said.contains("no permissions to execute")
     {
         Some(command)
     } else if said.contains("permission") {
-        Some(format!("~{}", last(1)))
+        Some(format!("~{}", arg(1)))
     } else {
         None
     }

@@ -447,7 +447,7 @@ impl fmt::Display for LockInfo {
                 mode => write!(f, "\n  {mode} by {}", Shown(owner))?,
             }
             match count {
-                0 => f.write_str(", released but kept (min_hold)")?,
+                0 => f.write_str(", released but kept (min_hold or detach)")?,
                 1 => {}
                 count => write!(f, ", {count} times")?,
             }

@@ -16,6 +16,7 @@ use crate::net::request::Request;
 use crate::protocol::inspect;
 use crate::session::shared::SharedSession;
 use crate::shown::Shown;
+use crate::verdict;
 
 /// About how many keys are looked through in one step.
 const STEP: &str = "500";
@@ -181,6 +182,10 @@ impl Locks {
         }));
         let answers = connection.ask(&questions, until);
         let answers = answers.map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
+        let refusal = answers.iter().find_map(refusal);
+        if let Some(refusal) = refusal {
+            return Err(Error::redis(DOING, refusal).at(&session.endpoint));
+        }
         let (summaries, exist) = answers.split_at(found.len());
         let mut exist = exist.iter();
         for ((_, key), answer) in found.iter().zip(summaries) {
@@ -242,6 +247,12 @@ fn escaped(prefix: &str) -> String {
         escaped.push(c);
     }
     escaped
+}
+
+/// The error of an answer that leaves open whether the key is a lock. A key that was changed or moved in between is no error.
+fn refusal(answer: &Value) -> Option<redis::RedisError> {
+    let err = answer.clone().extract_error().err()?;
+    (!verdict::is_about_the_key(&err)).then_some(err)
 }
 
 fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {

@@ -36,8 +36,8 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
         let release = entry.protocol.release(mode, owner.as_bytes());
         let (answer, sendings) = spec.call(&release, spec.until());
         let released = spec.read_answer(release.doing, answer, |reply| script::released(&reply))?;
-        // A repetition finds nothing if the first sending has released the hold that `inspect` showed. Then the owner has lost
-        // it, as it has if the hold ended by itself in between.
+        // If the request was sent twice, the first sending may have ended the hold, and the second finds nothing. So the
+        // answer is `true`, even if the hold ended by itself in between: the owner no longer has it.
         was_held |= released.is_ok() || sendings > 1;
     }
     Ok(was_held)

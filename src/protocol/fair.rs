@@ -10,7 +10,7 @@ use crate::protocol::owner::OwnerId;
 use crate::protocol::script::{self, Request, Script, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
-    has_plain_keys: true,
+    shares_plain_key: true,
     order: Order::Server,
     acquire,
     release: |of, _, owner| request(of, RELEASING, &script::FAIR_RELEASE, None, &[owner]),
@@ -27,7 +27,7 @@ pub(crate) static KIND: Kind = Kind {
         let args = [keep_ms.as_bytes()];
         request(of, FORCING, &script::FAIR_FORCE, Some(key), &args)
     },
-    ..Kind::plain("fair")
+    ..Kind::base("fair")
 };
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {

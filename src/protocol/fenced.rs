@@ -6,10 +6,10 @@ use crate::protocol::kind::{ACQUIRING, AcquireArgs, Kind, Protocol};
 use crate::protocol::script::{self, Request, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
-    has_plain_keys: true,
+    shares_plain_key: true,
     has_tokens: true,
     acquire,
-    ..Kind::plain("fenced")
+    ..Kind::base("fenced")
 };
 
 fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {

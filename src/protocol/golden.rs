@@ -139,7 +139,7 @@ impl Golden {
                 .collect();
             self.fact(&format!("locked {mode:?}"), &format!("{locked:?}"));
         }
-        if protocol.kind().has_plain_keys {
+        if protocol.kind().shares_plain_key {
             let args = AcquireArgs::plain("u:7", LEASE);
             self.request("adopt", &adopt::adopt(protocol, "v:3", &args));
         }

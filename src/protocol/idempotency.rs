@@ -14,8 +14,8 @@ use crate::net::call::{Call, CallPhase};
 use crate::protocol::keys;
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
-/// How many requests about one object are remembered until their keys can be deleted. Keys of further requests
-/// expire.
+/// How many answered requests about one object, and how many pending ones, are remembered until their keys can be deleted.
+/// Keys of further requests expire.
 const MOST: usize = 64;
 
 /// The number of objects with remembered requests. At one more, all are forgotten, and their keys expire.

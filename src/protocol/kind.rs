@@ -27,9 +27,9 @@ pub struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind uses the keys of plain locks. A thread that holds a name as one such kind must not wait for it as
-    /// another.
-    pub(crate) has_plain_keys: bool,
+    /// Whether the kind is one of four whose locks of one name have the same key on the client's own server: the reentrant,
+    /// spin, fair and fenced lock. A thread that holds a name as one of these must not wait for it as another.
+    pub(crate) shares_plain_key: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,
     /// Whether waiters leave notes in Redis, by which readers and writers take turns.
@@ -44,8 +44,8 @@ pub struct Kind {
     /// Lets a hold end after a while instead of now.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    /// Reads the reply to a renewal. `None`: someone has changed the permit's end; the number is now that end. The permit
-    /// was not renewed, and the renewal must be sent again.
+    /// Reads the reply to a renewal. The number is the permit's end by the last reply, and is updated. `None`: somebody has
+    /// changed that end, so the permit was not renewed, and the renewal must be sent again.
     pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     /// Confirms these places in the queue, for kinds whose queue is in Redis.
     pub(crate) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
@@ -93,14 +93,14 @@ pub(crate) enum Id {
 }
 
 impl Kind {
-    /// The properties of a plain lock, which most kinds share.
-    pub(crate) const fn plain(name: &'static str) -> Self {
+    /// The defaults of all kinds: those of the reentrant lock, except `shares_plain_key`.
+    pub(crate) const fn base(name: &'static str) -> Self {
         Self {
             name,
             id: Id::Name,
             order: Order::Local,
             is_notified: true,
-            has_plain_keys: false,
+            shares_plain_key: false,
             has_tokens: false,
             has_notes: false,
             channel: |key| keys::lock_channel(key).concat(),
@@ -289,8 +289,8 @@ fn state(of: &Protocol, doing: &'static str) -> Request {
     Request::script::<&str>(doing, &script::LOCK_STATE, &[of.key()], &[])
 }
 
-/// Lets a hold, which is a field of the lock's hash, end after `span`. The script calls the kind `kind`, and needs the key
-/// `other` of a read hold and of a fair lock.
+/// Lets a hold, which is a field of the lock's hash, end after `span`. `kind` is the kind's name for the script. `other` is
+/// the key of a read hold's string, or of a fair lock's queue; other kinds have none.
 pub(super) fn keep_field(
     of: &Protocol,
     kind: &str,
@@ -298,8 +298,9 @@ pub(super) fn keep_field(
     field: &[u8],
     span: Duration,
 ) -> Request {
-    let channel = of.channel();
-    let keys: Vec<_> = [of.key(), &channel].into_iter().chain(other).collect();
+    let channel = of.kind.is_notified.then(|| of.channel());
+    let keys = [Some(of.key()), channel.as_deref(), other];
+    let keys: Vec<_> = keys.into_iter().flatten().collect();
     let span = Digits::from(lease_ms(span));
     let args = [field, span.as_bytes(), kind.as_bytes()];
     Request::script(RELEASING, &script::LOCK_KEEP, &keys, &args)

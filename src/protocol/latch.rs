@@ -10,7 +10,7 @@ use crate::protocol::script::{self, Request, Script, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::latch_channel,
-    ..Kind::plain("latch")
+    ..Kind::base("latch")
 };
 
 /// How long the mark of a round is kept while the latch is closed.
@@ -18,8 +18,9 @@ pub(crate) static KIND: Kind = Kind {
 /// By the mark, a waiter that missed both the end of its round and the start of the next sees that its round is over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the mark that opening has written is kept. A Redisson client that sets the next count writes no mark. A late
-/// waiter then still finds this one instead of its own, and so sees that its round is over.
+/// How long the mark that was written at the opening is kept. If a Redisson client sets the next count, it writes no mark. A
+/// waiter of the earlier round that asks late then finds the mark of the opening. That mark differs from the one that the
+/// waiter remembers, and so shows that its round is over.
 const OPEN_ROUND: Duration = Duration::from_secs(60);
 
 /// A change of a latch. Each counts once.

@@ -34,7 +34,7 @@ pub(crate) static KIND: Kind = Kind {
             Ok((found > 0).then_some(Ok(())))
         }
     },
-    ..Kind::plain("permits")
+    ..Kind::base("permits")
 };
 
 fn renew(of: &Protocol, renewal: &RenewalArgs<'_>) -> Request {

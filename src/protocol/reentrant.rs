@@ -3,6 +3,6 @@
 use crate::protocol::kind::Kind;
 
 pub(crate) static KIND: Kind = Kind {
-    has_plain_keys: true,
-    ..Kind::plain("reentrant")
+    shares_plain_key: true,
+    ..Kind::base("reentrant")
 };

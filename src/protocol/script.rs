@@ -50,7 +50,8 @@ pub(crate) enum Acquired {
     },
     /// The lock is taken.
     Busy {
-        /// The rest of the holder's lease, or `None` if the hold never ends.
+        /// When to ask again at the latest, such as at the end of the holder's lease. `None` if Redis names no time: the
+        /// hold never ends, a fair lock is free but somebody else is next, or (of a read-write lock) the time is not known.
         left: Option<Duration>,
         /// Of a read-write lock: the waiter of the other side that goes first.
         behind: Option<String>,
@@ -141,8 +142,9 @@ fn number(value: &Value) -> Option<u64> {
     text(value)?.parse().ok()
 }
 
-/// How many subscribers a release notified; or why the hold did not exist: forced if the lock was free, taken over if
-/// another owner held it.
+/// How many subscribers a release notified; or why the hold did not exist. Forced: the lock was free or, for a read hold,
+/// others read. Taken over: another owner had the lock, somebody writes although this hold reads, or the key holds
+/// something else.
 pub(crate) type Released = Result<i64, LossReason>;
 
 pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {
@@ -167,7 +169,7 @@ pub(crate) fn renewed(reply: &Value) -> Result<Renewed, Unexpected> {
 }
 
 /// The time that the lock's key had left when a read hold was renewed, if another client had made it shorter than
-/// this hold.
+/// this hold. Meaningless for a permit, whose reply is its end.
 pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     match reply {
         Value::Int(ms @ 2..) => span(*ms),

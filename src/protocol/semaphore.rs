@@ -16,7 +16,7 @@ use crate::protocol::script::{self, Request, Script, Unexpected, lease_ms};
 
 pub(crate) static KIND: Kind = Kind {
     channel: keys::semaphore_channel,
-    ..Kind::plain("semaphore")
+    ..Kind::base("semaphore")
 };
 
 /// A request that counts once; `announces` if it may notify waiters.
@@ -49,7 +49,7 @@ pub(crate) fn undo(of: &Protocol, keys: &RequestKeys) -> Request {
     )
 }
 
-/// Returns permits to the semaphore they came from, if it still exists.
+/// Returns permits, if a semaphore of this name exists: perhaps a later one than that from which they came.
 pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Request {
     let what = ("releasing permits", &script::SEMAPHORE_RELEASE);
     let args = [&*Digits::of(permits), &keys.keep_ms, "0"];

@@ -4,7 +4,7 @@ use crate::protocol::kind::{FORCING, Kind, RELEASING};
 use crate::protocol::script::{self, Request};
 
 pub(crate) static KIND: Kind = Kind {
-    has_plain_keys: true,
+    shares_plain_key: true,
     is_notified: false,
     release: |of, _, owner| {
         Request::script(RELEASING, &script::LOCK_RELEASE, &[of.key()], &[owner])
@@ -13,5 +13,5 @@ pub(crate) static KIND: Kind = Kind {
         let keys = [of.key(), request];
         Request::script(FORCING, &script::LOCK_FORCE, &keys, &[keep_ms])
     },
-    ..Kind::plain("spin")
+    ..Kind::base("spin")
 };

@@ -94,13 +94,15 @@ impl QuorumHold {
         let number = owners.draw();
         let mut made = None;
         let hold = Arc::new_cyclic(|whole| {
-            let part = |(node, at): (usize, &Node)| {
+            let part = |(index, node): (usize, &Node)| {
                 // The watchdog of each client orders its schedule by numbers of its own; all nodes know the part by the
                 // number of the whole.
-                let (entry, its) = (Arc::clone(&at.entry), at.session.owners.draw());
-                let part = Hold::new(entry, Mode::Exclusive, its, without_max(lease), ttl);
+                let schedule_number = node.session.owners.draw();
+                let entry = Arc::clone(&node.entry);
+                let lease = without_max(lease);
+                let part = Hold::new(entry, Mode::Exclusive, schedule_number, lease, ttl);
                 let part = part.known_as(owners.id(number));
-                Arc::new(part.part_of(Weak::clone(whole), node))
+                Arc::new(part.part_of(Weak::clone(whole), index))
             };
             let n = nodes.list.len();
             let quorum_hold = made.insert(Arc::new(Self {
@@ -126,7 +128,7 @@ impl QuorumHold {
         let (part, server) = (&self.parts[node], &self.nodes.list[node].session.server);
         let run_id = match self.up_for.is_zero() {
             true => "".into(),
-            false => server.counts_as(self.up_for, Instant::now()),
+            false => server.required_run_id(self.up_for, Instant::now()),
         };
         let owner = part.owner();
         Attempt {
@@ -349,9 +351,12 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls to kept parts are stored. If the acquire of a part is still unanswered, it may be undone after this
-    /// renewal has run. For such a part, a confirmed renewal proves nothing, unlike in rule 1. Overwriting a stored renewal
-    /// does no harm: its answer could only have prolonged the part.
+    /// Only calls to kept parts are stored. Rule 1's proof does not hold for a part whose acquire is unanswered, because the
+    /// undo of that acquire may run after this renewal.
+    ///
+    /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the earlier
+    /// answer says that the part is lost, and this round gets none, the loss is found at the next renewal by the watchdog,
+    /// or when the part's validity ends.
     fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {

@@ -5,14 +5,15 @@
 //! waiting. A reader thread for each connection would cost a thread switch per server, and a condition variable for all
 //! replies would need such threads.
 //!
-//! ```text
-//!   one node   a connection is up         answered
-//!   unsent ─────────────────────► pending ────────► came
-//!     ▲ │                           │ │
-//!     │ └── closed, refused ─┐      │ └── refused, lost ──► failed
-//!     └── lost, may be sent ─┼──────┘
-//!         twice              └──► failed
-//! ```
+//! The request to one node:
+//!
+//! | from | event | to |
+//! | --- | --- | --- |
+//! | unsent | its connection is up | pending |
+//! | unsent | the node's client is closed, or the node rejects the connection | failed |
+//! | pending | the node answers | came |
+//! | pending | the connection is lost, and the request may be sent twice | unsent |
+//! | pending | the connection is lost otherwise, the node rejects the request, or its client is closed | failed |
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

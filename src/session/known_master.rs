@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// A generation that no connection has, for an answer from an unknown one.
+/// The generation that is stored if it is unknown over which connection the answer came. No connection has it.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.
@@ -35,12 +35,12 @@ impl KnownMaster {
         self.0.lock().as_ref().map(|its| Arc::clone(&its.run_id))
     }
 
-    /// The `run_id` of the server that may take part: the first server seen, or a later one that was seen at least
-    /// `span` ago. Empty if any server may.
-    pub(crate) fn counts_as(&self, span: Duration, now: Instant) -> Arc<str> {
+    /// The `run_id` that a node must have to take part: that of the current server. If this server replaced another one less
+    /// than `span` ago, the result is `-`, which no server has. Without a known server the result is empty, and any server
+    /// may take part.
+    pub(crate) fn required_run_id(&self, span: Duration, now: Instant) -> Arc<str> {
         match &*self.0.lock() {
             None => "".into(),
-            // No server has the `run_id` "-", so none may take part.
             Some(Master {
                 since: Some(since), ..
             }) if now.saturating_duration_since(*since) < span => "-".into(),
@@ -85,17 +85,17 @@ mod tests {
         let (known, span) = (KnownMaster::default(), Duration::from_secs(60));
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
-        assert_eq!(&*known.counts_as(span, at(0)), "");
+        assert_eq!(&*known.required_run_id(span, at(0)), "");
         known.record("first", 1, at(0));
-        assert_eq!(&*known.counts_as(span, at(0)), "first");
+        assert_eq!(&*known.required_run_id(span, at(0)), "first");
         known.record("second", 1, at(0));
         known.record("second", 1, at(59));
-        assert_eq!(&*known.counts_as(span, at(59)), "-");
-        assert_eq!(&*known.counts_as(span, at(61)), "second");
+        assert_eq!(&*known.required_run_id(span, at(59)), "-");
+        assert_eq!(&*known.required_run_id(span, at(61)), "second");
         // A server that returns after another one does not count at once either.
         known.record("first", 1, at(61));
-        assert_eq!(&*known.counts_as(span, at(61)), "-");
-        assert_eq!(&*known.counts_as(Duration::ZERO, at(61)), "first");
-        assert_eq!(&*known.counts_as(span, at(122)), "first");
+        assert_eq!(&*known.required_run_id(span, at(61)), "-");
+        assert_eq!(&*known.required_run_id(Duration::ZERO, at(61)), "first");
+        assert_eq!(&*known.required_run_id(span, at(122)), "first");
     }
 }

@@ -82,7 +82,7 @@ pub(crate) struct Session {
     close_outcome: Mutex<Option<CloseOutcome>>,
     close_ended: Condvar,
     process: Process,
-    /// Wakes all threads that wait when the client is closed.
+    /// When the client is closed, wakes all waiting threads.
     pub(crate) closing: CancelToken,
     reminders: Reminders,
     /// How many threads perhaps have an acquire under way.
@@ -324,7 +324,9 @@ impl Session {
 
     /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis.
     ///
-    /// The hold is not released in Redis, which may keep it until the thread that holds it notices the loss.
+    /// This does not release the hold in Redis, which may keep it until the thread that holds it notices the loss. Kinds
+    /// with [`is_given_back_when_lost`](crate::protocol::kind::Kind::is_given_back_when_lost) are released by
+    /// [`lose`](Self::lose).
     pub(crate) fn remove_lost(&self, hold: &Arc<Hold>) {
         let entry = hold.entry();
         let mut state = entry.lock();
@@ -363,8 +365,9 @@ impl Session {
         self.endpoint.server.replica_ack != ReplicaAck::None
     }
 
-    /// Makes an acquire wait for the replicas that the settings require. For a majority, first asks the server how
-    /// many replicas there are. The call has this `timeout`, in which the reply to `WAIT` has to come.
+    /// Makes an acquire wait for the replicas that the settings require. For a majority, also asks the server how many
+    /// replicas there are; later acquires use the answer. The call has this `timeout`, in which the reply to `WAIT` has to
+    /// come.
     pub(crate) fn replicate(&self, request: &mut Request, timeout: Duration) {
         if self.endpoint.server.replica_ack == ReplicaAck::Majority {
             self.replicas.ask(&self.endpoint, || {

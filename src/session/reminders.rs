@@ -39,9 +39,9 @@ impl Reminders {
         !are_on && !self.are_on.swap(true, Ordering::SeqCst)
     }
 
-    /// Wakes the threads that `all` knows, when it is time. Returns when to call this method again, if any thread may
-    /// wait.
-    pub(super) fn remind(&self, all: &CancelToken, now: Instant) -> Option<Instant> {
+    /// Wakes the threads registered at `waiters`, the token at which all waiting threads are registered, if it is time.
+    /// Returns when to call this method again, if any thread may wait.
+    pub(super) fn remind(&self, waiters: &CancelToken, now: Instant) -> Option<Instant> {
         let mut next_at = self.next_at.lock();
         let at = match self.are_on.load(Ordering::SeqCst) {
             true => *next_at.get_or_insert(now + self.every),
@@ -54,7 +54,7 @@ impl Reminders {
         // and registers again.
         self.are_on.store(false, Ordering::SeqCst);
         *next_at = None;
-        if all.look_again() {
+        if waiters.look_again() {
             self.are_on.store(true, Ordering::SeqCst);
             *next_at = Some(now + self.every);
         }
@@ -70,22 +70,22 @@ mod tests {
 
     #[test]
     fn those_who_wait_are_reminded_until_there_are_none() {
-        let (reminders, all) = (Reminders::new(Duration::from_secs(4)), CancelToken::new());
+        let (reminders, waiters) = (Reminders::new(Duration::from_secs(4)), CancelToken::new());
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
-        assert_eq!(reminders.remind(&all, at(0)), None, "nobody has asked");
+        assert_eq!(reminders.remind(&waiters, at(0)), None, "nobody has asked");
         let waiter = Waiter::<()>::new(Duration::ZERO);
-        all.watch(&waiter);
+        waiters.watch(&waiter);
         assert!(reminders.begin() && !reminders.begin(), "one asks for all");
-        assert_eq!(reminders.remind(&all, at(0)), Some(at(1)));
-        assert_eq!(reminders.remind(&all, at(0)), Some(at(1)), "not yet");
-        assert_eq!(reminders.remind(&all, at(1)), Some(at(2)));
+        assert_eq!(reminders.remind(&waiters, at(0)), Some(at(1)));
+        assert_eq!(reminders.remind(&waiters, at(0)), Some(at(1)), "not yet");
+        assert_eq!(reminders.remind(&waiters, at(1)), Some(at(2)));
         assert!(!reminders.begin());
         drop(waiter);
-        assert_eq!(reminders.remind(&all, at(1)), Some(at(2)));
-        assert_eq!(reminders.remind(&all, at(2)), None);
+        assert_eq!(reminders.remind(&waiters, at(1)), Some(at(2)));
+        assert_eq!(reminders.remind(&waiters, at(2)), None);
         assert!(reminders.begin(), "the next one asks again");
         let never = Reminders::new(Duration::ZERO);
-        assert!(!never.begin() && never.remind(&all, at(9)).is_none());
+        assert!(!never.begin() && never.remind(&waiters, at(9)).is_none());
     }
 }

@@ -32,8 +32,10 @@ impl UnsetSemaphores {
         true
     }
 
-    /// Records that Redis has a number for this semaphore. A race on the flag may leave it here; then its next loss is not
-    /// logged.
+    /// Records that Redis has a number for this semaphore.
+    ///
+    /// If `record_unset` runs at the same time, the semaphore may stay in `known`. If its number then goes missing again,
+    /// nothing is logged.
     pub(crate) fn record_set(&self, semaphore: &EntryKey) {
         if self.are_some.load(Ordering::Relaxed) {
             let mut known = self.known.lock();

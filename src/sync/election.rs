@@ -42,7 +42,7 @@ use crate::time;
 /// without a wait. A campaign that was waiting already when the leader died waits until the lease is over. The
 /// exception needs Linux, a former leader whose process has ended and has no connection to Redis, and a Redis user that
 /// may run `CLIENT LIST` and `PUBSUB`. Both processes must belong to the same user and container, without a reboot in
-/// between.
+/// between; after a rebuild with another version of Rust the exception may not apply.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
@@ -216,8 +216,9 @@ impl Election {
         let budget = wait.budget(Instant::now(), spec.command_timeout);
         let guard = match self.leftover(budget.until) {
             Ok(Some(held)) => Some(Guard::new(held)),
-            // A single attempt has the same deadline as the questions that preceded it.
-            Ok(None) if !wait.asks_again() => self.lock.take(WaitMode::Together(budget))?,
+            // `leftover` has asked about the former leader, and the attempt must end at the same time. So it gets the same
+            // budget.
+            Ok(None) if !wait.asks_again() => self.lock.take(WaitMode::OnceWithin(budget))?,
             Err(err) if !budget.ends_with_caller => return Err(err),
             // `take` decides whether the end of the caller's time is an error.
             _ => self.lock.take(wait)?,
@@ -228,7 +229,8 @@ impl Election {
     /// Takes over from a process of this machine that ended while it led.
     fn leftover(&self, until: Instant) -> Result<Option<GuardInner>> {
         let spec = self.spec();
-        // A hold that its owner has detached is left for the ticket, and one that `min_hold` keeps for its time.
+        // A detached hold belongs to the process that adopts its ticket. A hold that was released but is kept by `min_hold`
+        // has to last until then. A campaign takes over neither.
         let Some(holder) = self.holder(until)?.filter(|holder| holder.is_in_use) else {
             return Ok(None);
         };

@@ -57,8 +57,9 @@ const MOST_IDS: usize = 10_000;
 /// [`Semaphore`](crate::Semaphore). The two kinds use the same keys and channel, and cannot be mixed under one name.
 ///
 /// **Crashes.** Each permit has a lease (30 s unless set), which is renewed until its [`ExpirablePermit`] is dropped.
-/// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later, by the server's
-/// clock. A holder that was only stopped finds [`is_valid`](ExpirablePermit::is_valid) false when it continues.
+/// If its process dies, is stopped, or cannot reach Redis, others can get the permit one lease later, by the server's clock;
+/// Redisson's clients go by their own clocks. A holder that was only stopped finds [`is_valid`](ExpirablePermit::is_valid)
+/// false when it continues.
 ///
 /// **The number of permits** is first set with [`try_set_permits`](Self::try_set_permits); if it was set before, that call
 /// changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
@@ -86,7 +87,7 @@ pub struct ExpirableSemaphore {
     entry: OnceLock<Arc<Entry>>,
 }
 
-/// The number under which an observer hears of a permit, which belongs to no thread.
+/// `Hold` keeps its reports to the observer by thread number. A permit belongs to no thread, so its report has this number.
 const NO_THREAD: u64 = 0;
 
 /// A permit of an [`ExpirableSemaphore`], released when dropped, also by a panic.
@@ -105,9 +106,10 @@ const NO_THREAD: u64 = 0;
 pub struct ExpirablePermit {
     semaphore: LockSpec,
     hold: Arc<Hold>,
-    /// The shortest lease that was requested without a reply. Locked while a thread changes the lease, round trip
-    /// included, so that changes are sent one after another. Only `update_lease` takes this mutex, with a time limit.
-    updating: Mutex<Option<Duration>>,
+    /// The shortest lease among the requests whose replies are missing: Redis may still apply it. `update_lease` keeps this
+    /// mutex locked during its round trip, so that changes are sent one after another. No other method takes the mutex, and
+    /// `update_lease` waits for it with a time limit.
+    unconfirmed_lease: Mutex<Option<Duration>>,
     lost: LossChannel,
     released: bool,
 }
@@ -400,7 +402,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`], [`Error::InvalidSetting`].
     pub fn available_permits(&self) -> Result<i64> {
         Ok(self.state()?[0])
     }
@@ -455,7 +457,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`], [`Error::InvalidSetting`].
     pub fn release_id(&self, id: impl AsRef<str>) -> Result<bool> {
         let released = self.release_ids(&[id])?;
         Ok(released.first().copied().unwrap_or_default())
@@ -477,8 +479,8 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] for more than 10,000 ids, before anything is sent.
-    /// After other errors some permits may have been released.
+    /// As [`release_id`](Self::release_id); [`Error::InvalidSetting`] also for more than 10,000 ids, before anything is
+    /// sent. After other errors some permits may have been released.
     ///
     /// Redisson instead releases all or none, and fails if one had expired.
     pub fn release_ids(&self, ids: &[impl AsRef<str>]) -> Result<Vec<bool>> {
@@ -509,7 +511,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] for more than 1,000 ids, before anything is sent.
+    /// As [`release_id`](Self::release_id); [`Error::InvalidSetting`] also for more than 1,000 ids, before anything is sent.
     ///
     /// Redisson's counterpart: `release` and `tryRelease` with several ids.
     pub fn release_ids_or_none(&self, ids: &[impl AsRef<str>]) -> Result<bool> {
@@ -595,7 +597,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// As [`release_id`](Self::release_id), and [`Error::InvalidSetting`] if the lease is out of range.
+    /// As [`release_id`](Self::release_id); [`Error::InvalidSetting`] also if the lease is out of range.
     pub fn update_lease_of(&self, id: impl AsRef<str>, lease: Duration) -> Result<bool> {
         config::check_lease("lease", lease)?;
         let [Some(id)] = self.parse(&[id], 1)?[..] else {
@@ -775,7 +777,7 @@ impl ExpirableSemaphore {
         let permit = |hold| ExpirablePermit {
             semaphore: self.inner.clone(),
             hold,
-            updating: Mutex::new(None),
+            unconfirmed_lease: Mutex::new(None),
             lost: LossChannel::default(),
             released: false,
         };
@@ -989,7 +991,7 @@ impl ExpirablePermit {
         }
         let timeout = self.semaphore.command_timeout;
         let until = Instant::now() + timeout;
-        let Some(mut doubtful) = self.updating.try_lock_until(until) else {
+        let Some(mut unconfirmed) = self.unconfirmed_lease.try_lock_until(until) else {
             let err = socket::timed_out("another thread is changing it, and redis does not answer");
             return Err(self.session().error(doing, &self.semaphore.name, err));
         };
@@ -1008,7 +1010,7 @@ impl ExpirablePermit {
         let answer = spec.send_once(protocol.key(), &keys, &request, now + timeout);
         if !matches!(answer, Ok(_) | Err(Fault::Refused(_))) {
             // Redis may still execute it, even after later updates with longer leases.
-            *doubtful = Some(doubtful.map_or(lease, |other| other.min(lease)));
+            *unconfirmed = Some(unconfirmed.map_or(lease, |other| other.min(lease)));
         }
         let answer = answer.map_err(|fault| self.semaphore.error(doing, fault))?;
         let renewed = script::renewed(&answer.value).map_err(|unexpected| {
@@ -1017,8 +1019,9 @@ impl ExpirablePermit {
         })?;
         match renewed {
             Ok(()) => {
-                let certain = doubtful.map_or(lease, |other| other.min(lease));
-                // From before the first sending: a repetition does not begin the lease again.
+                let certain = unconfirmed.map_or(lease, |other| other.min(lease));
+                // The lease counts from `now`, before the request was first sent: Redis applies the request once, so a
+                // repetition does not start the lease again.
                 hold.change(|its| its.replace(now, certain));
                 session.watchdog.arm(hold, time::nanos(hold.valid_until()));
             }
@@ -1141,7 +1144,7 @@ impl Drop for ExpirablePermit {
         if !self.released
             && let Err(err) = self.let_go()
         {
-            // Debug, not warn: `lost` has reported this already, and no waiter is delayed by it.
+            // Debug and not a warning: the loss was reported when it was found, and a permit that is gone delays nobody.
             report!(Debug, "dropping a permit: {err}");
         }
         if let Some(observed) = self.hold.unobserve(NO_THREAD) {

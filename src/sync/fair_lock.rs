@@ -39,7 +39,8 @@ use crate::sync::kind::{Fair, Owned};
 /// process that dies with only Java clients behind it therefore delays them for as long as a dead Java client would.
 ///
 /// **With a `ReentrantLock`.** Both kinds use the same key, so they exclude each other. A
-/// [`ReentrantLock`](crate::ReentrantLock) ignores the queue, though, and its releases do not notify the queue.
+/// [`ReentrantLock`](crate::ReentrantLock) ignores the queue, though, and neither kind's releases notify the waiters of the
+/// other.
 pub type FairLock = Handle<Fair>;
 
 /// The [`Guard`] of a [`FairLock`]: one hold, released when it is dropped, that stays on its thread.

@@ -99,6 +99,7 @@ impl Handle<Fenced> {
     /// Redisson's counterpart: `getToken`, which returns 0 without a counter.
     pub fn last_token(&self) -> Result<Option<u64>> {
         let spec = &self.target;
+        // `None`: the key holds a string that is no token. `Some(None)`: there is no counter.
         let read = |reply| match script::last_token(reply) {
             Err(Unexpected(Value::BulkString(_))) => Ok(None),
             token => token.map(Some),

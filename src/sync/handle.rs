@@ -530,7 +530,8 @@ impl<A: AnyKind> Handle<A> {
         let (parts, until) = self.parts_to_ask()?;
         let mut forced = false;
         for part in parts {
-            // If others are freed already, the next call would take them from their next holders.
+            // If other members are freed already, a caller that repeated the call would take them from their next holders.
+            // So the error is not retryable then.
             let error = |err: Error| if forced { err.after_work() } else { err };
             forced |= part.force_unlock(until).map_err(error)?;
         }

@@ -110,7 +110,7 @@ impl Latch {
     ///   counted.
     /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn count_down(&self) -> Result<()> {
         self.change(Change::CountDown).map(drop)
     }
@@ -132,7 +132,7 @@ impl Latch {
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn wait(&self) -> Result<()> {
         if self.wait_with(WaitMode::FOREVER)? {
             Ok(())
@@ -193,7 +193,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], and [`Error::InvalidName`] before anything is sent.
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], and before anything is sent [`Error::InvalidName`] and
+    /// [`Error::InvalidSetting`].
     pub fn count(&self) -> Result<u64> {
         let entry = self.inner.unregistered_entry()?;
         let request = latch::state(&entry.protocol);
@@ -220,7 +221,7 @@ impl Latch {
     ///   deleted.
     /// - [`Error::WrongType`]: the key holds something else, which is left as it is.
     /// - [`Error::Closed`]: the client is closed.
-    /// - [`Error::InvalidName`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn delete(&self) -> Result<bool> {
         self.change(Change::Delete)
     }

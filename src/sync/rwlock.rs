@@ -57,16 +57,17 @@ use crate::time;
 /// downgraded, and all its readers died, it can stay locked until that lease would have ended.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
-/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate
-/// wait behind that writer for at most 10 s, because its precedence is over after that.
+/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
+/// behind that writer for at most 10 s, because its precedence is over after that. They do not wait for a Redisson writer,
+/// which has no precedence.
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
 /// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate extend
 /// it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after a third of what was left. One
-/// case remains: a Redisson client sets a time to live that ends before this crate's next renewal, and that client dies. A
-/// writer may then get the lock while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next
-/// renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson
-/// client.
+/// case remains: a Redisson client sets a time to live that ends before this crate's next renewal, and then dies or holds on
+/// for longer. A writer may then get the lock while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true;
+/// the next renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every
+/// Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -616,7 +617,8 @@ impl RwLock {
     /// # Errors
     ///
     /// [`Error::Redis`](crate::Error::Redis), [`Error::WrongType`](crate::Error::WrongType),
-    /// [`Error::Closed`](crate::Error::Closed), [`Error::InvalidName`](crate::Error::InvalidName).
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::InvalidName`](crate::Error::InvalidName),
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting).
     pub fn is_read_locked(&self) -> Result<bool> {
         self.reading.is_locked()
     }
@@ -720,8 +722,8 @@ impl RwLock {
     /// # Errors
     ///
     /// [`Error::Redis`](crate::Error::Redis), [`Error::Closed`](crate::Error::Closed),
-    /// [`Error::InvalidName`](crate::Error::InvalidName), and [`Error::WrongType`](crate::Error::WrongType) for a key
-    /// that holds something else, which is left as it is.
+    /// [`Error::InvalidName`](crate::Error::InvalidName), [`Error::InvalidSetting`](crate::Error::InvalidSetting), and
+    /// [`Error::WrongType`](crate::Error::WrongType) for a key that holds something else, which is left as it is.
     pub fn force_unlock(&self) -> Result<bool> {
         self.writing.force_unlock()
     }

@@ -384,7 +384,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
+    /// [`Error::Redis`], [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`], [`Error::InvalidSetting`].
     pub fn available_permits(&self) -> Result<i64> {
         let entry = self.handle.look()?;
         let request = semaphore::available(&entry.protocol);
@@ -550,7 +550,7 @@ impl SemaphorePermit {
             return Ok(());
         };
         let until = Instant::now() + self.command_timeout;
-        // Permits without an owner have no lease, so they are released in time.
+        // These permits have no lease that could have expired, so `in_time` is true.
         let settled = session.await_release(self.name(), &release, true, until);
         let Some(reason) = settled.map_err(Error::after_work)? else {
             return Ok(());

@@ -34,8 +34,8 @@ const WORD: &str = "redlatch-ticket-1";
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// The text is one line, four words with single spaces between them: white space and `%` in the name are percent-encoded.
-/// With the feature `serde` a ticket is serialized as its text, and deserialized from it.
+/// The text is one line, four words with single spaces between them: white space, control characters and `%` in the name are
+/// percent-encoded. With the feature `serde` a ticket is serialized as its text, and deserialized from it.
 ///
 /// A ticket can be adopted once, by any process that has the text. To end the hold earlier, call
 /// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id)

@@ -1,4 +1,4 @@
-//! Traits of all exclusive locks, and of all guards of locks.
+//! Traits of all locks, the sides of read-write locks included, and of all guards of locks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -60,7 +60,9 @@ use crate::hold::loss::LossReceiver;
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
 /// redlatch::MultiLock::new(vec![Box::new(client.rw_lock("a"))]);
 /// ```
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an exclusive lock")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a lock; of an `RwLock`, use `read_side` or `write_side`"
+)]
 pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
     /// Waits until the calling thread holds the lock: see [`Handle::lock`](crate::Handle::lock).
     ///

@@ -249,12 +249,12 @@ impl Job {
             self.look_for_own_group();
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
                 Ok(WaitStatus::Exited(pid, status)) if pid == self.program => {
-                    self.has_ended(status, None);
+                    self.record_end(status, None);
                 }
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == self.program => {
-                    self.has_ended(128 + signal as i32, Some(signal));
+                    self.record_end(128 + signal as i32, Some(signal));
                 }
-                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.program => self.stopped(signal),
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.program => self.on_stop(signal),
                 Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
                 Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..))
                     if self.is_guardian(pid) =>
@@ -266,7 +266,7 @@ impl Job {
                 Err(Errno::EINVAL) if self.ended.is_none() => {
                     let is_gone = kill(self.program, None) == Err(Errno::ESRCH);
                     if is_gone {
-                        self.has_ended(128, None);
+                        self.record_end(128, None);
                     }
                 }
                 Ok(_) | Err(Errno::EINVAL) => {}
@@ -275,7 +275,7 @@ impl Job {
         }
     }
 
-    fn has_ended(&mut self, status: i32, signal: Option<Signal>) {
+    fn record_end(&mut self, status: i32, signal: Option<Signal>) {
         self.ended = Some(Ended { status, signal });
         if self.own_group.is_none() {
             // The program's number may be reused from now on.
@@ -284,7 +284,7 @@ impl Job {
     }
 
     /// The program has stopped. Lends the terminal if the program waits for it; otherwise stops this process as well.
-    fn stopped(&mut self, signal: Signal) {
+    fn on_stop(&mut self, signal: Signal) {
         let asks_for_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
         self.needs_terminal |= asks_for_terminal;
         if asks_for_terminal && self.lend_terminal() {

@@ -160,7 +160,7 @@ pub(crate) struct Run {
     /// The exit status if the lock is taken
     #[arg(short = 'E', long, default_value_t = BUSY, value_name = "STATUS")]
     pub(crate) conflict_exit_code: u8,
-    /// Print nothing if the lock is taken
+    /// Print nothing while waiting, and nothing if the lock is taken
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// The name of the lock: any text. Runs with the same Redis, prefix and name exclude each other

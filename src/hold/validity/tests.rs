@@ -69,6 +69,22 @@ fn a_renewal_that_failed_is_why_a_hold_is_lost_until_one_is_confirmed() {
 }
 
 #[test]
+fn a_renewal_that_ends_before_an_earlier_longer_lease_is_confirmed_as_well() {
+    let begin = Instant::now();
+    let mut lease = Lease::new(LeasePolicy::Fixed(ms(60_000)), ms(60_000));
+    lease.grant(begin, begin);
+    let until = lease.until();
+    lease.set_policy(RENEWED, ms(300), begin);
+    lease.record_renewal_due();
+    let failed = |lease: &mut Lease, at| lease.record_renewal_failed(begin + ms(at));
+    assert!(failed(&mut lease, 90).is_some());
+    lease.confirm_renewal(begin + ms(100), ms(300));
+    assert_eq!(lease.until(), until);
+    assert_eq!(lease.unconfirmed_for(begin + ms(110)), None);
+    assert!(failed(&mut lease, 120).is_some(), "the first since then");
+}
+
+#[test]
 fn a_lease_of_another_length_counts_from_when_it_was_asked_for() {
     let begin = Instant::now();
     let mut lease = Lease::new(RENEWED, ms(10_000));

@@ -11,11 +11,14 @@
 //!    queued ──sent──► under way ──answered──► armed, or lost
 //!      ▲                 │ ▲
 //!      │                 ▼ │ unanswered, looked at again
-//!    pause ◄────────── behind     if its connection is lost, or was silent for `max_silence`
+//!    pause ◄────────── behind     if its connection is lost, or was silent for too long
 //! ```
 //!
-//! A request that its batch no longer waits for is *behind*. While a request to a master is behind, or the master has no
-//! connection, queued renewals for it are not sent but pause.
+//! A connection for renewals is silent for too long after a quarter of the lease, or after half the command timeout if that
+//! is shorter.
+//!
+//! A request that its batch no longer waits for is *behind*. While a request to a master is behind, or neither the
+//! connection for renewals nor the one for commands is up, queued renewals for that master are not sent but pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -119,7 +122,7 @@ impl WatchdogThread {
     /// Whether one request can renew both. A node of a cluster takes only keys of one slot in a request.
     fn can_join(&self, one: &Request, other: &Request) -> bool {
         let slot = |request: &Request| request.first_key().map(slot_of);
-        one.goes_with(other, &script::LOCK_RENEW)
+        one.can_join(other, &script::LOCK_RENEW)
             && (self.task.nodes.are_one() || slot(one) == slot(other))
     }
 
@@ -299,7 +302,7 @@ impl WatchdogThread {
                 self.task.counters.renewals.add(1);
                 self.task.watchdog.arm(hold, due);
             }
-            Next::Look(due) => self.task.watchdog.arm(hold, due),
+            Next::DueAgain(due) => self.task.watchdog.arm(hold, due),
             Next::Lost(reason) => self.task.lose(&hold, reason),
             Next::Refused(err) => {
                 report!(Debug, "renewing `{}` failed: {err}", hold.name());

@@ -30,7 +30,7 @@ const LIMITED: LeasePolicy = LeasePolicy::Renewed {
 struct Grant {
     number: u64,
     until: Instant,
-    complete: bool,
+    may_change_threads: bool,
 }
 
 impl PartialEq for Grant {
@@ -44,7 +44,7 @@ impl Holding for Grant {
         Validity {
             until: self.until,
             lease: LEASE,
-            complete: self.complete,
+            may_change_threads: self.may_change_threads,
         }
     }
 }
@@ -213,7 +213,7 @@ impl Model {
             (hold.mode == Mode::Shared)
                 .then(|| ago(hold.since))
                 .hash(&mut print);
-            (left, hold.grant.complete).hash(&mut print);
+            (left, hold.grant.may_change_threads).hash(&mut print);
         }
         self.queue.hash(&mut print);
         self.tenure_since.map(ago).hash(&mut print);
@@ -370,7 +370,7 @@ impl Model {
         self.steps.push(step);
         match step {
             Step::Enter(t, mode, lease, waits) => self.enter(t, mode, lease, waits),
-            Step::Granted(t, complete) => self.granted(t, complete),
+            Step::Granted(t, may_change_threads) => self.granted(t, may_change_threads),
             Step::Refused => {
                 self.lock.record_refusal();
                 (self.tenure_since, self.released) = (None, None);
@@ -527,14 +527,14 @@ impl Model {
         self.check(reentered && !bogus, "a holder may, others may not");
     }
 
-    fn granted(&mut self, t: usize, complete: bool) {
+    fn granted(&mut self, t: usize, may_change_threads: bool) {
         let Doing::Asking(mode) = self.threads[t].doing else {
             return;
         };
         let grant = Grant {
             number: self.number(),
             until: self.now + LEASE,
-            complete,
+            may_change_threads,
         };
         let lease = self.threads[t].lease;
         let wakeups = self
@@ -612,8 +612,11 @@ impl Model {
             first.doing == Doing::Queued(mode) && hold.suits(first.lease, self.now)
         });
         let only = self.holds.len() == 1;
-        let passes =
-            mode == Mode::Exclusive && same && only && self.is_young() && hold.grant.complete;
+        let passes = mode == Mode::Exclusive
+            && same
+            && only
+            && self.is_young()
+            && hold.grant.may_change_threads;
         self.threads[t].ticket = None;
 
         let (left, _) = self.leave_hold(t + 100, hold.grant);
@@ -944,7 +947,7 @@ fn grant(number: u64, now: Instant) -> Grant {
     Grant {
         number,
         until: now + LEASE,
-        complete: true,
+        may_change_threads: true,
     }
 }
 
@@ -1099,12 +1102,12 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
 
 #[test]
 fn a_hold_without_a_token_to_spare_is_not_passed_on() {
-    for complete in [true, false] {
+    for may_change_threads in [true, false] {
         let now = Instant::now();
         let mut lock = LocalLock::new(Order::Local, TENURE);
         assert_eq!(come(&mut lock, 1, Mode::Exclusive, RENEWED, now), "Ask");
         let hold = Grant {
-            complete,
+            may_change_threads,
             ..grant(1, now)
         };
         let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, false, now);
@@ -1112,8 +1115,8 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &hold, now, &|| 1);
         let passed = matches!(left, Left::Passed { waiter: 2, .. });
-        assert_eq!(passed, complete, "{left:?}");
-        assert_eq!(released(&left).is_some(), !complete, "{left:?}");
+        assert_eq!(passed, may_change_threads, "{left:?}");
+        assert_eq!(released(&left).is_some(), !may_change_threads, "{left:?}");
     }
 }
 

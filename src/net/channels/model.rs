@@ -18,7 +18,7 @@ const LISTENS_TO: [usize; 3] = [0, 0, 1];
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Knows {
-    listening: bool,
+    is_answered: bool,
     /// There was a message, and it has neither got that nor asked since.
     missed: bool,
 }
@@ -31,11 +31,11 @@ impl Listener for Waiting {
         self.0.lock().missed = false;
     }
 
-    fn set_listening(&self, listening: bool) {
+    fn set_answered(&self, is_answered: bool) {
         let mut knows = self.0.lock();
         // A waiter asks once its subscription is confirmed.
-        knows.missed &= !listening;
-        knows.listening = listening;
+        knows.missed &= !is_answered;
+        knows.is_answered = is_answered;
     }
 }
 
@@ -443,8 +443,8 @@ impl Explore for World {
             let channel = channel.expect("it is wanted");
             assert!(channel.waiters.iter().any(|its| its.number == *number));
             let knows = *self.waiting[waiter].0.lock();
-            let is_listening = channel.is_listening();
-            assert_eq!(knows.listening, is_listening, "it knows how it stands");
+            let is_answered = channel.is_answered();
+            assert_eq!(knows.is_answered, is_answered, "it knows how it stands");
         }
     }
 
@@ -465,7 +465,7 @@ impl Explore for World {
                     waits = true;
                     let knows = *self.waiting[waiter].0.lock();
                     assert!(
-                        knows.listening && !knows.missed,
+                        knows.is_answered && !knows.missed,
                         "{waiter} misses a message"
                     );
                 }

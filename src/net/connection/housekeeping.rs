@@ -26,7 +26,7 @@ impl Connection {
                 return;
             }
             if idle_for >= PING_AFTER {
-                let ping = Request::command("looking around", &["PING"]);
+                let ping = Request::command("checking the connection", &["PING"]);
                 // No thread waits for the PONG. Housekeeping reads it, and drops a connection that stays silent.
                 in_flight.enqueue(&Call::question(ping), now);
                 drop(state);

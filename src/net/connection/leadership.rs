@@ -9,7 +9,8 @@ use crate::net::pipeline::InFlight;
 ///
 /// While the connection is up, under its mutex:
 ///
-/// 1. The reader is in its place, or one thread has it: the leader, or housekeeping.
+/// 1. The reader is in its place, or one thread has it: the leader, housekeeping, or a thread that checks an idle
+///    connection.
 /// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection.
 ///    That thread has been woken, or is woken once the appointing thread has written what is queued.
 /// 3. Taking the reader ends the appointment, whichever thread takes it.
@@ -93,7 +94,8 @@ impl<R> Leadership<R> {
     }
 }
 
-/// Every schedule of three waiting threads, and of housekeeping, around the connections to two nodes. Replies come in any cut,
-/// times are up, a release moves to the other node or is rejected for now, and a leader panics.
+/// Every schedule of three waiting threads, and of housekeeping, around the connections to two nodes. The leader reads one
+/// or several replies at once, deadlines pass, a release moves to the other node or is rejected for now, and a leader
+/// panics.
 #[cfg(test)]
 mod schedules;

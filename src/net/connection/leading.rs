@@ -340,7 +340,7 @@ impl Connection {
     /// over to a successor: the appointed thread finds that when it looks, and leads, follows, or passes the appointment on.
     fn step_down(&self, reader: Reader, generation: u64, now: Instant, mut served: Served) {
         let mut state = self.state.lock();
-        // If another thread has taken the connection down, `lost` has woken all followers.
+        // If another thread has taken the connection down, `lost` has listed all followers, and `take_down` wakes them.
         let Some((up, in_flight)) = state.up(generation) else {
             return;
         };

@@ -60,7 +60,7 @@ impl Down {
         let why = self.why.as_ref();
         let answer = why.filter(|why| self.next.has_failed() && !why.is_timeout());
         match (answer, self.attempts.last()) {
-            (None, Some(last)) => last.waits_for(),
+            (None, Some(last)) => last.reason(),
             (answer, _) => answer.or(why).cloned().unwrap_or_else(no_connection),
         }
     }
@@ -268,7 +268,7 @@ impl Connection {
         match made {
             None => {}
             Some(Ok(successor)) => self.succeed(generation, successor),
-            Some(Err(why)) => self.endpoint.keeps_login(self.role, &why),
+            Some(Err(why)) => self.endpoint.log_login_kept(self.role, &why),
         }
     }
 

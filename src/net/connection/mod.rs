@@ -1,4 +1,4 @@
-//! The connection that all threads of a client share for their commands.
+//! The connection to one node for one role (commands, guarded commands, or renewals), which all threads of a client share.
 //!
 //! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no
 //! I/O, so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a
@@ -12,9 +12,10 @@
 //! [if that is worth it](InFlight::is_worth_a_write).
 //!
 //! A leader that steps down wakes the threads with replies first and the next leader last, which then finds their next
-//! commands queued and writes them together. Until the next leader is awake, no other thread leads. Otherwise the old leader
-//! would lead again with its next command, and block before the others have queued theirs (bench: 8 and 64 threads on as
-//! many locks). Only a thread whose time is up may lead in between.
+//! commands queued and writes them together. Until the next leader is awake, no other thread that waits for a reply leads.
+//! Otherwise the old leader would lead again with its next command, and block before the others have queued theirs (bench: 8
+//! and 64 threads on as many locks). There are three exceptions: a thread whose time is up reads once more, housekeeping
+//! reads briefly, and a thread that finds the connection idle checks it. Each then appoints again.
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -23,11 +24,16 @@
 //!     │                          │ failed        ├────┘
 //!     ├──────────────────────────┘               │
 //!     └──────────────────────────────────────────┘        close, from anywhere ──► closed
-//!
-//!    the reader, while up:   free ──a thread waits──► led ──its reply, its time──► appointed, or free if nobody follows
-//!                                                      ▲                              │
-//!                                                      └──────── that thread ─────────┘   or passed on, if its time is up
 //! ```
+//!
+//! The states of the reader, while the connection is up:
+//!
+//! | state | ends when | next state |
+//! | --- | --- | --- |
+//! | free | a thread waits for a reply | led by that thread |
+//! | led | the leader has its reply, or its slice is over | a following thread is appointed; free if none follows |
+//! | a thread is appointed | that thread is awake and takes the reader | led by that thread |
+//! | a thread is appointed | that thread leaves without its reply | another is appointed; free if none follows |
 //!
 //! If the login of a connection is old, a successor is made while the connection works, and takes over between two replies:
 //! queued commands go out over the successor. Nothing is lost, sent twice, or undone.
@@ -173,7 +179,7 @@ pub(crate) struct Settings {
     pub(crate) on_reply: Arc<dyn OnReply>,
 }
 
-/// The shared connection for the commands of all locks of a client.
+/// The connection to one node for one role, shared by all locks of a client.
 pub(crate) struct Connection {
     masters: Arc<Masters>,
     endpoint: Endpoint,

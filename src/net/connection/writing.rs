@@ -70,8 +70,8 @@ impl Connection {
     ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
         in_flight.check_before_write = false;
-        // The check makes the socket non-blocking, so it is left out during a write. If that write fails, the outcome
-        // counts as unknown.
+        // While another thread writes, the check is left out, since it makes the socket non-blocking. If the server has
+        // closed the connection, the outcome of the commands that this thread writes is unknown.
         if up.writing {
             return Some(state);
         }

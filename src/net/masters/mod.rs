@@ -39,7 +39,7 @@ use self::sentinel::Service;
 use self::table::{Table, named_by};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::{Address, Deployment};
-use crate::error::{is_transient, lasting, retold};
+use crate::error::{is_transient, lasting, reword_connection_error};
 use crate::net::back_off::NextTry;
 use crate::net::slot::slot_of;
 use crate::net::socket::dial::{Dial, SHARE};
@@ -396,7 +396,7 @@ impl Masters {
         let connect = |endpoint: &Endpoint, role| {
             let mut dial = Dial::by_itself(role, share);
             let connection = connect_to(&mut dial, endpoint)?;
-            dial.waits_for(timed_out("it did not answer in time"));
+            dial.set_reason(timed_out("it did not answer in time"));
             Ok::<_, RedisError>((connection, dial))
         };
         let Deployment::Sentinel { service, login, .. } = &self.endpoint.server.deployment else {
@@ -411,7 +411,7 @@ impl Masters {
             .and_then(|(connection, dial)| self.ask_sentinel(connection, service, &dial, share));
         asked.map(Some).map_err(|err| {
             let text = format!("no Sentinel has named the master of `{service}`: {address}: {err}");
-            retold(&err, text)
+            reword_connection_error(&err, text)
         })
     }
 }

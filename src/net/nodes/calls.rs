@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use redis::{RedisError, Value};
 
 use super::Nodes;
-use crate::error::{excerpt, is_wrong_operation, reworded};
+use crate::error::{excerpt, is_wrong_operation, reword_server_error};
 use crate::net::back_off::BackOff;
 use crate::net::call::{Answer, Attempt, Call, CallPhase, Fault};
 use crate::net::connection::{Connection, WaitFault};
@@ -152,23 +152,24 @@ impl Nodes {
                     why
                 }
             };
-            self.rest(&call, why, BackOff::SERVER.after(failures), until, stop)?;
+            let (doing, pause) = (call.request.doing, BackOff::SERVER.after(failures));
+            Self::rest(to, doing, why, pause, until, stop)?;
             failures += 1;
         }
     }
 
-    /// A pause before a command is sent again.
+    /// A pause before a command is sent again. `from`: the connection over which it was sent last.
     fn rest(
-        &self,
-        call: &Call,
+        from: &Connection,
+        doing: &str,
         why: RedisError,
         pause: Duration,
         until: Instant,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Fault> {
-        report!(Debug, "{} failed: {why}; retrying", call.request.doing);
+        report!(Debug, "{doing} failed: {why}; retrying");
         if Instant::now() + pause >= until {
-            return Err(self.at(call).unreachable(why));
+            return Err(from.unreachable(why));
         }
         time::sleep_unless(pause, stop);
         match stop() {
@@ -306,6 +307,6 @@ fn with_types(
     }
     match found.is_empty() {
         true => err,
-        false => reworded(&err, &found.join(", ")),
+        false => reword_server_error(&err, &found.join(", ")),
     }
 }

@@ -2,27 +2,23 @@
 //! that always has every slot.
 //!
 //! A call goes to the master that is known to have the slot of its first key. If another node has the slot, the answer names
-//! it. Each answer leaves the call in one place:
+//! that node. The answer decides where the call goes next, whichever node gives it:
 //!
-//! ```text
-//!                     MOVED: the slot is there from now on
-//!                ┌────────────────────────────────────────────┐
-//!                ▼                                            │
-//!    slot's master ──sent──► answered                         │
-//!       │     ▲   │                                           │
-//!       │     │   └──ASK──► another node, behind ASKING ──────┤
-//!       │     │                  │                            │
-//!       │     └── TRYAGAIN, CLUSTERDOWN: after a pause ◄──────┘
-//!       │
-//!       └── away: the slots are asked for again, until somebody has them or the time is up
-//! ```
+//! | answer | next |
+//! | --- | --- |
+//! | a reply, or an error that does not pass | nowhere: the call has its answer |
+//! | `MOVED` | to the node that the answer names, which has the slot from now on |
+//! | `ASK` | to the node that the answer names, behind `ASKING` |
+//! | `TRYAGAIN`, `CLUSTERDOWN`, or another error that passes | to the slot's master, after a pause |
+//! | none: the node is unreachable | to the slot's master: the nodes are asked which it is, until one is reachable |
 //!
 //! **A call for which a thread waits** follows a redirection at once, a few times in a row, and is made again if its outcome is
 //! unknown ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) when its answer is read.
 //! The connection of the new master takes it from there; behind `ASK`, housekeeping submits it.
 //!
 //! A node that was a master once keeps its number and its [`Connection`] until the client is closed, so a thread that knows to
-//! which node a call went finds its connection. A node that is not a master any more has no socket.
+//! which node a call went finds its connection. When the table of masters has changed, the connections to nodes that are no
+//! longer masters are dropped. A socket to such a node that is made later, as behind `ASK`, stays until the next change.
 //!
 //! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
 
@@ -56,14 +52,14 @@ pub(crate) struct Nodes {
     settings: Settings,
     ledger: Arc<Ledger>,
     connections: Numbered,
-    /// The version of the table of masters when connections to former masters were last closed.
-    left: AtomicU64,
+    /// The version of the table of masters when connections to former masters were last retired.
+    retired_at_version: AtomicU64,
     /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
     closed: Mutex<bool>,
 }
 
-/// Connections by the numbers of their nodes. All stay where they are, so finding one takes no mutex and counts no
-/// reference. A lock and its release find a connection three times (bench: 64 threads on 64 locks).
+/// Connections by the numbers of their nodes. All stay where they are, so a look-up takes no mutex and clones no `Arc`. A
+/// lock and its release look a connection up three times (bench: 64 threads on 64 locks).
 #[derive(Default)]
 struct Numbered {
     these: [OnceLock<Arc<Connection>>; 16],
@@ -87,7 +83,7 @@ impl Numbered {
 impl Nodes {
     pub(crate) fn new(map: Arc<Masters>, role: &'static str, settings: Settings) -> Arc<Self> {
         Arc::new(Self {
-            left: AtomicU64::new(map.version()),
+            retired_at_version: AtomicU64::new(map.version()),
             ledger: Arc::new(Ledger::new(Arc::clone(&map))),
             map,
             role,
@@ -118,8 +114,8 @@ impl Nodes {
         }
     }
 
-    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`, and so does a
-    /// silence: half the command timeout.
+    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. The server may be
+    /// silent for at most `most` as well: the limit for a silence is half the command timeout, which is at most `2 * most`.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
@@ -205,7 +201,7 @@ impl Nodes {
             }
         }
         let version = self.map.version();
-        let has_changed = self.left.swap(version, Ordering::AcqRel) != version;
+        let has_changed = self.retired_at_version.swap(version, Ordering::AcqRel) != version;
         for connection in self.connections.all() {
             if has_changed && !self.map.is_master(connection.node) {
                 connection.retire();
@@ -285,8 +281,8 @@ impl Nodes {
         }
     }
 
-    /// Closes all connections; waiting and later calls fail with `Closed`. Returns how many releases in the ledger are given
-    /// up, and how many undos of acquires.
+    /// Closes all connections; waiting and later calls fail with `Closed`. Returns how many entries of the ledger are given
+    /// up: the releases, and the entries that may find nothing. See [`Ledger::forget`].
     pub(crate) fn close(&self) -> (u64, u64) {
         *self.closed.lock() = true;
         for connection in self.connections.all() {
@@ -363,6 +359,9 @@ impl Nodes {
         generation: u64,
     ) -> Verdict {
         let verdict = verdict(reply, || call.asked(kind, !self.are_one()));
+        if !matches!(verdict, Verdict::Answer(_) | Verdict::Never(_)) {
+            call.record_not_run();
+        }
         match &verdict {
             Verdict::Answer(_) => {}
             Verdict::SendText => call.send_text(),

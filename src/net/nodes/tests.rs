@@ -188,6 +188,22 @@ fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
 }
 
 #[test]
+fn a_sending_that_the_server_has_rejected_does_not_count() {
+    let nodes = nodes(&Arc::default());
+    let rejections = [
+        ("NOSCRIPT No matching script", false),
+        ("LOADING Redis is loading the dataset in memory", false),
+        ("WRONGTYPE Operation against a key", true),
+    ];
+    for (text, has_run) in rejections {
+        let call = release("a");
+        call.state.lock().begin_sending();
+        nodes.verdict(says(text), &call, RequestKind::Waited, nodes.at(&call), 1);
+        assert_eq!(call.was_sent(), has_run, "{text}");
+    }
+}
+
+#[test]
 fn a_connection_in_doubt_is_waited_for_until_the_time_is_up() {
     // Accepts connections, and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

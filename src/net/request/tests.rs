@@ -62,10 +62,10 @@ fn several_become_one_with_the_keys_and_arguments_of_all() {
     Request::together(requests[1..2].to_vec()).write(&mut one, false);
     requests[1].write(&mut alone, false);
     assert_eq!(one, alone);
-    assert!(requests[0].goes_with(&requests[1], &SCRIPT));
-    assert!(!requests[0].goes_with(&Request::command("testing", &["PING"]), &SCRIPT));
+    assert!(requests[0].can_join(&requests[1], &SCRIPT));
+    assert!(!requests[0].can_join(&Request::command("testing", &["PING"]), &SCRIPT));
     static OTHER: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
-    assert!(!requests[0].goes_with(&requests[1], &OTHER));
+    assert!(!requests[0].can_join(&requests[1], &OTHER));
 }
 
 #[test]

@@ -14,11 +14,11 @@ use crate::config::server::Address;
 /// Connects to one address, authenticates, selects the database, says who this is and waits for PONG.
 pub(in crate::net) fn connect_to(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Duplex> {
     let socket = open_socket(dial, endpoint)?;
-    dial.waits_for(timed_out(
+    dial.set_reason(timed_out(
         "the function given to Config::credentials did not return in time",
     ));
     let login = dial.unbounded(|| endpoint.login())?;
-    dial.waits_for(timed_out("redis did not answer the greeting in time"));
+    dial.set_reason(timed_out("redis did not answer the greeting in time"));
     greet(endpoint, dial, &login, socket)
 }
 

@@ -9,8 +9,8 @@ use redis::{RedisError, RedisResult};
 
 use super::{GLANCE, timed_out};
 
-/// How long one of several servers may take, since others can be asked as well. After that long, a second attempt to connect
-/// to the same server begins: the first may have begun while it was unreachable.
+/// How long one of several servers may take at least, since others can be asked as well. After that long, a second attempt to
+/// connect to the same server begins: the first may have begun while it was unreachable.
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.
@@ -19,7 +19,7 @@ pub(crate) struct DialProgress {
     /// The thread is in something that nothing bounds in time, or the server has answered that it is not ready: another
     /// attempt would not help.
     is_patient: AtomicBool,
-    waits_for: Mutex<RedisError>,
+    reason: Mutex<RedisError>,
     is_given_up: AtomicBool,
 }
 
@@ -28,14 +28,14 @@ impl DialProgress {
         Arc::new(Self {
             began: Instant::now(),
             is_patient: AtomicBool::new(false),
-            waits_for: Mutex::new(timed_out("no connection to redis in time")),
+            reason: Mutex::new(timed_out("no connection to redis in time")),
             is_given_up: AtomicBool::new(false),
         })
     }
 
-    /// The present step, as the reason for a caller whose time is up.
-    pub(crate) fn waits_for(&self) -> RedisError {
-        self.waits_for.lock().clone()
+    /// The error for a caller whose time is up: it names the present step, or says why the server is not ready.
+    pub(crate) fn reason(&self) -> RedisError {
+        self.reason.lock().clone()
     }
 
     /// Whether it has taken so long that another should be tried beside it.
@@ -92,20 +92,20 @@ impl Dial {
     pub(in crate::net) fn left(&self) -> RedisResult<Duration> {
         let left = self.ends.saturating_duration_since(Instant::now());
         if left.is_zero() || self.progress.is_given_up() {
-            return Err(self.progress.waits_for());
+            return Err(self.progress.reason());
         }
         Ok(left.max(GLANCE))
     }
 
-    /// Says what it waits for from now on.
-    pub(in crate::net) fn waits_for(&self, what: RedisError) {
-        *self.progress.waits_for.lock() = what;
+    /// Sets the [`reason`](DialProgress::reason) for the step that begins now.
+    pub(in crate::net) fn set_reason(&self, why: RedisError) {
+        *self.progress.reason.lock() = why;
     }
 
-    /// The server is not ready, and says so.
-    pub(in crate::net) fn is_told_to_wait(&self, why: RedisError) {
+    /// The server has answered that it is not ready.
+    pub(in crate::net) fn record_not_ready(&self, why: RedisError) {
         self.progress.is_patient.store(true, Ordering::Relaxed);
-        self.waits_for(why);
+        self.set_reason(why);
     }
 
     /// Runs something that nothing bounds in time; its duration extends the deadline.

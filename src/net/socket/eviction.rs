@@ -1,7 +1,7 @@
 //! Whether the server deletes keys when its memory is full: a lock whose key is deleted is free.
 //!
-//! Asked behind the greeting of the first connection for commands, so that it takes no time of its own. `INFO` rather
-//! than `CONFIG`, which managed services refuse.
+//! The greeting of the first connection for commands ends with `INFO`, so the question costs no round trip of its own.
+//! `CONFIG` would say the same, but managed services refuse it.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ impl Endpoint {
     }
 
     /// The server has answered, or refused; warns once if there is something to warn of.
-    pub(super) fn answered_about_eviction(&self, info: Option<&Value>) {
+    pub(super) fn record_eviction(&self, info: Option<&Value>) {
         if self.knows_eviction.swap(true, Ordering::Relaxed) {
             return;
         }

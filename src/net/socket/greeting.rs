@@ -9,7 +9,7 @@ use super::dial::Dial;
 use super::{Duplex, Endpoint, GLANCE, Socket, unasked};
 use crate::config::replicas::ReplicaAck;
 use crate::config::server::Login;
-use crate::error::{excerpt, is_transient, printable, reworded};
+use crate::error::{excerpt, is_transient, printable, reword_server_error};
 use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::report::report;
@@ -66,7 +66,7 @@ pub(super) fn greet(
                 Ok(reply) => return Err(strange(step.what, &reply)),
                 Err(err) if step.needs_time(&err) => {
                     again.push(step);
-                    dial.is_told_to_wait(err);
+                    dial.record_not_ready(err);
                 }
                 Err(err) => step.refused(endpoint, login, err)?,
             }
@@ -142,10 +142,10 @@ impl GreetingStep {
             "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => Err(
                 io::Error::other("a Sentinel named it as the master, but it is a replica").into(),
             ),
-            "ROLE" => endpoint.answers_role(reply),
-            "HELLO" => endpoint.answers_hello(Some(reply)),
+            "ROLE" => endpoint.record_role(reply),
+            "HELLO" => endpoint.record_hello(Some(reply)),
             "INFO" => {
-                endpoint.answered_about_eviction(Some(reply));
+                endpoint.record_eviction(Some(reply));
                 Ok(())
             }
             _ => Ok(()),
@@ -174,13 +174,13 @@ impl GreetingStep {
             }
             // Without ROLE, a replica shows later by the commands that it rejects.
             "ROLE" if !needs_role(endpoint) => Ok(()),
-            "HELLO" => endpoint.answers_hello(None),
+            "HELLO" => endpoint.record_hello(None),
             // The user may not PING, or the server cannot write to its disk.
             "PING" if !keeps_out(&err) => Ok(()),
             // A later connection may ask again, unless the user lacks the right.
             "INFO" if is_transient(&err) => Ok(()),
             "INFO" => {
-                endpoint.answered_about_eviction(None);
+                endpoint.record_eviction(None);
                 Ok(())
             }
             "WAIT" => Err(without_wait(&err)),
@@ -210,7 +210,7 @@ fn strange(what: &str, reply: &Value) -> RedisError {
 /// Adds to a refusal what was asked for.
 fn adding(err: &RedisError, what: &str) -> RedisError {
     let detail = err.detail().unwrap_or_default().trim_end_matches('.');
-    reworded(err, &format!("{detail}; {what}"))
+    reword_server_error(err, &format!("{detail}; {what}"))
 }
 
 /// The error for a rejected `WAIT`: transient if the text mentions replicas, since the server may be a replica now.

@@ -32,7 +32,7 @@ impl Endpoint {
     }
 
     /// Logs that a connection keeps its old login, since no successor could be made.
-    pub(crate) fn keeps_login(&self, role: &str, why: &RedisError) {
+    pub(crate) fn log_login_kept(&self, role: &str, why: &RedisError) {
         report!(
             Warn,
             "renewing the login at redis, {self}, failed ({role}): {why}; the old connection stays in use"

@@ -5,9 +5,9 @@ pub(in crate::net) mod dial;
 mod eviction;
 mod greeting;
 mod login;
-mod meant;
 mod opening;
 mod reply;
+mod server_kind;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -87,7 +87,7 @@ pub(crate) struct Endpoint {
     proves_master: bool,
     /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` where this
     /// need not be known: for servers that others have named, and for URLs of Sentinels and clusters.
-    sort_is_known: Option<Arc<AtomicBool>>,
+    server_kind_is_known: Option<Arc<AtomicBool>>,
 }
 
 impl Endpoint {
@@ -99,7 +99,7 @@ impl Endpoint {
             observer: Observers::default(),
             replicas: Arc::default(),
             proves_master: false,
-            sort_is_known: None,
+            server_kind_is_known: None,
         }
     }
 
@@ -111,8 +111,9 @@ impl Endpoint {
         }
     }
 
-    /// Logs the outcome of an attempt to connect at debug level. That a server became unreachable, or reachable again, is
-    /// logged and told to the observer once for all connections of a client.
+    /// Logs a failed attempt to connect at debug level. A server that becomes unreachable is logged as a warning, and one
+    /// that is reachable again at info level, once for all connections of a client. The observer is told of these changes,
+    /// and of the outcome of the first attempt.
     pub(in crate::net) fn log(&self, role: &str, failure: Option<&RedisError>) {
         let server = self.to_string();
         let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
@@ -159,11 +160,7 @@ impl Endpoint {
 
     /// A node of a cluster, to be asked about the others: it may be a replica.
     pub(in crate::net) fn witness(&self, address: Address) -> Self {
-        Self {
-            // A server that is slow to answer such a question may be there for everything else.
-            was_there: Arc::default(),
-            ..self.other(address, |server| server.replica_ack = ReplicaAck::None)
-        }
+        self.other(address, |server| server.replica_ack = ReplicaAck::None)
     }
 
     /// The endpoint of another server, reached and greeted in the same way.
@@ -181,7 +178,7 @@ impl Endpoint {
         Self {
             server: Arc::new(server),
             proves_master: false,
-            sort_is_known: None,
+            server_kind_is_known: None,
             ..self.clone()
         }
     }

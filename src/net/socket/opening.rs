@@ -16,16 +16,17 @@ use super::REPLAY;
 use super::dial::{Dial, SHARE};
 use super::timed_out;
 
-/// How often the system shows a firewall on the way that an idle connection is in use. Many forget one after a minute or more.
+/// After this long without traffic, the system sends a keepalive packet. Without these packets, many firewalls forget a
+/// connection that is idle for a minute or more.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Looks a host up and connects to the first of its addresses that answers.
 pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStream> {
-    dial.waits_for(timed_out("looking up the host took too long"));
+    dial.set_reason(timed_out("looking up the host took too long"));
     let addrs = look_up(host, port, dial, || {
         Ok((host, port).to_socket_addrs()?.collect())
     })?;
-    dial.waits_for(timed_out("connecting took too long"));
+    dial.set_reason(timed_out("connecting took too long"));
     open_one(&addrs, dial)
 }
 
@@ -140,7 +141,7 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
 pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<TcpStream> {
     use crate::net::back_off::BackOff;
     use redis::io::tcp::socket2::{Domain, SockAddr, Socket, Type};
-    dial.waits_for(timed_out("connecting took too long"));
+    dial.set_reason(timed_out("connecting took too long"));
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     while let Err(err) = socket.connect(&SockAddr::unix(path)?) {

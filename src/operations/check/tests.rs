@@ -45,6 +45,13 @@ fn what_a_refusal_asks_for_is_the_right() {
         Some("&c")
     );
     assert_eq!(lacks(&["del", "k"], "OK"), None);
+    // Channels of scripts are keys as well, and names may contain any word.
+    let key = "User channel has no permissions to access the 'command__channel:{k}' key";
+    let found = lacks(&["del", "command__channel:{k}"], key);
+    assert_eq!(found.as_deref(), Some("~command__channel:{k}"));
+    let channel = "User key has no permissions to access the 'key' channel";
+    let found = lacks(&["publish", "key", "0"], channel);
+    assert_eq!(found.as_deref(), Some("&key"));
     // A command that was executed may answer anything.
     let info = "executable:/usr/bin/valkey-server";
     assert_eq!(answered(&["info", "server"], info, false), None);
@@ -52,7 +59,7 @@ fn what_a_refusal_asks_for_is_the_right() {
 
 #[test]
 fn every_script_is_of_a_kind_and_every_command_is_tried() {
-    let tries = tries("k");
+    let tries = tries("k", false, false);
     for (file, text) in lua::ALL {
         for command in commands(text) {
             assert!(
@@ -82,7 +89,7 @@ pub(crate) fn samples() -> String {
         "redis_version:5.0.14\r\nrole:slave\r\nconnected_slaves:1\r\nmaxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n\
          aof_enabled:0\r\nrdb_last_bgsave_status:err\r\n",
     );
-    let tries = tries("k");
+    let tries = tries("k", false, false);
     let may_all = || tries.iter().map(|_| says("+OK")).collect::<Vec<_>>();
     for is_dry_run in [true, false] {
         checked.judge_rights(Some("app"), &tries, may_all(), is_dry_run);

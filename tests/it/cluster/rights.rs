@@ -39,4 +39,28 @@ fn the_rights_in_the_guide_are_enough_in_a_cluster() {
     });
     nothing_was_refused(&client);
     nothing_was_refused(&other);
+    // `check` tries the commands that this cluster needs.
+    let lacks = || {
+        let report = client.check().unwrap().to_string();
+        let lacks = report
+            .lines()
+            .filter(|line| line.contains("the user lacks"));
+        lacks.map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(lacks(), "");
+    let node = &cluster.nodes[0];
+    let knows: redis::Value = node.ask(&["COMMAND", "INFO", "ssubscribe"]);
+    if format!("{knows:?}").contains("ssubscribe") {
+        node.cli(&[
+            "ACL",
+            "SETUSER",
+            "locker",
+            "-ssubscribe",
+            "-spublish",
+            "-asking",
+        ]);
+        for right in ["+ssubscribe", "+spublish", "+asking"] {
+            assert!(lacks().contains(right), "{right}: {}", lacks());
+        }
+    }
 }

@@ -437,6 +437,7 @@ fn one_file_says_what_the_error_codes_of_redis_mean() {
 const UPWARD: &[&str] = &[
     // Strange texts for tests of all layers.
     "src/config/server/tests.rs -> crate::net::strange",
+    "src/config/tests.rs -> crate::net::strange",
     // Real requests, whose replies are judged.
     "src/verdict/tests.rs -> crate::net::request",
     "src/verdict/tests.rs -> crate::net::slot",

@@ -10,7 +10,7 @@ use redlatch::{Client, Config};
 
 use crate::support::scripts::channel;
 use crate::support::{
-    Crew, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, scoped, settings_by,
+    Crew, LONG, Mode, Proxy, Server, Target, eventually, hold_by_stranger, ms, scoped, settings_by,
     timed, unique,
 };
 
@@ -51,6 +51,32 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
         assert_eq!(times, 1, "one pause, however many clients wait");
         assert!(took >= ms(1), "{took:?}");
     }
+}
+
+// The subscription of a wait stays open for 50 ms. If this process took it for another one, it would pause, and subscribe again
+// for that, after every second tenure.
+#[test]
+fn a_process_that_is_alone_again_does_not_pause_for_itself() {
+    let server = Server::start();
+    let name = unique("alone");
+    let ours = Client::open(server.url()).unwrap();
+    let lock = ours.mutex(&name);
+    let theirs = Client::open(server.url()).unwrap();
+    let held = theirs.mutex(&name).lock().unwrap();
+    scoped(|scope| {
+        let waits = scope.spawn(|| drop(lock.lock().unwrap()));
+        eventually("it listens", || server.channels().len() == 1);
+        drop(held);
+        theirs.close(LONG).unwrap();
+        waits.join().unwrap();
+    });
+    // A hundred tenures.
+    let until = Instant::now() + ms(500);
+    while Instant::now() < until {
+        drop(lock.lock().unwrap());
+    }
+    let pauses = ours.stats().yields;
+    assert!(pauses <= 5, "{pauses} pauses");
 }
 
 // If a call ends before all other clients have had their turns, the next call of the process continues to let them go

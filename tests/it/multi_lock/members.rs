@@ -58,6 +58,22 @@ fn config_fault<T: std::fmt::Debug>(result: &Result<T>) {
     );
 }
 
+// `b` was taken a moment ago, so the thread asks again for as long as two round trips take. The last of these replies comes
+// too late, but Redis has said before that somebody else has `b`.
+timed!(a_member_that_was_refused_in_a_round_makes_the_call_busy_and_not_late);
+fn a_member_that_was_refused_in_a_round_makes_the_call_busy_and_not_late() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server);
+    let client = open(&proxy.url());
+    let [a, b] = [unique("a"), unique("b")];
+    let lock = client.multi_lock([&a, &b]).late_is_error();
+    drop(lock.lock().unwrap());
+    proxy.set(Target::All, Mode::DelayBoth(ms(100)));
+    let theirs = open(&server.url());
+    let _guard = theirs.mutex(&b).lock().unwrap();
+    assert!(lock.try_lock_for(ms(500)).unwrap().is_none());
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Members
 // ---------------------------------------------------------------------------------------------------------------------

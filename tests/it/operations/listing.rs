@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redlatch::Client;
 use redlatch::ops::LockKind;
+use redlatch::{Client, Error};
 
 use crate::support::cluster::Cluster;
 use crate::support::{Server, ms, open, scoped, settings, timed, unique};
@@ -56,6 +56,24 @@ fn what_is_held_is_listed_and_nothing_else() {
     assert_eq!(list(&client, "held:a*"), only_a);
     assert_eq!(list(&client, "none:*"), BTreeMap::new());
     drop((one, two, three, four, five, six));
+}
+
+timed!(a_user_who_may_not_look_at_the_keys_gets_an_error_and_no_empty_list);
+fn a_user_who_may_not_look_at_the_keys_gets_an_error_and_no_empty_list() {
+    let server = Server::start();
+    let ours = open(&server);
+    let _guard = ours.mutex(unique("held")).lock().unwrap();
+    for denied in ["-eval -evalsha", "resetkeys ~x"] {
+        let rules = format!("ACL SETUSER looker on >secret ~* &* +@all {denied}");
+        server.cli(&rules.split(' ').collect::<Vec<_>>());
+        let url = server.url().replace("//", "//looker:secret@");
+        let client = Client::open(url).unwrap();
+        let listed: Vec<_> = client.locks("*").collect();
+        assert!(
+            matches!(&listed[..], [Err(Error::Redis { .. })]),
+            "{denied}: {listed:?}"
+        );
+    }
 }
 
 timed!(every_name_is_listed_whatever_braces_it_has);

@@ -245,7 +245,9 @@ impl Model {
             (released, !redis.is_empty())
         } else {
             let released = redis.readers.remove(&id).is_some();
-            if redis.writer.is_none() && !redis.readers.values().any(|alive| *alive) {
+            if !released {
+                // Nothing of others is removed.
+            } else if redis.writer.is_none() && !redis.readers.values().any(|alive| *alive) {
                 redis.readers.clear();
             } else if redis.writer.is_none() {
                 redis.readers.retain(|_, alive| *alive);

@@ -290,6 +290,16 @@ const TABLE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "a late sign of life gives the queue of Java's threads no end",
+        &[
+            "new a     | taken | a | |",
+            "new b     | busy  | a | b |",
+            "joins j   |       | a | bj |",
+            "release b | -2    | a | j |",
+            "refresh b | b     | a | j |",
+        ],
+    ),
+    (
         "they are served in the order in which they came",
         &[
             "new a     | taken | a |    |",

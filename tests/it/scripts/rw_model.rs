@@ -259,15 +259,17 @@ impl World {
         if lock.writer.is_some() {
             return (Reply::Is(if released { 0 } else { -2 }), vec![]);
         }
-        let longest = self.bury();
-        let Some(longest) = longest else {
+        if !released {
+            return (Reply::Is(-1), vec![]);
+        }
+        let Some(longest) = self.bury() else {
             self.lock = None;
-            return (Reply::Is(if released { 1 } else { -1 }), vec!["0"]);
+            return (Reply::Is(1), vec!["0"]);
         };
         if longest != Ever {
             self.lock.as_mut().unwrap().left = longest;
         }
-        (Reply::Is(if released { 0 } else { -1 }), vec![])
+        (Reply::Is(0), vec![])
     }
 
     fn read_renew(&mut self, who: Who, lease: u32) -> (Reply, Vec<&'static str>) {

@@ -15,7 +15,7 @@ const NOT_LITERAL: [(&str, &str, &str); 8] = [
     ),
     (
         "lock_keep",
-        "KEYS[2] .. ':' .. head",
+        "KEYS[2] .. ':' .. ticket",
         "a channel for each waiter",
     ),
     (

@@ -37,7 +37,7 @@ pub(in crate::net::socket) fn secure(
     let context = settings.context;
     let mut tls = ClientConnection::new(Arc::clone(&settings.rustls), name)
         .map_err(|err| context.explain(&err))?;
-    dial.waits_for(timed_out(BEGINNING));
+    dial.set_reason(timed_out(BEGINNING));
     while tls.is_handshaking() || tls.wants_write() {
         let left = Some(dial.left()?);
         if tls.wants_write() {
@@ -49,7 +49,7 @@ pub(in crate::net::socket) fn secure(
         match done(tls.read_tls(&mut &socket))? {
             None => continue,
             Some(0) => return Err(closed(io::ErrorKind::UnexpectedEof)),
-            Some(_) => dial.waits_for(timed_out(REST)),
+            Some(_) => dial.set_reason(timed_out(REST)),
         }
         if let Err(err) = tls.process_new_packets() {
             // The server may want to know why; the reason is given here all the same.

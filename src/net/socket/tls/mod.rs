@@ -261,7 +261,8 @@ impl TlsStream {
         }
         session.tls.send_close_notify();
         session.fetch();
-        // The socket stays non-blocking: nothing is read or written after this.
+        // The socket stays non-blocking, since nothing is written after this. After `finish`, a thread may still read: each
+        // of its reads returns at once, so it reads again without a pause until its slice ends.
         let said = SockRef::from(&self.socket)
             .set_nonblocking(true)
             .and_then(|()| self.push(&mut session));

@@ -15,8 +15,8 @@ fn said(url: &str, role: &str, hello: &str) -> (String, bool) {
     let server = Server::of(url).expect("a good URL");
     let endpoint = Endpoint::new(server).named_by_url();
     assert!(endpoint.asks_what_it_is(super::super::COMMANDS));
-    let by_role = endpoint.answers_role(&reply(role));
-    let said = by_role.and_then(|()| endpoint.answers_hello(Some(&reply(hello))));
+    let by_role = endpoint.record_role(&reply(role));
+    let said = by_role.and_then(|()| endpoint.record_hello(Some(&reply(hello))));
     match said {
         Ok(()) => {
             assert!(!endpoint.asks_what_it_is(super::super::COMMANDS));
@@ -114,7 +114,7 @@ fn only_servers_that_the_url_names_are_asked_and_only_once() {
     assert!(!other.asks_what_it_is(super::super::COMMANDS));
     assert!(!endpoint.asks_what_it_is("subscriber"));
     // A user without the right to ask.
-    endpoint.answers_hello(None).expect("it may be used");
+    endpoint.record_hello(None).expect("it may be used");
     assert!(!endpoint.asks_what_it_is(super::super::COMMANDS));
 }
 
@@ -125,7 +125,7 @@ proptest! {
     fn whatever_is_answered_is_judged(reply in strange::value()) {
         let server = Server::of("redis://h:1/").expect("a good URL");
         let endpoint = Endpoint::new(server).named_by_url();
-        for judged in [endpoint.answers_role(&reply), endpoint.answers_hello(Some(&reply))] {
+        for judged in [endpoint.record_role(&reply), endpoint.record_hello(Some(&reply))] {
             if let Err(err) = judged {
                 prop_assert!(err.to_string().len() < 1000);
             }

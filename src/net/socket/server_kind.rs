@@ -1,7 +1,8 @@
 //! Whether the server is what the URL says, a single master. A replica, a node of a cluster and a Sentinel greet in the same
 //! way, and would reject most locks later.
 //!
-//! Asked behind the login of the first connection for commands. A user without the right to ask may connect all the same.
+//! The greeting of the first connection for commands asks this by `ROLE` and `HELLO`, right behind the login. A user without
+//! the right to send these may connect all the same.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ impl Endpoint {
     pub(crate) fn named_by_url(self) -> Self {
         let is_one = matches!(self.server.deployment, Deployment::Single(_));
         Self {
-            sort_is_known: is_one.then(Arc::<AtomicBool>::default),
+            server_kind_is_known: is_one.then(Arc::<AtomicBool>::default),
             ..self
         }
     }
@@ -28,31 +29,32 @@ impl Endpoint {
         let is_known = |known: &Arc<AtomicBool>| known.load(Ordering::Relaxed);
         role == super::COMMANDS
             && self
-                .sort_is_known
+                .server_kind_is_known
                 .as_ref()
                 .is_some_and(|known| !is_known(known))
     }
 
-    /// The server has answered `ROLE`.
-    pub(super) fn answers_role(&self, role: &Value) -> RedisResult<()> {
-        match (&self.sort_is_known, role) {
-            (Some(_), Value::Array(parts)) => self.judge(Sort::by_role(parts)),
+    /// The server has answered `ROLE`. Returns an error if it is no single master.
+    pub(super) fn record_role(&self, role: &Value) -> RedisResult<()> {
+        match (&self.server_kind_is_known, role) {
+            (Some(_), Value::Array(parts)) => self.judge(ServerKind::by_role(parts)),
             _ => Ok(()),
         }
     }
 
-    /// The server has answered `HELLO`, or refused it; that is asked behind `ROLE`.
-    pub(super) fn answers_hello(&self, hello: Option<&Value>) -> RedisResult<()> {
+    /// The server has answered `HELLO`, or refused it: `None`. Returns an error if it is no single master. `ROLE` was
+    /// answered or refused before, so no later connection asks.
+    pub(super) fn record_hello(&self, hello: Option<&Value>) -> RedisResult<()> {
         if let Some(Value::Array(parts)) = hello {
-            self.judge(Sort::by_hello(parts))?;
+            self.judge(ServerKind::by_hello(parts))?;
         }
-        if let Some(known) = &self.sort_is_known {
+        if let Some(known) = &self.server_kind_is_known {
             known.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn judge(&self, sort: Sort) -> RedisResult<()> {
+    fn judge(&self, kind: ServerKind) -> RedisResult<()> {
         let scheme = match self.server.is_encrypted {
             true => "rediss",
             false => "redis",
@@ -62,13 +64,13 @@ impl Endpoint {
             Deployment::Single(address @ Address::Tcp(..)) => address.to_string(),
             _ => "host:port".into(),
         };
-        Err(match sort {
-            Sort::Master => return Ok(()),
-            Sort::Replica(master) => replica(scheme, master),
-            Sort::Node => wrong_url(format!(
+        Err(match kind {
+            ServerKind::Master => return Ok(()),
+            ServerKind::Replica(master) => replica(scheme, master),
+            ServerKind::Node => wrong_url(format!(
                 "{self} is a node of a cluster and serves only some of the names: use {scheme}+cluster://{here}/"
             )),
-            Sort::Sentinel(service) => {
+            ServerKind::Sentinel(service) => {
                 let service = service.as_deref().unwrap_or("service");
                 wrong_url(format!(
                     "{self} is a Sentinel, which keeps no locks: use {scheme}+sentinel://{here}/{service}"
@@ -93,9 +95,9 @@ fn replica(scheme: &str, master: Option<Address>) -> RedisError {
     .into()
 }
 
-/// Sorts of servers, with what they say of others.
+/// The kinds of servers, with what they say of others.
 #[derive(Debug, PartialEq, Eq)]
-enum Sort {
+enum ServerKind {
     Master,
     /// With the address of its master.
     Replica(Option<Address>),
@@ -105,7 +107,7 @@ enum Sort {
     Sentinel(Option<String>),
 }
 
-impl Sort {
+impl ServerKind {
     /// `["slave", host, port, …]`, `["sentinel", [service, …]]`, `["master", …]`
     fn by_role(parts: &[Value]) -> Self {
         match (text(parts.first()).as_deref(), parts.get(1), parts.get(2)) {
