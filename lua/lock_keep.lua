@@ -13,8 +13,9 @@
 --          -1       nobody holds the lock any more
 --          -2       somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need. A 0 marks a kept hold: as its count, or for a read hold in its
---          string, since Redisson uses a reader's count. A renewal that arrives later leaves a marked hold as it is
+-- Keeps    every other hold, and the TTL that the others need. A kept hold is marked with a 0: in its count, or for a read hold
+--          in its string. (A reader's count has to stay: Redisson takes from it how many timeout keys the reader has.) A renewal
+--          that arrives later leaves a marked hold as it is
 -- Twice    changes nothing more
 local field, ms, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
@@ -35,12 +36,8 @@ local waiting = kind == 'fair' and redis.call('lrange', KEYS[3], 0, 9)
 -- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
 local is_alone = holds == 1
--- PEXPIRE or PERSIST comes first: Redis rejects writes for lack of memory only until the script's first write.
-if is_alone or left_ms ~= -1 then
-  redis.call('pexpire', KEYS[1], string.format('%.0f', is_alone and ms or math.max(left_ms, ms)))
-else
-  redis.call('persist', KEYS[1])
-end
+-- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.
+redis.call('pexpire', KEYS[1], string.format('%.0f', is_alone and ms or math.max(left_ms, ms)))
 if kind == 'read' then
   redis.call('set', KEYS[3], '0', 'px', ms)
 else

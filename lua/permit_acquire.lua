@@ -24,7 +24,8 @@ if wrong then
 end
 available = return_expired(available, back)
 
--- If an earlier run of this request took the permits, its ids are in the set, except those released since: one is enough.
+-- If an earlier run of this request took the permits, those of its ids that were not released since are in the set. So one
+-- that is found is enough.
 for at = 1, #ids, 16 do
   local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then

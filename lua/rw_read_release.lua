@@ -10,20 +10,21 @@
 --
 -- Returns  n > 0     released, and nobody reads any more; n processes were listening
 --          0         released; others have the lock, or nobody was listening
---          -1        this owner had no hold; nobody has the lock, or others read: then nothing is removed
+--          -1        this owner had no hold; nobody has the lock, or others read: of these, none is removed
 --          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
--- Keeps    readers one of whose holds is alive (another reader is removed, as Redisson does, even if a multi-lock of Redisson's
---          extended the hash for it), and the lock for as long as the longest-lived of them; fields that are no
---          reader's; below a write hold, everything but this owner's
+-- Keeps    every reader that has a living hold, fields that are no reader's, and the lock for as long as the longest-lived reader.
+--          A reader without a living hold is removed, as Redisson does, even if a multi-lock of Redisson has extended the hash
+--          for that reader. If the lock is in write mode, only this owner's read hold is removed
 -- Twice    removes nothing more
 --
--- Cost     one PTTL for each read hold that is checked. Up to FEW (8) readers are all checked, and the lock's TTL becomes that of
---          the longest-lived. Of more readers, FEW random ones are checked, then FEW more, until one is alive. The lock then
---          keeps its TTL, or gets the longer one that a checked reader needs. A TTL that is too long delays Redisson's writers,
---          which sleep until it ends. So with up to SOME (128) readers, all are checked if the lock has no TTL, or if its TTL is
---          over twice what the checked readers need and the leaving reader's hold had about as much time left as the lock. If
---          that had less, one release in 16 checks all
+-- Cost     one PTTL for each read hold that is checked. If the leaving reader was one of up to FEW (8), all others are checked,
+--          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields are checked, then FEW more,
+--          until a reader is alive. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A TTL that
+--          is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers, all are
+--          checked in two cases. First: the lock has no TTL. Second: its TTL is more than twice what the checked readers need,
+--          and the leaving hold had nine tenths of it left, since that hold may have set it. If the hold had less left, one
+--          release in 16 checks all
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

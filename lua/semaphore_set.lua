@@ -12,6 +12,7 @@
 --            0          it existed
 --
 -- Keeps      a semaphore that exists
+-- Twice      the second run answers as the first
 -- Errors     WRONGTYPE for a key that holds no integer
 local permits, keep_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 

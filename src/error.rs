@@ -291,13 +291,14 @@ impl Error {
             Self::Members { failures } => {
                 (failures.iter_mut()).for_each(|(_, err)| err.mark_after_work());
             }
-            // A thread that could not be started to connect, for example. Only `Redis` can say that the work is done.
-            _ if self.is_retryable() => {
-                let err = std::mem::replace(self, Self::Closed);
-                *self = Self::redis("releasing", err);
-                self.mark_after_work();
-            }
             _ => {}
+        }
+        // A thread that could not be started to connect, for example, or a quorum that might agree later. Only `Redis` can say
+        // that the work is done.
+        if self.is_retryable() {
+            let err = std::mem::replace(self, Self::Closed);
+            *self = Self::redis("releasing", err);
+            self.mark_after_work();
         }
     }
 

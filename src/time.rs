@@ -143,8 +143,8 @@ impl Budget {
     }
 }
 
-/// The grid of [`on_shared_tick`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple of two, one
-/// of 32 or more at a multiple of four.
+/// The grid of [`on_shared_tick`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple
+/// of two, one of 32 or more at a multiple of four.
 const TICK: Duration = Duration::from_millis(64);
 
 /// How many times a tick is doubled at most. With longer ticks, too many threads would wake at the same moment.

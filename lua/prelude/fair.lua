@@ -64,9 +64,9 @@ local function keep()
   redis.call('pexpire', KEYS[4], 3600000)
 end
 
--- Removes these places, and lowers the timeouts behind them, as Redisson does. One ZADD lowers up to 500
--- timeouts, since a call for each would take most of the script's time. Without a place of ours the queue has no TTL: Redisson's clients set none, and their places must not
--- expire.
+-- Removes these places, and lowers the timeouts behind them, as Redisson does. One ZADD lowers up to 500 timeouts, since a call
+-- for each would take most of the script's time. Without a place of ours the queue has no TTL: Redisson's clients set none, and
+-- their places must not expire.
 local function remove(gone)
   local before, timeouts, lowered = 0, {}, {}
   local all = redis.call('zrange', KEYS[3], 0, -1, 'withscores')

@@ -19,7 +19,8 @@ end
 
 -- Returns the error for a hash that is not a lock of this kind ("lock" or "read-write lock"), or nil. The fields decide and
 -- not the TTL, which Redisson can remove. Any field of another application's hash shows that it is no lock, except a field named
--- `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted` says that the script will delete the hash, so more fields are read.
+-- `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted` says that the script will delete
+-- the hash, so more fields are read.
 local function no_lock(kind, mode, is_deleted)
   local count, fields = redis.call('hlen', KEYS[1]), nil
   -- `pcall`: for a user without the right to HRANDFIELD, more fields decide.

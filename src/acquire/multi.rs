@@ -20,8 +20,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// If a single attempt holds all earlier members, and somebody else took the next one only a moment ago: how long the
-/// attempt asks again for that member. Four round trips if that is longer.
+/// How long a call that does not wait asks again for one member, or four round trips if that is longer. The call asks again
+/// if it holds all members before that one, and somebody else took that one only a moment ago.
 ///
 /// The thread that took it may yet be refused an earlier member, and then releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);

@@ -233,7 +233,15 @@ fn what_follows_the_work_is_no_reason_to_repeat_it() {
     let parts = || Error::Members {
         failures: vec![("a".into(), spawn())],
     };
-    for err in [away(), no_quorum(), members(), spawn(), parts()] {
+    // One says that it never had the hold, which is no failure.
+    let one_away = || Error::NoQuorum {
+        name: String::new(),
+        nodes: 3,
+        needed: 2,
+        agreed: 1,
+        failures: vec![(0, away())],
+    };
+    for err in [away(), no_quorum(), one_away(), members(), spawn(), parts()] {
         assert!(err.is_retryable() && !err.after_work().is_retryable());
     }
 }

@@ -220,7 +220,8 @@ impl Notices {
         })
     }
 
-    /// Counts a loss and queues it for the listener. If no thread can be started, the loss stays queued, and the next call tries again.
+    /// Counts a loss and queues it for the listener. If no thread can be started, the loss stays queued, and the next call
+    /// tries again.
     pub(crate) fn notify(self: &Arc<Self>, loss: Loss) {
         self.counters.lost.add(1);
         if self.listener.is_none() {

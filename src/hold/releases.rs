@@ -18,6 +18,17 @@ pub(crate) struct Releases {
     pub(crate) notices: Arc<Notices>,
 }
 
+impl Releases {
+    /// The release as a log names it. Permits without a lease have no owner.
+    fn doing(release: &DeferredInfo) -> String {
+        let (name, owner) = (&release.name, &release.owner);
+        match release.has_no_lease {
+            true => format!("returning permits of `{name}`"),
+            false => format!("releasing `{name}` of {owner}"),
+        }
+    }
+}
+
 impl OnReply for Releases {
     fn released(&self, release: &DeferredInfo, reply: &Value, replayed: bool) {
         let (name, owner) = (&release.name, &release.owner);
@@ -31,10 +42,12 @@ impl OnReply for Releases {
                 };
                 self.counters.releases_of_lost.add(1);
                 let what = match reason {
+                    _ if release.has_no_lease => "no number of permits is set",
                     LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
                 };
-                report!(Warn, "releasing `{name}` of {owner} came too late: {what}");
+                let doing = Self::doing(release);
+                report!(Warn, "{doing} came too late: {what}");
                 // The holder let go in time, and the lease may have ended before Redis executed the release, for example during
                 // an outage. Permits without a lease are no holds.
                 let may_have_ended =
@@ -50,14 +63,14 @@ impl OnReply for Releases {
             }
             Err(unexpected) => {
                 self.counters.releases_failed.add(1);
-                report!(Warn, "releasing `{name}` of {owner} failed: {unexpected}");
+                report!(Warn, "{} failed: {unexpected}", Self::doing(release));
             }
         }
     }
 
     fn given_up(&self, release: &DeferredInfo, why: &RedisError) {
-        let (name, owner) = (&release.name, &release.owner);
         if release.undo && !release.has_no_lease {
+            let name = &release.name;
             report!(
                 Debug,
                 "releasing what may be left of `{name}` failed: {why}"
@@ -66,16 +79,10 @@ impl OnReply for Releases {
         }
         // A lease ends what was not released; permits without one stay taken, which the log must say.
         self.counters.releases_failed.add(1);
-        let (doing, then) = match release.has_no_lease {
-            true => (
-                format!("returning permits of `{name}`"),
-                "they stay taken until `add_permits` replaces them",
-            ),
-            false => (
-                format!("releasing `{name}` of {owner}"),
-                "it expires with its lease",
-            ),
+        let then = match release.has_no_lease {
+            true => "they stay taken until `add_permits` replaces them",
+            false => "it expires with its lease",
         };
-        report!(Warn, "{doing} failed: {why}; {then}");
+        report!(Warn, "{} failed: {why}; {then}", Self::doing(release));
     }
 }

@@ -251,8 +251,8 @@ impl Lease {
         is_first.then(|| Duration::from_nanos(left))
     }
 
-    /// How long ago the last confirmed request was sent, if a renewal is due. That moment is not stored: a lease that is
-    /// requested now would end by this much later than `until`.
+    /// How long ago the last confirmed request was sent, if a renewal is due. When that request was sent is not stored. The
+    /// time since then is the end of a lease requested now, minus `until`.
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);

@@ -151,9 +151,10 @@ impl<R> Cohort<R> {
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
         // Less than a tenure ago, a release was found to have notified nobody, so the thread does not yield. That saves the
-        // round trip for the reply to the last release. A process that has begun to wait since hears of the next tenure's
-        // releases, and is let go first after that. The tenure counts from the grant at which this became known, and not
-        // from the release, since a reply may take longer than a tenure (bench: `distance`, the same name).
+        // round trip for the reply to the last release. A process that began to wait after that release is notified by the
+        // releases of the next tenure, and goes first after that tenure. "Less than a tenure ago" counts from the grant at
+        // which this was found out (`known_at`). It does not count from the release, because the reply may take longer than
+        // a tenure (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

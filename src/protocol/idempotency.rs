@@ -15,7 +15,8 @@ use crate::protocol::keys;
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
 /// How many answered requests about one object, and how many pending ones, are remembered until their keys can be deleted.
-/// Keys of further requests expire.
+/// Of more answered requests, the later ones are not remembered; of more pending ones, the earlier ones are forgotten. Their
+/// keys expire.
 const MOST: usize = 64;
 
 /// The number of objects with remembered requests. At one more, all are forgotten, and their keys expire.

@@ -30,8 +30,8 @@ pub(crate) static KIND: Kind = Kind {
         Mode::Shared => state == 1 || state == 3,
         Mode::Exclusive => state >= 2,
     },
-    // Every lost write hold is released, because its thread may also read: the renewals of the read hold extend the common
-    // key, so the write hold would live on.
+    // A lost write hold that Redis may still keep is released, because its thread may also read: the renewals of the read
+    // hold extend the common key, so the write hold would live on.
     is_given_back_when_lost: |mode, reason| mode == Mode::Exclusive && reason.may_still_be_held(),
     evidence: |of, mode, owner| match mode {
         Mode::Exclusive => Evidence::field(of, &write_field(owner)),

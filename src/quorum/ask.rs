@@ -322,7 +322,7 @@ impl Quorum {
         Err(nodes.short(numbers.len(), round.replies))
     }
 
-    /// Whether others have the lock on so many nodes that no majority is free.
+    /// Whether the lock is held on so many nodes that no majority is free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let left = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let free = left.iter().filter(|ms| **ms == -2).count();

@@ -10,9 +10,9 @@
 //! | from | event | to |
 //! | --- | --- | --- |
 //! | unsent | its connection is up | pending |
-//! | unsent | the node's client is closed, or the node rejects the connection | failed |
+//! | unsent | the node's client is closed, the node rejects the connection, or the connection is lost at once | failed |
 //! | pending | the node answers | came |
-//! | pending | the connection is lost, and the request may be sent twice | unsent |
+//! | pending | the connection is lost, and the request may be sent twice | unsent; a release: pending |
 //! | pending | the connection is lost otherwise, the node rejects the request, or its client is closed | failed |
 
 use std::sync::Arc;

@@ -17,8 +17,9 @@
 //! A connection for renewals is silent for too long after a quarter of the lease, or after half the command timeout if that
 //! is shorter.
 //!
-//! A request that its batch no longer waits for is *behind*. While a request to a master is behind, or neither the
-//! connection for renewals nor the one for commands is up, queued renewals for that master are not sent but pause.
+//! The thread waits for the answers to a batch only for a while. A request without an answer by then is *behind*. While a
+//! request to a master is behind, or neither the connection for renewals nor the one for commands is up, queued renewals for
+//! that master are not sent but pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -39,7 +39,7 @@ impl Down {
             true => self.next.after_failure(began),
             false => NextTry::after_refusal(),
         };
-        // A timeout does not replace an error that the server itself has sent.
+        // A timeout does not replace an error that does not pass by itself.
         if !(why.is_timeout() && self.is_final()) {
             self.why = Some(why);
         }

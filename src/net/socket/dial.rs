@@ -9,8 +9,8 @@ use redis::{RedisError, RedisResult};
 
 use super::{GLANCE, timed_out};
 
-/// How long one of several servers may take at least, since others can be asked as well. After that long, a second attempt to
-/// connect to the same server begins: the first may have begun while it was unreachable.
+/// If several servers are asked in turn, each gets at least this long before the next one is asked. If an attempt to connect
+/// to one server takes longer, a second attempt begins beside it: the first may have begun while the server was unreachable.
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.

@@ -215,6 +215,20 @@ fn every_master_of_a_cluster_is_gone_through() {
     drop(guards);
 }
 
+timed!(a_name_whose_keys_are_in_several_slots_ends_no_list);
+fn a_name_whose_keys_are_in_several_slots_ends_no_list() {
+    let cluster = Cluster::shared();
+    let client = Client::open(cluster.config()).unwrap();
+    let name = cluster.name_at(0, "beside");
+    let _guard = client.mutex(&name).lock().unwrap();
+    // A hash of another application: the keys that a lock of this name would have are in other slots.
+    let tag = unique("odd");
+    let odd = format!("{tag}:{{}}:1");
+    let () = cluster.ask(&odd, &["HSET", &odd, "a", "1"]);
+    assert_eq!(list(&client, &format!("{tag}*")), BTreeMap::new());
+    assert_eq!(list(&client, &name).len(), 1);
+}
+
 timed!(a_name_that_has_moved_is_asked_about_where_it_is);
 fn a_name_that_has_moved_is_asked_about_where_it_is() {
     let cluster = Cluster::start();

@@ -84,3 +84,16 @@ fn a_sentinel_that_lags_behind_is_believed_only_if_none_knows_better() {
     // A later failover cuts the connection that was made before.
     assert_eq!(service.made(5, &next).len(), 1);
 }
+
+#[test]
+fn a_connection_to_a_master_that_was_replaced_meanwhile_is_cut() {
+    let (mut service, [old, late, new]) = (Service::default(), sockets());
+    assert!(service.made(3, &old).is_empty() && service.is_connected());
+    drop(old);
+    // Without a connection there is nothing to check a later master for, so it is only named.
+    assert!(!service.is_connected());
+    let address = Address::Tcp("m".into(), 2);
+    service.master = Some(NamedMaster { address, epoch: 4 });
+    assert_eq!(service.made(3, &late).len(), 1, "it was under way");
+    assert!(service.made(4, &new).is_empty() && service.is_connected());
+}

@@ -139,7 +139,8 @@ impl TlsSession {
         Some(n)
     }
 
-    /// All that was encrypted is written and reported so: what is encrypted next begins a command.
+    /// Whether all encrypted bytes are written, and the caller knows that. Then the server has only whole commands, and the
+    /// next bytes begin a new one.
     fn is_clean(&self) -> bool {
         !self.is_writing && self.outgoing.is_empty() && !self.is_held
     }
