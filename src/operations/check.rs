@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::inspect::each_of;
+use super::list::escaped;
 use super::text;
 use super::trial::Trial;
 use crate::config::replicas::ReplicaAck;
@@ -308,7 +309,7 @@ impl Checked<'_> {
         let (session, nodes) = (self.session, &self.session.connection);
         let client = session.owners.client();
         let prefix = &session.registry.prefix;
-        let name = |n| format!("redlatch-check:{client}:{n}");
+        let name = |n| format!("{NAME}:{client}:{n}");
         let is_there = |name: &String| {
             let key = format!("{prefix}{name}");
             nodes.are_one() || nodes.master_of(&key, self.until).ok() == Some(node)
@@ -562,6 +563,9 @@ fn time_ms(answer: Value) -> Option<i128> {
     Some(seconds * 1000 + micros / 1000)
 }
 
+/// How the names begin that only this check uses.
+const NAME: &str = "redlatch-check";
+
 /// The label of commands that the methods `inspect` and `locks` of the client need.
 const INSPECTING: &str = "Client::inspect and Client::locks";
 
@@ -673,6 +677,14 @@ fn is_unknown(answer: &Value) -> bool {
     })
 }
 
+/// A pattern for this key, and for those of other names with the same prefix.
+fn pattern(key: &str) -> String {
+    match key.split_once(NAME) {
+        Some((front, _)) => format!("{}*", escaped(front)),
+        None => key.to_owned(),
+    }
+}
+
 /// The right that the user lacks, if the command was rejected for that. With `is_dry_run` the command was not executed, and the
 /// answer is a sentence about the user.
 fn lacks(args: &[String], answer: Value, is_dry_run: bool) -> Option<String> {
@@ -695,16 +707,16 @@ fn lacks(args: &[String], answer: Value, is_dry_run: bool) -> Option<String> {
     // Names of users, keys and channels precede the last quotation mark: "… to access the 'k' key".
     let what = said.rsplit('\'').next().unwrap_or_default();
     if what.contains("channel") {
-        Some(format!("&{}", arg(1)))
+        Some(format!("&{}", pattern(arg(1))))
     } else if what.contains("key") {
-        Some(format!("~{}", arg(1)))
+        Some(format!("~{}", pattern(arg(1))))
     } else if said.contains("no permissions to run")
         || said.contains("can't run this command")
         || said.contains("no permissions to execute")
     {
         Some(command)
     } else if said.contains("permission") {
-        Some(format!("~{}", arg(1)))
+        Some(format!("~{}", pattern(arg(1))))
     } else {
         None
     }

@@ -238,7 +238,7 @@ fn scan(
 }
 
 /// A prefix as a pattern that only it matches.
-fn escaped(prefix: &str) -> String {
+pub(super) fn escaped(prefix: &str) -> String {
     let mut escaped = String::new();
     for c in prefix.chars() {
         if "*?[]^\\".contains(c) {

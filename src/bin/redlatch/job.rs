@@ -14,6 +14,7 @@
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,12 +24,11 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpgid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
 use redlatch::Loss;
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::held::Held;
 use crate::options::Run;
-use crate::run::ENDING;
-use crate::say::say;
+use crate::say::{say, say_in_passing};
 use crate::shown::Shown;
 
 /// The name under which the guardian runs.
@@ -67,22 +67,34 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn start(options: &Run, token: Option<u64>) -> std::io::Result<Self> {
-        let mut command = Command::new(&options.command[0]);
-        command
-            .args(&options.command[1..])
-            .env("REDLATCH_NAME", &options.name);
-        match token {
-            Some(token) => command.env("REDLATCH_TOKEN", token.to_string()),
-            // The program must not take the token of an outer lock for a token of this one.
-            None => command.env_remove("REDLATCH_TOKEN"),
-        };
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true).ok();
         let mut guardian = guardian();
         let leader = guardian
             .as_ref()
             .map_or(0, |guardian| guardian.id().cast_signed());
-        let spawned = command.process_group(leader).spawn();
+        let spawn = |mut command: Command| {
+            command
+                .args(&options.command[1..])
+                .env("REDLATCH_NAME", &options.name);
+            match token {
+                Some(token) => command.env("REDLATCH_TOKEN", token.to_string()),
+                // The program must not take the token of an outer lock for a token of this one.
+                None => command.env_remove("REDLATCH_TOKEN"),
+            };
+            command.process_group(leader).spawn()
+        };
+        let program = Path::new(&options.command[0]);
+        let mut spawned = spawn(Command::new(program));
+        // A script without `#!` is run by the shell, as `execvp` does.
+        if let Err(err) = &spawned
+            && err.raw_os_error() == Some(Errno::ENOEXEC as i32)
+            && let Some(script) = found(program)
+        {
+            let mut shell = Command::new("/bin/sh");
+            shell.arg(script);
+            spawned = spawn(shell);
+        }
         let program = match spawned {
             Ok(program) => program.id().cast_signed(),
             Err(err) => {
@@ -152,7 +164,7 @@ impl Job {
                         self.was_lost = true;
                         self.end(options.grace);
                         let name = Shown(&loss.name);
-                        say(format_args!("`{name}` was lost: {}; ending the command", loss.reason));
+                        say_in_passing(format!("`{name}` was lost: {}; ending the command", loss.reason));
                     }
                     _ => {}
                 },
@@ -184,9 +196,11 @@ impl Job {
             // The process name, in parentheses, may contain anything.
             let mut fields = stat.rsplit_once(") ")?.1.split(' ');
             let (state, _, its_group) = (fields.next()?, fields.next()?, fields.next()?);
+            // A process whose main thread has ended is shown as a zombie while its other threads run.
+            let threads: u32 = fields.nth(14)?.parse().ok()?;
             let is_another = process.file_name() != *guardian;
             let is_ours = groups.iter().any(|group| group == its_group);
-            (is_another && is_ours && state != "Z").then_some(())
+            (is_another && is_ours && (state != "Z" || threads > 1)).then_some(())
         };
         all.flatten().find_map(is_left).is_none()
     }
@@ -237,7 +251,7 @@ impl Job {
         if self.ended.is_some() && *self.remind_at.get_or_insert(now + PATIENCE) <= now {
             self.remind_at = Some(now + Duration::from_secs(3600));
             let name = Shown(name);
-            say(format_args!(
+            say_in_passing(format!(
                 "`{name}` stays held: the command has ended, processes that it started have not"
             ));
         }
@@ -344,6 +358,17 @@ impl Job {
     }
 }
 
+/// The file that a program's name stands for.
+fn found(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 || program.has_root() {
+        return Some(program.to_owned());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
 impl Drop for Job {
     fn drop(&mut self) {
         dismiss(self.guardian.take());
@@ -380,11 +405,7 @@ fn guardian() -> Option<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     // The guardian inherits this mask, so that signals to the group do not end it.
-    let signals = ENDING.into_iter().chain([SIGTSTP]);
-    let blocked: SigSet = signals
-        .filter_map(|signal| Signal::try_from(signal).ok())
-        .collect();
-    let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let guardian = command.spawn();
     if let Ok(before) = before {
         before.thread_set_mask().ok();

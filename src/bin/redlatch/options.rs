@@ -31,6 +31,8 @@ Exit statuses:
 
 A SPAN is a number and ms, s, m or h: 500ms, 30s, 5m, 2h. Without a unit, seconds.";
 
+const URL: &str = "redis://127.0.0.1/";
+
 /// Locks in Redis, for shells and for people.
 #[derive(Parser)]
 #[command(version, about = "Locks in Redis, for shells and for people", after_help = HELP)]
@@ -39,7 +41,7 @@ struct Options {
     #[arg(
         long,
         env = "REDLATCH_URL",
-        default_value = "redis://127.0.0.1/",
+        default_value = URL,
         global = true,
         hide_env_values = true
     )]
@@ -49,8 +51,14 @@ struct Options {
     prefix: String,
     /// The CA of a rediss:// server, as a PEM file; by default those of the system
     #[cfg(feature = "tls")]
-    #[arg(long, env = "REDLATCH_CA", value_name = "FILE", global = true)]
-    ca: Option<std::path::PathBuf>,
+    #[arg(
+        long,
+        env = "REDLATCH_CA",
+        value_name = "FILE",
+        global = true,
+        value_parser = clap::builder::OsStringValueParser::new()
+    )]
+    ca: Option<std::ffi::OsString>,
     #[command(subcommand)]
     action: Action,
 }
@@ -163,7 +171,7 @@ pub(crate) struct Run {
     /// Print nothing while waiting, and nothing if the lock is taken
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// The name of the lock: any text. Runs with the same Redis, prefix and name exclude each other
+    /// The name of the lock: any text that does not begin with `-`. Runs with the same Redis, prefix and name exclude each other
     pub(crate) name: String,
     /// The program and its arguments
     #[arg(last = true, required = true)]
@@ -245,9 +253,14 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn act(options: Options) -> Result<u8, Failure> {
-    let config = Config::new(options.url).key_prefix(options.prefix);
+    // An empty variable counts as one that is not set.
+    let url = match options.url.is_empty() {
+        true => URL.to_owned(),
+        false => options.url,
+    };
+    let config = Config::new(url).key_prefix(options.prefix);
     #[cfg(feature = "tls")]
-    let config = match options.ca {
+    let config = match options.ca.filter(|ca| !ca.is_empty()) {
         Some(ca) => config.tls(redlatch::TlsConfig::new().ca_file(ca)),
         None => config,
     };

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, unbounded};
-use nix::sys::signal::Signal;
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded, unbounded};
+use nix::sys::signal::{SigSet, Signal};
 use redlatch::{CancelToken, Client, Config, Error};
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -18,13 +18,16 @@ use crate::say::say;
 use crate::shown::Shown;
 
 /// Signals that end a wait. Once the program runs, they are passed on to it.
-pub(crate) const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Signals that matter only while the program runs.
 const RUNNING: [i32; 4] = [SIGTSTP, SIGCONT, SIGWINCH, SIGCHLD];
 
 /// How long to wait after an error before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long to look for the holder of a lock.
+const LOOKING: Duration = Duration::from_millis(500);
 
 /// How long to wait for the reply to the last release.
 const CLOSING: Duration = Duration::from_secs(3);
@@ -44,6 +47,11 @@ fn listen(
     let mut handled = Signals::new(signals.iter().filter(needed))?;
     let sender = sender.clone();
     std::thread::spawn(move || {
+        // A process inherits the mask of the one that started it. If SIGCHLD stayed blocked, no end of the program would be
+        // seen. The program inherits the mask of the main thread, which stays as it was.
+        let needed = [Signal::SIGCHLD, Signal::SIGCONT];
+        let needed: SigSet = needed.into_iter().collect();
+        needed.thread_unblock().ok();
         for signal in handled.forever() {
             // Send first, so that the thread woken by `heard` finds the signal.
             sender.send(signal).ok();
@@ -171,10 +179,35 @@ impl<'a> Wait<'a> {
 
     fn open(&mut self, config: &Config) -> Result<Client, Failure> {
         loop {
-            match Client::open(config.clone()).map_err(Failure::from) {
+            match self.opened(config.clone()) {
                 Err(failure) if self.outlasts(&failure) => {}
                 opened => return opened,
             }
+        }
+    }
+
+    /// Opens a client in a thread of its own, so that `--wait` and a signal end the wait for a server that is silent.
+    fn opened(&self, config: Config) -> Result<Client, Failure> {
+        let (done, opened) = bounded(1);
+        std::thread::spawn(move || drop(done.send(Client::open(config))));
+        loop {
+            match opened.recv_timeout(PAUSE.min(self.left_to_connect())) {
+                Ok(opened) => return opened.map_err(Failure::from),
+                Err(RecvTimeoutError::Timeout)
+                    if !self.cancelled.is_cancelled() && !self.left_to_connect().is_zero() => {}
+                Err(_) => {
+                    let why = "no connection to redis in time; check the address and port";
+                    return Err(Failure::new(UNAVAILABLE, why.into()));
+                }
+            }
+        }
+    }
+
+    /// Without `--wait`, the connect timeout alone limits how long connecting may take.
+    fn left_to_connect(&self) -> Duration {
+        match self.options.wait {
+            Some(_) => self.left(),
+            None => Duration::MAX,
         }
     }
 
@@ -268,8 +301,12 @@ fn say_who(client: &Client, options: &Run, what: &str) {
     if options.quiet {
         return;
     }
-    match client.inspect(&options.name) {
-        Ok(info) => say(format_args!("{what} {info}")),
-        Err(_) => say(format_args!("{what} {}", Shown(&options.name))),
+    // In a thread of its own, since a frozen Redis would delay the exit for the command timeout.
+    let (done, inspected) = bounded(1);
+    let (client, name) = (client.clone(), options.name.clone());
+    std::thread::spawn(move || drop(done.send(client.inspect(&name))));
+    match inspected.recv_timeout(LOOKING) {
+        Ok(Ok(info)) => say(format_args!("{what} {info}")),
+        _ => say(format_args!("{what} {}", Shown(&options.name))),
     }
 }

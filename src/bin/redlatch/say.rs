@@ -13,6 +13,18 @@ pub(crate) fn say(text: impl Display) {
     writeln!(std::io::stderr(), "redlatch: {text}").ok();
 }
 
+/// As [`say`], but a reader that does not read delays the caller only for a moment.
+pub(crate) fn say_in_passing(text: String) {
+    let (done, is_written) = crossbeam_channel::bounded(1);
+    std::thread::spawn(move || {
+        say(text);
+        done.send(()).ok();
+    });
+    is_written
+        .recv_timeout(std::time::Duration::from_millis(100))
+        .ok();
+}
+
 /// Writes to standard error, without a prefix and without a line end.
 pub(crate) fn ask(text: impl Display) {
     write!(std::io::stderr(), "{text}").ok();

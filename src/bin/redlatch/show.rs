@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use redlatch::ops::{LockKind, Severity};
+use redlatch::ops::{LockInfo, LockKind, Severity};
 use redlatch::{Client, Error};
 use serde_json::json;
 
@@ -65,6 +65,9 @@ pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u
     loop {
         let shown = match client.inspect(name) {
             Ok(info) => headed(&info.to_string()),
+            Err(err @ (Error::InvalidName { .. } | Error::InvalidSetting { .. })) => {
+                return Err(err.into());
+            }
             Err(err) => err.to_string(),
         };
         match in_place {
@@ -87,7 +90,13 @@ pub(crate) fn unlock(client: &Client, name: &str, owner: Option<&str>) -> Result
         return Ok(0);
     }
     let held = match owner {
-        Some(_) => client.inspect(name)?.held,
+        Some(_) => {
+            let its = client.inspect(name)?;
+            if let Some(failure) = without_owners(&its) {
+                return Err(failure);
+            }
+            its.held
+        }
         None => 0,
     };
     if held > 0 {
@@ -107,6 +116,19 @@ pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, F
 /// How many holders `inspect` lists at most.
 const LISTED: u64 = 1000;
 
+/// The failure to take a name away of which Redis knows no owner.
+fn without_owners(its: &LockInfo) -> Option<Failure> {
+    let name = Shown(&its.name);
+    let why = match its.kind {
+        LockKind::Semaphore => {
+            format!("`{name}` is a semaphore, and Redis does not know who has its permits")
+        }
+        LockKind::Latch => format!("`{name}` is a latch, which nobody holds"),
+        _ => return None,
+    };
+    Some(Failure::new(USAGE, why))
+}
+
 fn force(client: &Client, name: &str) -> Result<bool, Failure> {
     let mut its = client.inspect(name)?;
     if its.held > 0 && std::io::stdin().is_terminal() {
@@ -121,6 +143,9 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
             return Err(Failure::new(BUSY, "left unchanged".into()));
         }
+    }
+    if let Some(failure) = without_owners(&its) {
+        return Err(failure);
     }
     Ok(match its.kind {
         LockKind::FairLock => client.fair_lock(name).force_unlock()?,
@@ -137,17 +162,6 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
                 is_done |= semaphore.release_ids(&ids)?.contains(&true);
             }
             is_done
-        }
-        LockKind::Semaphore => {
-            let why = format!(
-                "`{}` is a semaphore, and Redis does not know who has its permits",
-                Shown(name)
-            );
-            return Err(Failure::new(USAGE, why));
-        }
-        LockKind::Latch => {
-            let why = format!("`{}` is a latch, which nobody holds", Shown(name));
-            return Err(Failure::new(USAGE, why));
         }
         LockKind::Free | LockKind::Lock | LockKind::FencedLock => {
             client.reentrant_lock(name).force_unlock()?

@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::fs;
 use std::io::{BufRead as _, Read as _};
-use std::process::Stdio;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
@@ -103,6 +104,44 @@ fn a_process_that_ignores_its_end_is_killed_before_the_name_is_free() {
     assert!(begun.elapsed() >= ms(700) && held_meanwhile > 0);
     assert_eq!(state(worker), None);
     assert!(!server.exists(&name));
+}
+
+// The mask is inherited from the process that starts the command.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_end_of_the_program_is_seen_although_its_signal_was_blocked_at_the_start() {
+    let server = Server::start();
+    let mut command = Command::new("env");
+    command.args(["--block-signal=CHLD", env!("CARGO_BIN_EXE_redlatch")]);
+    command.env("REDLATCH_URL", server.client_url());
+    command.args([
+        "run",
+        &unique("mask"),
+        "--",
+        "sh",
+        "-c",
+        "echo ready; sleep 0.5; exit 3",
+    ]);
+    let (mut running, _says) = started(&mut command);
+    assert_eq!(running.status(), Some(3));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_script_without_an_interpreter_is_run_by_the_shell() {
+    let server = Server::start();
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    fs::write(&script, "echo \"$0 $1 $REDLATCH_NAME\"\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    for program in [script.to_str().unwrap(), "script"] {
+        let mut command = redlatch(&server);
+        command.env("PATH", &path);
+        let (status, said, why) = done(command.args(["run", "bare", "--", program, "one"]));
+        let expected = format!("{} one bare\n", script.display());
+        assert_eq!((status, said, why), (0, expected, String::new()));
+    }
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Names, numbers of permits, statuses and help.
 
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use redlatch::{Client, Config};
 
 use super::{Running, done, redlatch, runs};
 use crate::support::scripts::sha;
-use crate::support::{Proxy, Server, deployments, eventually, free_port, lua, unique};
+use crate::support::{Proxy, Server, deployments, eventually, free_port, loosely, lua, ms, unique};
 
 /// A name that would clear a terminal and look like another line.
 const NASTY: &str = "job\x1b[2J\x1b[31mPWNED\x07\nstock: lock, 1 held\u{9b}2J";
@@ -218,6 +219,70 @@ fn an_empty_no_color_counts_as_unset() {
         assert_eq!(said.contains("\x1b[1m"), coloured, "{no_color:?}: {said}");
     }
     drop(guard);
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    let server = Server::start_with(&[]);
+    let mut command = redlatch(&server);
+    command.env("REDLATCH_CA", "").args(["who", "free"]);
+    assert_eq!(done(&mut command).0, 1);
+    // The default port may have a server, or none.
+    let mut command = redlatch(&server);
+    command.env("REDLATCH_URL", "").args(["who", "free"]);
+    assert!([0, 1, 69].contains(&done(&mut command).0));
+}
+
+#[test]
+fn a_name_that_cannot_be_is_not_watched() {
+    let server = Server::start();
+    let mut command = redlatch(&server);
+    command.args(["watch", ""]).stdout(Stdio::null());
+    let mut running = Running(command.stderr(Stdio::null()).spawn().unwrap());
+    assert_eq!(running.status(), Some(64));
+}
+
+#[test]
+fn what_a_check_advises_makes_the_user_fit() {
+    let server = Server::start_with(&[]);
+    server.cli(&[
+        "ACL", "SETUSER", "app", "on", ">secret", "~sh?p:*", "&none", "+@all",
+    ]);
+    let url = server.url().replace("//", "//app:secret@");
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+        done(command.args(["--url", &url, "--prefix", "sh?p:", "check"])).1
+    };
+    let said = check();
+    let advice: Vec<_> = said
+        .lines()
+        .filter_map(|line| line.split_once("ACL SETUSER "))
+        .collect();
+    assert!(advice.len() > 5, "{said}");
+    for (_, rule) in advice {
+        let rule = rule.split('`').next().unwrap();
+        server.cli(
+            &["ACL SETUSER", rule]
+                .join(" ")
+                .split(' ')
+                .collect::<Vec<_>>(),
+        );
+    }
+    let said = check();
+    assert!(!said.contains("ACL SETUSER"), "{said}");
+}
+
+#[test]
+fn a_frozen_server_keeps_no_run_beyond_its_limit() {
+    let server = Server::start();
+    server.freeze();
+    let begun = Instant::now();
+    let (status, _, why) = done(redlatch(&server).args(["run", "-w", "300ms", "a", "--", "true"]));
+    let took = begun.elapsed();
+    server.thaw();
+    assert_eq!(status, 69, "{why}");
+    // The connect timeout is 3 s.
+    assert!(took >= ms(300) && took < loosely(ms(1_500)), "{took:?}");
 }
 
 #[test]

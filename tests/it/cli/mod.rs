@@ -600,7 +600,9 @@ fn no_lock_is_taken_where_redis_knows_no_holder() {
         ),
         (&gate, "is a latch, which nobody holds"),
     ] {
-        let (status, _, err) = done(redlatch(&server).args(["unlock", "--force", name]));
-        assert!(status == 64 && err.contains(text), "{status}: {err}");
+        for how in [&["--force"][..], &["--owner", "a:1"]] {
+            let (status, _, err) = done(redlatch(&server).args(["unlock", name]).args(how));
+            assert!(status == 64 && err.contains(text), "{status}: {err}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Output streams without a reader: the command does not panic, its statuses stay, and a waiting job runs.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 
 use redlatch::Client;
@@ -63,6 +63,33 @@ fn without_a_reader_of_errors_the_statuses_stay() {
     guard.unlock().unwrap();
     assert_eq!(waits.status(), Some(0));
     assert_eq!(waits.said(), "mine\n");
+}
+
+// Linux keeps 64 KiB in a pipe.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reader_of_errors_that_does_not_read_keeps_no_job_alive() {
+    let server = Server::start();
+    let name = unique("full");
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'x'; 65_536]).unwrap();
+    let mut command = redlatch(&server);
+    command.args([
+        "run", "--lease", "2s", "--grace", "300ms", &name, "--", "sh", "-c",
+    ]);
+    command.arg("trap '' TERM; echo ready; while :; do sleep 0.05; done");
+    let mut running = Running(
+        command
+            .stdout(Stdio::piped())
+            .stderr(writer)
+            .spawn()
+            .unwrap(),
+    );
+    let mut line = String::new();
+    let mut says = BufReader::new(running.0.stdout.take().unwrap());
+    says.read_line(&mut line).unwrap();
+    server.cli(&["DEL", &name]);
+    assert_eq!(running.status(), Some(70));
 }
 
 #[test]
