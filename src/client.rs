@@ -78,10 +78,10 @@ use crate::sync::ticket::{Adopt, Ticket};
 /// lists what Sentinel, a cluster and questions such as [`inspect`](Self::inspect) add.
 ///
 /// **After `fork()`** client, locks and guards belong to the parent. The child's copies send nothing, even when they are
-/// dropped. Guards in the child are not valid, and methods that need Redis return [`Error::Closed`](crate::Error::Closed),
-/// except `close`. A child that needs locks opens a client of its own. Fork such a child before any thread of the parent has
-/// used a client: `fork()` copies internal mutexes in their locked state, but not the threads that hold them. If you fork
-/// later, a few of 10,000 children hang while they open their client.
+/// dropped. Guards in the child are not valid, and methods that need Redis return [`Error::Closed`](crate::Error::Closed);
+/// `close` does nothing and returns `Ok`. A child that needs locks opens a client of its own. Fork such a child before any
+/// thread of the parent has used a client: `fork()` copies internal mutexes in their locked state, but not the threads that
+/// hold them. If you fork later, a few of 10,000 children hang while they open their client.
 ///
 /// **Threads of low priority** need a client of their own. The threads of a client share its connection, and one of
 /// them reads the replies for all. If that thread gets no processor time, the others wait for it.
@@ -430,7 +430,8 @@ impl Client {
     /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
     /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin
-    /// lock. The holder learns of the loss at its next renewal; a permit's holder at once if it uses this client. Blocks for
+    /// lock. The holder, even one that uses this client, learns of the loss at its next renewal, or at its release if its
+    /// lease is fixed (a read hold within 10 s). A permit's holder that uses this client learns of it at once. Blocks for
     /// two round trips, or for three if a Redisson thread both writes and reads; each takes at most the command timeout.
     ///
     /// ```no_run

@@ -214,11 +214,11 @@ impl Error {
 
     /// Returns whether the command may have run although the call failed, so that repeating it may repeat its effect.
     ///
-    /// True if a [guarded command](crate::MutexGuard::query) was sent and no reply arrived, or a call that counts again when
-    /// it is repeated: [`count_down`](crate::Latch::count_down), [`add_permits`](crate::Semaphore::add_permits),
-    /// [`force_unlock`](crate::Handle::force_unlock) (not of a `RedLock`) and the like. Also true if the reply to a guarded
-    /// command arrived and could not be read: that command has run. False if Redis replied with an error, even if a script
-    /// had written something before it failed.
+    /// True if one of these was sent and no reply arrived: a [guarded command](crate::MutexGuard::query), or a call that
+    /// would take effect again if the program repeated it, such as [`count_down`](crate::Latch::count_down),
+    /// [`add_permits`](crate::Semaphore::add_permits), or [`force_unlock`](crate::Handle::force_unlock) (not of a
+    /// `RedLock`). Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
+    /// Redis replied with an error, even if a script had written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///
@@ -712,7 +712,7 @@ pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
 pub enum DeadlockReason {
     /// The thread holds the lock already, and either the lock is not reentrant, or the thread asks for an owned guard.
     NotReentrant,
-    /// The thread holds the name as a lock of another kind.
+    /// The thread holds the name as a lock of another kind. (If that is a read-write lock: [`Error::WrongType`].)
     OtherKind,
     /// The thread has a read guard and asks to write.
     Reading,
@@ -742,7 +742,8 @@ pub enum LossReason {
     /// The key vanished while the lease had time left: `force_unlock`, a delete, a flush, an eviction, or a server that
     /// came back without its data. Redis does not say which.
     Forced,
-    /// The lock has another holder although the lease had time left.
+    /// The lock has another holder although the lease had time left. From [`adopt`](crate::Client::adopt): somebody else has
+    /// the lock, even if the ticket's time was over.
     TakenOver,
     /// Redis could not be reached for so long that the lease may have ended.
     Unreachable,

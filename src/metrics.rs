@@ -33,7 +33,8 @@ use crate::stats::{StatKind, Stats};
 /// | `redlatch_commands_total`, `redlatch_reconnects_total`, … | | the other [`Stats`], from `record` |
 ///
 /// The label `lock` is the result of your function and never the name itself: names that contain a number, such as
-/// `order:4711`, would make a series each.
+/// `order:4711`, would make a series each. `redlatch_lost_total` counts the calls of
+/// [`Observer::lost`], which are not always those that [`Stats::lost`](crate::Stats::lost) counts.
 #[derive(Clone)]
 pub struct Metrics {
     client: Arc<str>,

@@ -36,7 +36,8 @@ use crate::report::report;
 ///
 /// **Counting.** All holds that one thread has of one lock count as one. For each, [`acquired`](Self::acquired) is called
 /// once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less
-/// released less lost. In detail:
+/// released less lost. ([`Stats::holds`](crate::Stats::holds) counts readers that share a hold once, and no permits of a
+/// `Semaphore`.) In detail:
 ///
 /// - Locking again is not reported, and only the last guard of the thread reports the release.
 /// - Threads that share a read hold in Redis are reported one by one.
@@ -45,7 +46,8 @@ use crate::report::report;
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
 ///   one call are one hold; permits that are forgotten stay acquired.
 /// - `unlock` waits for Redis, and reports `lost` if the hold had ended. Dropping a guard does not wait, and reports
-///   `released`.
+///   `released`. If Redis then replies that the hold had ended, only [`Config::on_lost`](crate::Config::on_lost),
+///   [`Stats::lost`](crate::Stats::lost) and the log have that loss.
 /// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.
@@ -58,7 +60,8 @@ pub trait Observer: Send + Sync {
     fn released(&self, _event: &Released<'_>) {}
 
     /// A hold is lost. Readers that share one hold in Redis are reported one by one, while
-    /// [`Config::on_lost`](crate::Config::on_lost) is called once.
+    /// [`Config::on_lost`](crate::Config::on_lost) is called once. A loss that is found only by the release of a dropped
+    /// guard is not reported here.
     fn lost(&self, _loss: &Loss) {}
 
     /// A renewal of a hold failed, and the hold is still valid: there is time to end the work. Called once for each

@@ -176,9 +176,10 @@ impl Config {
 
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
-    /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the
-    /// command again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query) are not
-    /// sent again. From 10 ms to an hour. Default: 3 s.
+    /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the command
+    /// again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query) are not sent again. Two
+    /// kinds of connections are replaced sooner: one that was idle for 2 s, after a third of the time that the call has
+    /// left, and one for renewals, after a quarter of the lease if that is less. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
@@ -223,10 +224,10 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
-    /// delay those behind them by at most four thirds of it. If all waiters died, Redis cannot tell this from an outage,
-    /// after which all places are kept for one more `waiter_lease`. So newcomers wait for that time. A waiter that was
-    /// stopped for longer joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s.
-    /// Default: 3 s.
+    /// delay those behind them by at most four thirds of it. If no waiter at all confirms its place, either all have died or
+    /// Redis was unreachable. Redis cannot tell which, so it keeps all places for one more `waiter_lease`, and newcomers
+    /// wait that long. A waiter that was stopped for longer joins the queue at its end. All clients of a name need the same
+    /// value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -299,10 +300,11 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait for a quarter of the command timeout. Each of the others waits for at most 1/32 of the
-    /// command timeout. After a failure, the limit is 20 ms for every acquire. The first acquire that is acknowledged ends
-    /// this. [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right
-    /// to call it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// simultaneous acquires may wait for a quarter of the command timeout. The others wait for at most 1/32 of it, and then
+    /// also return [`Error::NotReplicated`]. Once an acquire was not acknowledged in time, every acquire waits for at most
+    /// 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`,
+    /// and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients of a
+    /// [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;
@@ -389,10 +391,12 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// A loss that was not noticed before the release is reported when Redis replies to the release. Such a loss is not
-    /// reported if the lease is over when the reply arrives, if the guard of a [`RedLock`](crate::RedLock) was dropped
-    /// instead of unlocked, or for permits of a `Semaphore`. When the listener is called, the name may be held again;
-    /// [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
+    /// A loss that was not noticed before the release is reported when Redis replies to the release. There are four
+    /// exceptions. If the hold was valid when it was released and the lease is over when the reply arrives, nothing is
+    /// reported, since the lease may have ended only in between. If the hold was valid and the release had to be sent twice,
+    /// nothing is reported, since the first sending may have ended the hold. Nothing is reported if the guard of a
+    /// [`RedLock`](crate::RedLock) was dropped instead of unlocked, or for permits of a `Semaphore`. When the listener is
+    /// called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -55,8 +55,8 @@ pub struct UnconfirmedRenewal {
 }
 
 impl Health {
-    /// Returns whether the server answers, and each hold was renewed within two thirds of its lease. A renewal is due after one
-    /// third.
+    /// Returns whether the server answers, and each hold was renewed within two thirds of its lease. A renewal is due after
+    /// one third, that of a read hold after 10 s if that is sooner.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

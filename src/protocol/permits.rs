@@ -175,7 +175,7 @@ pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Reque
     let (doing, script, by) = match change {
         Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
         Change::Set(n) => (setting, &script::PERMIT_SET, Digits::of(n)),
-        Change::Add(more) => ("adding permits", &script::PERMIT_ADD, Digits::of(more)),
+        Change::Add(n) => ("adding permits", &script::PERMIT_ADD, Digits::of(n)),
         Change::Delete => {
             let (doing, script) = ("deleting a semaphore", &script::PERMIT_DELETE);
             return request(of, doing, script, Some(keys), &[keys.keep_ms.as_bytes()]);

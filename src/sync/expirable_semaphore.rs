@@ -339,8 +339,8 @@ impl ExpirableSemaphore {
         self.change(Change::Set(n)).map(drop)
     }
 
-    /// Adds `more` available permits, or removes some if `more` is negative. If no number is set, the semaphore then has
-    /// `more` available permits, besides those that are still taken.
+    /// Adds `n` available permits, or removes some if `n` is negative. If no number is set, `n` permits are then available,
+    /// and those that are still taken come on top.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -354,13 +354,13 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// As [`try_set_permits`](Self::try_set_permits).
-    pub fn add_permits(&self, more: i64) -> Result<()> {
-        if i32::try_from(more).is_err() {
+    pub fn add_permits(&self, n: i64) -> Result<()> {
+        if i32::try_from(n).is_err() {
             return Err(Error::setting(format!(
-                "{more} permits are too many; from -2147483648 to 2147483647 are possible"
+                "{n} permits are too many; from -2147483648 to 2147483647 are possible"
             )));
         }
-        self.change(Change::Add(more)).map(drop)
+        self.change(Change::Add(n)).map(drop)
     }
 
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
@@ -975,11 +975,10 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis rejected the request or did not answer. Without an answer it is unknown whether the lease
-    ///   was changed. The permit is then no longer renewed. It counts as valid until its previous end, or until `lease`
-    ///   after this call if that is earlier. Redis may still execute the failed request, even after a later `update_lease`
-    ///   that succeeds, and so shorten the lease again. So after a later call the permit counts as valid for the shorter of
-    ///   the two leases, from that call on.
+    /// - [`Error::Redis`]: Redis rejected the request or did not answer. In both cases the permit is no longer renewed. The
+    ///   permit counts as valid until its previous end or the end that was asked for, whichever is earlier. Redis may still
+    ///   execute an unanswered request, even after a later `update_lease` has succeeded. So the permit then counts as valid
+    ///   for the later lease or the unanswered one, whichever is shorter, counted from the later call.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

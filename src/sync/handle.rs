@@ -122,10 +122,11 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
-    /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip; for
-    /// none if this process has the lock and it is not fair; for more after the process's tenure (see below), with a
-    /// contended [`MultiLock`](crate::MultiLock), or if too few masters of a [`RedLock`](crate::RedLock) reply; at most for
-    /// the command timeout.
+    /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip, at
+    /// most for the command timeout. None is needed if a thread of this process has the lock, with three exceptions: a fair
+    /// lock that another thread has, a read hold beside others, and locking again under a fixed lease. Several are needed
+    /// after the process's tenure (see below), for a contended [`MultiLock`](crate::MultiLock), and if too few masters of a
+    /// [`RedLock`](crate::RedLock) reply.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -311,11 +312,11 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If that lease is
-    /// renewed, it stays renewed, and a fixed lease is ignored. If that lease is fixed, the lease of the new handle replaces
-    /// it, but the holds never end earlier than before. If the new handle has no fixed lease, the holds are renewed from
-    /// then on. Locking again under a fixed lease costs a round trip. A thread that gets the lock from another thread of
-    /// this process gets a slightly shorter lease: a tenth or one tenure is missing, whichever is less.
+    /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If the holds are
+    /// renewed, they stay renewed, whatever lease the second handle has. If both handles have a fixed lease, the holds end
+    /// at the later of the two ends. If only the first handle has a fixed lease, the holds are renewed from then on. Locking
+    /// again under a fixed lease costs a round trip. A thread that gets the lock from another thread of this process gets a
+    /// slightly shorter lease: a tenth or one tenure is missing, whichever is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -509,7 +510,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder that
     /// uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at
-    /// its next renewal, or, if its lease is fixed, at its release (a read hold within 10 s).
+    /// its next renewal. The holder of a fixed lease, which is not renewed, learns of the loss at the release. The client
+    /// checks read holds every 10 s, also those with a fixed lease, so their holders learn of it then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

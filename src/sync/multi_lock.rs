@@ -37,7 +37,8 @@ use crate::sync::traits::Lock;
 /// **Reentrancy** is that of the members. A thread may lock the same set again, or another set that shares members with
 /// it, unless a shared member is a `Mutex` or a [`FairMutex`](crate::FairMutex). A thread that holds a name as another kind
 /// of lock would wait for itself: waiting returns [`Error::WouldDeadlock`](crate::Error::WouldDeadlock), and `try_lock`
-/// returns `Ok(None)`.
+/// returns `Ok(None)`. If that other kind is a read-write lock, the member fails with
+/// [`Error::WrongType`](crate::Error::WrongType).
 ///
 /// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), apply to all members.
 ///
@@ -58,12 +59,13 @@ use crate::sync::traits::Lock;
 /// that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. One case differs from
-/// *Waiting*: if the refused member was taken only a moment ago, it may soon be free. The thread then keeps its members that
-/// sort before the refused one, and repeats the request for the refused one for as long as two round trips take.
-/// (`try_lock`: four round trips, at least 250 ms, within the command timeout.) After that it goes on as in *Waiting*. So of
-/// the threads that try for free locks at the same time, one gets its whole set. This requires that all threads use the same
-/// server addresses and the same lease, and that none is stopped for longer than these round trips. (From the remaining
-/// lease of a member a thread tells when the member was taken.)
+/// *Waiting*: if the refused member is not the first and was taken only a moment ago, its holder is probably collecting a
+/// set too, and gives the member back if it is refused another. So the thread keeps the members that sort before the refused
+/// one, and asks for that one again for as long as two round trips take. (`try_lock`: four round trips, at least 250 ms,
+/// within the command timeout.) After that it goes on as in *Waiting*. So of the threads that try for free locks at the same
+/// time, one gets its whole set. This requires that all threads use the same server addresses and the same lease, and that
+/// none is stopped for longer than these round trips. (From the remaining lease of a member a thread tells when the member
+/// was taken.)
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

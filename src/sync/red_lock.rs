@@ -32,9 +32,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// **What it does not promise.** The lock relies on clocks that run at about the same speed, and on pauses that end
 /// in time. A process that was stopped, or a write that is under way, can outlive the lease, as with any other lock.
 /// A master that restarts without its data has forgotten what it granted. If only a bare majority had granted the
-/// lock, another client may then get it before the holder is notified; [`min_uptime`](RedLock::min_uptime)
-/// prevents that. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource check
-/// its token. A `RedLock` has no tokens: their counter would live in one Redis.
+/// lock, another client may then get it before the holder is notified; [`min_uptime`](RedLock::min_uptime) prevents that,
+/// with the limits stated there. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource
+/// check its token. A `RedLock` has no tokens: their counter would live in one Redis.
 ///
 /// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least 50
 /// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it

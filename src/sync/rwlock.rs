@@ -58,16 +58,16 @@ use crate::time;
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
-/// behind that writer for at most 10 s, because its precedence is over after that. They do not wait for a Redisson writer,
-/// which has no precedence.
+/// behind that writer for at most 10 s, because its precedence is over after that. A Redisson writer that waits has no
+/// precedence, so readers of this crate overtake it.
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
-/// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate extend
-/// it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after a third of what was left. One
-/// case remains: a Redisson client sets a time to live that ends before this crate's next renewal, and then dies or holds on
-/// for longer. A writer may then get the lock while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true;
-/// the next renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every
-/// Redisson client.
+/// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate, even
+/// those with a fixed lease, extend it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after
+/// a third of what was left. One case remains: a Redisson client sets a time to live that ends before this crate's next
+/// renewal, and does not release the lock within it, because the client died or still reads. A writer may then get the lock
+/// while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This
+/// cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -585,8 +585,8 @@ impl RwLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// To lock this handle is to read, as with [`read`](Self::read). This handle's `force_unlock` and `remaining_lease`
-    /// are about both sides.
+    /// Locking the returned handle is [`read`](Self::read). The handle's `is_locked` is about readers only; `force_unlock`
+    /// and `remaining_lease` are about readers and writers.
     #[must_use]
     pub fn read_side(&self) -> Handle<Read> {
         self.reading.clone()
@@ -705,8 +705,8 @@ impl RwLock {
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
     /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
-    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal; a write hold with a fixed
-    /// lease, at its release.
+    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal. With a fixed lease, a reader
+    /// learns of the loss within 10 s, and a writer at the release.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
