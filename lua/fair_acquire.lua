@@ -17,9 +17,10 @@
 --          -2         not now; nobody holds it, and somebody else is next
 --          -3         not now; the ticket had a place, and has lost it or given it up
 --
--- Keeps what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken (except with 'last') Twice
--- the second run finds the hold or the place of the first; it lengthens a shorter TTL and shortens none. A late request with
--- 'has' or 'last', whose ticket was released since, neither joins the queue nor takes the lock Errors as lock_acquire
+-- Keeps    what lock_acquire keeps; the order of the living; the place, if the lock cannot be taken (except with 'last')
+-- Twice    the second run finds the hold or the place of the first; it lengthens a shorter TTL and shortens none. A late request
+--          with 'has' or 'last', whose ticket was released since, neither joins the queue nor takes the lock
+-- Errors   as lock_acquire
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
 -- A hold with a count of 0 was released and is kept (lock_keep): this request is late.

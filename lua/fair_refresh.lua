@@ -13,6 +13,9 @@
 -- Keeps    the lock, and the order of the living; if the lock is free, the dead are removed and the next waiter is notified
 -- Twice    makes no place, however late it comes
 local lost, refreshed = {}, false
+-- The set of our places gets a TTL in any case. This is also a first write that needs no memory: after it, Redis accepts the
+-- ZADDs below although memory is short.
+redis.call('pexpire', KEYS[4], 3600000)
 -- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 for i, ticket in ipairs(ARGV) do
   if i > 1 and redis.call('zscore', KEYS[3], ticket) then
@@ -22,9 +25,7 @@ for i, ticket in ipairs(ARGV) do
     lost[#lost + 1] = ticket
   end
 end
--- Without a place of ours the queue gets no TTL. The set of our places always may: PEXPIRE needs no memory, and after a script's
--- first write Redis no longer rejects ZADD for lack of memory.
-redis.call('pexpire', KEYS[4], 3600000)
+-- The queue and its timeouts get a TTL only if a place of ours is in them.
 if refreshed then
   keep()
 end

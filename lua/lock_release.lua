@@ -1,7 +1,8 @@
 -- lock_release: end one owner's hold, whatever its count, and notify those who wait.
 --
 -- KEYS[1]  lock      hash: owner -> hold count
--- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock, which notifies nobody
+-- KEYS[2]  channel   where waiters of this lock listen; left out for a spin lock, which notifies nobody, and for the silent undo of
+--                    a part of a RedLock
 -- ARGV[1]  owner     "<client uuid>:<number>"
 --
 -- Returns  n >= 0    released; n processes were listening, 0 without a channel

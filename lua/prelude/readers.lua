@@ -1,6 +1,6 @@
 --!df flags=allow-undeclared-keys
--- readers: which readers of a read-write lock live. In front of the script that removes dead readers, since Dragonfly reads
--- its flag only in a script's first line.
+-- readers: which readers of a read-write lock live. In front of `rw_read_release`, which removes dead readers. It is the
+-- first prelude there, because Dragonfly reads a flag only in the first line of a script.
 --
 -- Redisson's format has a key for each read hold, and only the hash says which readers there are. So these keys cannot be
 -- among KEYS. They are in the lock's slot; no other keys are undeclared. Dragonfly needs the flag above for that; for other

@@ -389,7 +389,8 @@ impl Members {
         let mut asking: Vec<_> = contenders.collect();
         let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
-            // A second pause is not needed, and `ask_ahead` checks whether to stop, so the result does not matter.
+            // The result says whether to call this again or to stop. One pause for each member is enough, and `ask_ahead`
+            // checks whether to stop.
             (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.

@@ -77,9 +77,9 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. If the cohort has started again, a thread of this
-        // process has adopted a hold before the reply to the release was read: only an adopter may ask beside the contender.
-        // The adopted hold was granted to somebody else after the release, so others have had their turn.
+        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again.
+        // The contender still waits for the reply to the release, so only a thread that adopted a hold can have got one in
+        // the meantime. That hold was granted to somebody else after the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };

@@ -16,8 +16,8 @@
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!
 //! - A majority may have kept the lock for the attempt, for example if the grant came too late.
-//! - The caller does not ask again: it tries only once, or its time limit may end during its next pause (at most 0.8 s).
-//!   Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a message.
+//! - The caller does not ask again: it tries only once, or the time for this question may end during its next pause (at most
+//!   0.8 s). Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a message.
 //!
 //! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets
 //! the lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free

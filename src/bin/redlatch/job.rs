@@ -62,6 +62,8 @@ pub(crate) struct Job {
     terminal: Option<File>,
     /// Whether the program has asked for the terminal, or had it from the start.
     needs_terminal: bool,
+    /// SIGTSTP was passed on, and SIGCONT has not followed. A program that handles SIGTSTP may stop itself by SIGSTOP.
+    is_told_to_stop: bool,
     guardian: Option<Child>,
 }
 
@@ -117,6 +119,7 @@ impl Job {
             terminal: File::open("/dev/tty").ok(),
             // In a pipeline, such as `redlatch run … | less`, another member may need the terminal: lend it on demand.
             needs_terminal: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+            is_told_to_stop: false,
             guardian,
         };
         if job.needs_terminal {
@@ -134,6 +137,7 @@ impl Job {
         signals: &Receiver<i32>,
         options: &Run,
     ) -> Ended {
+        let began = Instant::now();
         loop {
             self.look();
             let timer = match self.ended {
@@ -142,6 +146,14 @@ impl Job {
                     return ended;
                 }
                 Some(_) => after(POLL),
+                // The keyboard's signals go to the group that has the terminal. So a group that the program makes at its
+                // start has to be noticed, although nothing announces it.
+                None if self.needs_terminal
+                    && self.own_group.is_none()
+                    && began.elapsed() < PATIENCE =>
+                {
+                    after(POLL)
+                }
                 None => self.kill_at.map_or_else(never, at),
             };
             select! {
@@ -215,7 +227,11 @@ impl Job {
     /// number.
     fn look_for_own_group(&mut self) {
         if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
+            let before = self.own_group;
             self.own_group = Some(self.program).filter(|group| *group != self.group);
+            if self.own_group != before && self.needs_terminal {
+                self.lend_terminal();
+            }
         }
     }
 
@@ -230,7 +246,10 @@ impl Job {
                 kill(self.program, named).ok();
             }
             SIGUSR1 | SIGUSR2 => {}
-            _ => self.signal(named),
+            _ => {
+                self.is_told_to_stop |= named == Signal::SIGTSTP;
+                self.signal(named);
+            }
         }
     }
 
@@ -305,7 +324,7 @@ impl Job {
             return self.signal(Signal::SIGCONT);
         }
         let had_terminal = self.return_terminal();
-        if signal == Signal::SIGSTOP && !had_terminal {
+        if signal == Signal::SIGSTOP && !had_terminal && !self.is_told_to_stop {
             // SIGSTOP was sent to the program alone, which may be continued alone: keep renewing the lease until then.
             return;
         }
@@ -323,7 +342,8 @@ impl Job {
     }
 
     /// Continues the job, because this process was continued.
-    fn resume(&self) {
+    fn resume(&mut self) {
+        self.is_told_to_stop = false;
         if self.needs_terminal {
             self.lend_terminal();
         }
@@ -341,19 +361,23 @@ impl Job {
         }
     }
 
-    /// Makes the group the foreground group if this process's group is. Returns whether the group has the terminal.
+    /// Makes the program's group the foreground group if this process's group is, or another group of the job. Returns whether
+    /// the program's group has the terminal.
     fn lend_terminal(&self) -> bool {
+        let group = self.own_group.unwrap_or(self.group);
         self.terminal.as_ref().is_some_and(|terminal| {
             let foreground = tcgetpgrp(terminal);
-            foreground == Ok(self.group)
-                || foreground == Ok(getpgrp()) && tcsetpgrp(terminal, self.group).is_ok()
+            let is_ours =
+                || foreground == Ok(getpgrp()) || self.groups().any(|its| foreground == Ok(its));
+            foreground == Ok(group) || is_ours() && tcsetpgrp(terminal, group).is_ok()
         })
     }
 
-    /// Takes the terminal back. Returns whether the group had it.
+    /// Takes the terminal back. Returns whether the job had it.
     fn return_terminal(&self) -> bool {
         self.terminal.as_ref().is_some_and(|terminal| {
-            tcgetpgrp(terminal) == Ok(self.group) && tcsetpgrp(terminal, getpgrp()).is_ok()
+            let foreground = tcgetpgrp(terminal);
+            self.groups().any(|its| foreground == Ok(its)) && tcsetpgrp(terminal, getpgrp()).is_ok()
         })
     }
 }

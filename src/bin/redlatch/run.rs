@@ -133,9 +133,9 @@ fn leave_unused(client: &Client, options: &Run, held: Box<dyn Held>) {
 }
 
 /// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see
-/// that.
+/// that. The first process of a container cannot be ended by it.
 fn end_by(signal: i32) -> u8 {
-    if signal == SIGINT {
+    if signal == SIGINT && std::process::id() != 1 {
         emulate_default_handler(SIGINT).ok();
     }
     u8::try_from(128 + signal).unwrap_or(UNAVAILABLE)

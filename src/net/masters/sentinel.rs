@@ -71,7 +71,8 @@ impl Service {
     fn made(&mut self, epoch: u64, socket: &Arc<Socket>) -> Vec<Arc<Socket>> {
         self.epoch = self.epoch.max(epoch);
         self.made.push((epoch, Arc::downgrade(socket)));
-        // A Sentinel may have named a later master while this connection was made, and found no connection to check it for.
+        // While this connection was made, a Sentinel may have named a later master. `ask_sentinel` cuts connections to
+        // earlier masters, but this one was not listed yet. So the epoch of the named master counts here too.
         let latest = self
             .master
             .as_ref()

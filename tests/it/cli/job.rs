@@ -301,6 +301,29 @@ fn a_stop_stops_the_program_too_and_both_continue() {
             [itself, worker].map(state) == [Some('S'), Some('S')]
         });
     }
+    // A run within a run stops itself by SIGSTOP once it has passed SIGTSTP on.
+    let inner = env!("CARGO_BIN_EXE_redlatch");
+    let mut command = redlatch(&server);
+    command.args([
+        "run",
+        &unique("outer"),
+        "--",
+        inner,
+        "run",
+        &unique("inner"),
+    ]);
+    command.args(["--", "sh", "-c", SCRIPT]).process_group(0);
+    let (mut outer, mut outer_says) = started(&mut command);
+    let inmost = pid(&mut outer_says);
+    let outermost = Pid::from_raw(outer.0.id().try_into().unwrap());
+    for (signal, expected) in [(Signal::SIGTSTP, 'T'), (Signal::SIGCONT, 'S')] {
+        outer.signal(signal);
+        eventually("all stop or continue", || {
+            [outermost, inmost].map(state) == [Some(expected); 2]
+        });
+    }
+    outer.signal(Signal::SIGTERM);
+    outer.end();
     // A stopped program is ended, too.
     running.signal(Signal::SIGTSTP);
     eventually("both stop", || {

@@ -182,6 +182,27 @@ fn ctrl_c_is_one_interrupt_and_ends_a_script() {
     shell.running.end();
 }
 
+// `timeout` makes a process group of its own.
+#[test]
+fn ctrl_c_reaches_a_program_that_makes_its_own_group() {
+    let server = Server::start();
+    let name = unique("own");
+    let mut shell = Terminal::shell(&server);
+    shell.types(&format!(
+        "redlatch run {name} -- timeout 100 sh -c 'echo wai\"\"ting; exec sleep 100'\n"
+    ));
+    shell.expect("waiting");
+    // The group is noticed a moment after it is made, so the key is pressed until it is heard.
+    let ended = within(loosely(GENEROUS), || {
+        shell.types("\x03");
+        std::thread::sleep(ms(200));
+        is_free(&server, &name)
+    });
+    assert!(ended, "it is not interrupted");
+    shell.types("exit\n");
+    shell.running.end();
+}
+
 #[test]
 fn a_pager_behind_it_has_the_terminal() {
     let server = Server::start();
