@@ -12,8 +12,8 @@
 --          0             nobody holds the lock
 --          -1            somebody else holds it
 --
--- Keeps    every other hold; the hold of `from`, if no token can be drawn or Redis has no memory; nobody is notified, since
---          nothing is free
+-- Keeps    every other hold; the hold of `from`, if no token can be drawn, for example for lack of memory; nobody is notified,
+--          since nothing is free
 -- Twice    by one owner: the second run draws a new token, and lengthens a shorter TTL
 -- Errors   WRONGTYPE for a key that holds something else
 local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

@@ -22,9 +22,9 @@
 --          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields are checked, then FEW more,
 --          until a reader is alive. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A TTL that
 --          is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers, all are
---          checked in two cases. First: the lock has no TTL. Second: its TTL is more than twice what the checked readers need,
---          and the leaving hold had nine tenths of it left, since that hold may have set it. If the hold had less left, one
---          release in 16 checks all
+--          checked in two cases. First: the lock has no TTL. Second: the lock's TTL is more than twice what the checked readers
+--          need, and the leaving hold would have lived for more than nine tenths of that TTL. Then the TTL was probably set for
+--          the leaving hold. If the hold would have ended earlier, one release in 16 checks all
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

@@ -18,7 +18,8 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// A contender that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
-    /// How many messages had arrived when the last request was made; if it was contested, when its reply came.
+    /// How many messages had arrived when the last request was made. If its reply was contested: how many had arrived when
+    /// that reply came.
     messages_seen: u64,
     was_refused: bool,
     /// The last round may have granted the lock to nobody.

@@ -1,4 +1,4 @@
-//! Every key and channel that this crate uses, named as Redisson names them.
+//! Every key and channel that this crate uses, built by Redisson's rules for names.
 
 use std::sync::Arc;
 

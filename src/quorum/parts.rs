@@ -124,7 +124,7 @@ mod tests {
         begin + Duration::from_millis(ms)
     }
 
-    /// Three of five have granted it until 100 ms, and one until 80 ms.
+    /// Three of five have granted it: two until 100 ms, one until 80 ms.
     fn granted(begin: Instant) -> Parts {
         let mut parts = Parts::new(Majority::of(5));
         for (node, until) in [100, 100, 80].into_iter().enumerate() {

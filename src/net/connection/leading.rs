@@ -11,8 +11,9 @@
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | the end of this turn's read, or park |
 //!
-//! A moment in the past proves nothing about the server: this thread may have been suspended, with the reply unread. So
-//! silence and timeouts are proved by `quiet_at` and not by `now`: see `InFlight::has_read_all_by`.
+//! If `until` or `silent_at` has passed, that alone does not prove that no reply came: this thread may have been suspended
+//! while a reply lay unread in the socket. So silence and timeouts are proved by `quiet_at` and not by `now`: see
+//! `InFlight::has_read_all_by`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
