@@ -15,7 +15,7 @@
 
 use std::io;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, Value};
 
 /// How many redirections in a row a request follows before it pauses: two nodes may redirect it to each other.
 pub(crate) const REDIRECTIONS: u8 = 4;
@@ -215,13 +215,11 @@ pub(crate) fn is_crowded(err: &RedisError) -> bool {
     detail.starts_with("max number of clients")
 }
 
-/// Whether a request about any other key would be rejected as well, at least until the error has passed: the user lacks a
-/// right, the server does not know the command, or it does not serve now.
-pub(crate) fn is_about_every_key(err: &RedisError) -> bool {
-    let is_unknown = || (err.detail()).is_some_and(|detail| detail.starts_with("unknown command"));
-    err.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
-        || is_unknown()
-        || matches!(reach(err), Reach::Master | Reach::Data | Reach::Everything)
+/// Whether the error is about this key: it has moved, holds something else, or its name spreads the keys of one script over
+/// several slots.
+pub(crate) fn is_about_the_key(err: &RedisError) -> bool {
+    let codes = ["MOVED", "ASK", "TRYAGAIN", "WRONGTYPE", "CROSSSLOT"];
+    codes.contains(&err.code().unwrap_or_default())
 }
 
 /// Whether the reply says that the server has forgotten its scripts.

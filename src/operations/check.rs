@@ -679,7 +679,7 @@ fn is_unknown(answer: &Value) -> bool {
 
 /// A pattern for this key, and for those of other names with the same prefix.
 fn pattern(key: &str) -> String {
-    match key.split_once(NAME) {
+    match key.rsplit_once(NAME) {
         Some((front, _)) => format!("{}*", escaped(front)),
         None => key.to_owned(),
     }

@@ -249,11 +249,10 @@ pub(super) fn escaped(prefix: &str) -> String {
     escaped
 }
 
-/// The error of an answer, if no other key can be asked about either. A key that has moved, holds something else or has a name
-/// that spreads its keys over several slots is only left out.
+/// The error of an answer, unless it is about this key alone, which is left out then.
 fn refusal(answer: &Value) -> Option<redis::RedisError> {
     let err = answer.clone().extract_error().err()?;
-    verdict::is_about_every_key(&err).then_some(err)
+    (!verdict::is_about_the_key(&err)).then_some(err)
 }
 
 fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {

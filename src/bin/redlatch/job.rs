@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -62,8 +63,8 @@ pub(crate) struct Job {
     terminal: Option<File>,
     /// Whether the program has asked for the terminal, or had it from the start.
     needs_terminal: bool,
-    /// SIGTSTP was passed on, and SIGCONT has not followed. A program that handles SIGTSTP may stop itself by SIGSTOP.
-    is_told_to_stop: bool,
+    /// When SIGTSTP was passed on. A program that handles SIGTSTP may stop itself by SIGSTOP a moment later.
+    told_to_stop_at: Option<Instant>,
     guardian: Option<Child>,
 }
 
@@ -119,7 +120,7 @@ impl Job {
             terminal: File::open("/dev/tty").ok(),
             // In a pipeline, such as `redlatch run … | less`, another member may need the terminal: lend it on demand.
             needs_terminal: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
-            is_told_to_stop: false,
+            told_to_stop_at: None,
             guardian,
         };
         if job.needs_terminal {
@@ -247,7 +248,9 @@ impl Job {
             }
             SIGUSR1 | SIGUSR2 => {}
             _ => {
-                self.is_told_to_stop |= named == Signal::SIGTSTP;
+                if named == Signal::SIGTSTP {
+                    self.told_to_stop_at = Some(Instant::now());
+                }
                 self.signal(named);
             }
         }
@@ -324,7 +327,9 @@ impl Job {
             return self.signal(Signal::SIGCONT);
         }
         let had_terminal = self.return_terminal();
-        if signal == Signal::SIGSTOP && !had_terminal && !self.is_told_to_stop {
+        let told_at = self.told_to_stop_at.take();
+        let is_told = told_at.is_some_and(|at| at.elapsed() < PATIENCE);
+        if signal == Signal::SIGSTOP && !had_terminal && !is_told {
             // SIGSTOP was sent to the program alone, which may be continued alone: keep renewing the lease until then.
             return;
         }
@@ -342,8 +347,7 @@ impl Job {
     }
 
     /// Continues the job, because this process was continued.
-    fn resume(&mut self) {
-        self.is_told_to_stop = false;
+    fn resume(&self) {
         if self.needs_terminal {
             self.lend_terminal();
         }
@@ -364,7 +368,12 @@ impl Job {
     /// Makes the program's group the foreground group if this process's group is, or another group of the job. Returns whether
     /// the program's group has the terminal.
     fn lend_terminal(&self) -> bool {
-        let group = self.own_group.unwrap_or(self.group);
+        // The program may have left a group that it made.
+        let now = getpgid(Some(self.program)).ok();
+        let group = self
+            .groups()
+            .find(|its| Some(*its) == now)
+            .unwrap_or(self.group);
         self.terminal.as_ref().is_some_and(|terminal| {
             let foreground = tcgetpgrp(terminal);
             let is_ours =
@@ -389,8 +398,11 @@ fn found(program: &Path) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
-        .map(|folder| folder.join(program))
-        .find(|file| file.is_file())
+        .map(|folder| Path::new(".").join(folder).join(program))
+        .find(|file| {
+            let found = file.metadata();
+            found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        })
 }
 
 impl Drop for Job {

@@ -26,7 +26,7 @@ const RUNNING: [i32; 4] = [SIGTSTP, SIGCONT, SIGWINCH, SIGCHLD];
 /// How long to wait after an error before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long to look for the holder of a lock.
+/// How long to look for the holder of a lock, and how long connecting may take at least.
 const LOOKING: Duration = Duration::from_millis(500);
 
 /// How long to wait for the reply to the last release.
@@ -189,25 +189,24 @@ impl<'a> Wait<'a> {
     /// Opens a client in a thread of its own, so that `--wait` and a signal end the wait for a server that is silent.
     fn opened(&self, config: Config) -> Result<Client, Failure> {
         let (done, opened) = bounded(1);
-        std::thread::spawn(move || drop(done.send(Client::open(config))));
+        std::thread::Builder::new().spawn(move || drop(done.send(Client::open(config))))?;
+        // Without `--wait`, the connect timeout alone limits how long connecting may take. With a short `--wait`, a server that
+        // answers still has time to.
+        let began = Instant::now();
+        let limit = self
+            .options
+            .wait
+            .map_or(Duration::MAX, |_| self.left().max(LOOKING));
         loop {
-            match opened.recv_timeout(PAUSE.min(self.left_to_connect())) {
+            match opened.recv_timeout(PAUSE) {
                 Ok(opened) => return opened.map_err(Failure::from),
                 Err(RecvTimeoutError::Timeout)
-                    if !self.cancelled.is_cancelled() && !self.left_to_connect().is_zero() => {}
+                    if !self.cancelled.is_cancelled() && began.elapsed() < limit => {}
                 Err(_) => {
                     let why = "no connection to redis in time; check the address and port";
                     return Err(Failure::new(UNAVAILABLE, why.into()));
                 }
             }
-        }
-    }
-
-    /// Without `--wait`, the connect timeout alone limits how long connecting may take.
-    fn left_to_connect(&self) -> Duration {
-        match self.options.wait {
-            Some(_) => self.left(),
-            None => Duration::MAX,
         }
     }
 
@@ -304,7 +303,8 @@ fn say_who(client: &Client, options: &Run, what: &str) {
     // In a thread of its own, since a frozen Redis would delay the exit for the command timeout.
     let (done, inspected) = bounded(1);
     let (client, name) = (client.clone(), options.name.clone());
-    std::thread::spawn(move || drop(done.send(client.inspect(&name))));
+    let looks = std::thread::Builder::new();
+    drop(looks.spawn(move || drop(done.send(client.inspect(&name)))));
     match inspected.recv_timeout(LOOKING) {
         Ok(Ok(info)) => say(format_args!("{what} {info}")),
         _ => say(format_args!("{what} {}", Shown(&options.name))),

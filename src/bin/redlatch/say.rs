@@ -16,10 +16,11 @@ pub(crate) fn say(text: impl Display) {
 /// As [`say`], but a reader that does not read delays the caller only for a moment.
 pub(crate) fn say_in_passing(text: String) {
     let (done, is_written) = crossbeam_channel::bounded(1);
-    std::thread::spawn(move || {
+    // Without a thread the message is lost, which matters less than the job.
+    drop(std::thread::Builder::new().spawn(move || {
         say(text);
         done.send(()).ok();
-    });
+    }));
     is_written
         .recv_timeout(std::time::Duration::from_millis(100))
         .ok();

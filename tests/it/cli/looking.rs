@@ -286,6 +286,20 @@ fn a_frozen_server_keeps_no_run_beyond_its_limit() {
 }
 
 #[test]
+fn with_a_limit_of_zero_a_free_lock_is_taken() {
+    let server = Server::start();
+    let client = Client::open(server.client_url()).unwrap();
+    let held = unique("held");
+    let guard = client.mutex(&held).lock().unwrap();
+    let name = unique("free");
+    for (name, expected) in [(&name, 0), (&held, 75)] {
+        let run = ["run", "-q", "-w", "0", name, "--", "true"];
+        assert_eq!(done(redlatch(&server).args(run)).0, expected);
+    }
+    drop(guard);
+}
+
+#[test]
 fn a_check_finds_what_makes_locks_fail_before_they_do() {
     let server = Server::start_with(&[]);
     let check = |url: &str, args: &[&str]| {
