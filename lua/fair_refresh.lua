@@ -12,7 +12,7 @@
 --
 -- Keeps    the lock, and the order of the living; if the lock is free, the dead are removed and the next waiter is notified
 -- Twice    makes no place, however late it comes
-local lost, refreshed = {}, false
+local lost = {}
 -- The set of our places gets a TTL in any case. This is also a first write that needs no memory: after it, Redis accepts the
 -- ZADDs below although memory is short.
 redis.call('pexpire', KEYS[4], 3600000)
@@ -20,13 +20,12 @@ redis.call('pexpire', KEYS[4], 3600000)
 for i, ticket in ipairs(ARGV) do
   if i > 1 and redis.call('zscore', KEYS[3], ticket) then
     redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
-    refreshed = true
   elseif i > 1 then
     lost[#lost + 1] = ticket
   end
 end
 -- The queue and its timeouts get a TTL only if a place of ours is in them.
-if refreshed then
+if #lost < #ARGV - 1 then
   keep()
 end
 

@@ -53,10 +53,8 @@ if is_alone and (left_ms == -1 or ms < left_ms) then
         break
       end
     end
-  elseif kind == 'read' or kind == 'write' then
-    redis.pcall('publish', KEYS[2], '1')
   elseif KEYS[2] then
-    redis.pcall('publish', KEYS[2], '0')
+    redis.pcall('publish', KEYS[2], (kind == 'read' or kind == 'write') and '1' or '0')
   end
 end
 return 0

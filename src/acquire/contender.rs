@@ -155,9 +155,11 @@ impl<'a> Contender<'a> {
         match self.place {
             Some(_) if is_last() => Place::Last,
             Some(_) => Place::Has,
-            // So late, the next question would give a new place up.
-            None if is_last() => Place::None,
-            None if self.lock.key.kind.order == Order::Server && self.wait.asks_again() => {
+            // Once a question is the last, a new place would be given up at once.
+            None if self.lock.key.kind.order == Order::Server
+                && self.wait.asks_again()
+                && !is_last() =>
+            {
                 Place::New
             }
             None => Place::None,

@@ -443,8 +443,7 @@ impl Call {
 
     /// The server has rejected the call before it ran, so the last sending does not count.
     pub(crate) fn record_not_run(&self) {
-        let mut its = self.state.lock();
-        its.sendings = its.sendings.saturating_sub(1);
+        self.state.lock().sendings -= 1;
     }
 
     /// As [`record_not_run`](Self::record_not_run), and the call is on no connection any more.

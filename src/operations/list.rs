@@ -182,8 +182,7 @@ impl Locks {
         }));
         let answers = connection.ask(&questions, until);
         let answers = answers.map_err(|err| Error::redis(DOING, err).at(&session.endpoint))?;
-        let refusal = answers.iter().find_map(refusal);
-        if let Some(refusal) = refusal {
+        if let Some(refusal) = answers.iter().find_map(refusal) {
             return Err(Error::redis(DOING, refusal).at(&session.endpoint));
         }
         let (summaries, exist) = answers.split_at(found.len());

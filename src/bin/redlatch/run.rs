@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use nix::sys::signal::{SigSet, Signal};
 use redlatch::{CancelToken, Client, Config, Error};
 use signal_hook::consts::{
@@ -14,7 +14,7 @@ use signal_hook::low_level::emulate_default_handler;
 use crate::held::{Held, boxed};
 use crate::job::Job;
 use crate::options::{Failure, LOST, Run, UNAVAILABLE, USAGE};
-use crate::say::say;
+use crate::say::{beside, say};
 use crate::shown::Shown;
 
 /// Signals that end a wait. Once the program runs, they are passed on to it.
@@ -22,6 +22,9 @@ const ENDING: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Signals that matter only while the program runs.
 const RUNNING: [i32; 4] = [SIGTSTP, SIGCONT, SIGWINCH, SIGCHLD];
+
+/// Signals that this process needs, even if they were ignored or blocked when it started.
+const NEEDED: [Signal; 2] = [Signal::SIGCHLD, Signal::SIGCONT];
 
 /// How long to wait after an error before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -43,15 +46,14 @@ fn listen(
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     let is_ignored = |signal: i32| mask.unwrap_or(0) >> (signal - 1) & 1 == 1;
-    let needed = |signal: &&i32| [SIGCHLD, SIGCONT].contains(*signal) || !is_ignored(**signal);
-    let mut handled = Signals::new(signals.iter().filter(needed))?;
+    let is_needed = |signal: i32| NEEDED.iter().any(|needed| *needed as i32 == signal);
+    let is_heard = |signal: &&i32| is_needed(**signal) || !is_ignored(**signal);
+    let mut handled = Signals::new(signals.iter().filter(is_heard))?;
     let sender = sender.clone();
     std::thread::spawn(move || {
         // A process inherits the mask of the one that started it. If SIGCHLD stayed blocked, no end of the program would be
         // seen. The program inherits the mask of the main thread, which stays as it was.
-        let needed = [Signal::SIGCHLD, Signal::SIGCONT];
-        let needed: SigSet = needed.into_iter().collect();
-        needed.thread_unblock().ok();
+        SigSet::from_iter(NEEDED).thread_unblock().ok();
         for signal in handled.forever() {
             // Send first, so that the thread woken by `heard` finds the signal.
             sender.send(signal).ok();
@@ -188,8 +190,7 @@ impl<'a> Wait<'a> {
 
     /// Opens a client in a thread of its own, so that `--wait` and a signal end the wait for a server that is silent.
     fn opened(&self, config: Config) -> Result<Client, Failure> {
-        let (done, opened) = bounded(1);
-        std::thread::Builder::new().spawn(move || drop(done.send(Client::open(config))))?;
+        let opened = beside(move || Client::open(config))?;
         // Without `--wait`, the connect timeout alone limits how long connecting may take. With a short `--wait`, a server that
         // answers still has time to.
         let began = Instant::now();
@@ -301,12 +302,10 @@ fn say_who(client: &Client, options: &Run, what: &str) {
         return;
     }
     // In a thread of its own, since a frozen Redis would delay the exit for the command timeout.
-    let (done, inspected) = bounded(1);
     let (client, name) = (client.clone(), options.name.clone());
-    let looks = std::thread::Builder::new();
-    drop(looks.spawn(move || drop(done.send(client.inspect(&name)))));
-    match inspected.recv_timeout(LOOKING) {
-        Ok(Ok(info)) => say(format_args!("{what} {info}")),
+    let inspected = beside(move || client.inspect(&name));
+    match inspected.map(|inspected| inspected.recv_timeout(LOOKING)) {
+        Ok(Ok(Ok(info))) => say(format_args!("{what} {info}")),
         _ => say(format_args!("{what} {}", Shown(&options.name))),
     }
 }

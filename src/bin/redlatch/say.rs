@@ -2,6 +2,9 @@
 
 use std::fmt::Display;
 use std::io::Write as _;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::options::Failure;
 
@@ -15,15 +18,19 @@ pub(crate) fn say(text: impl Display) {
 
 /// As [`say`], but a reader that does not read delays the caller only for a moment.
 pub(crate) fn say_in_passing(text: String) {
-    let (done, is_written) = crossbeam_channel::bounded(1);
     // Without a thread the message is lost, which matters less than the job.
-    drop(std::thread::Builder::new().spawn(move || {
-        say(text);
-        done.send(()).ok();
-    }));
-    is_written
-        .recv_timeout(std::time::Duration::from_millis(100))
-        .ok();
+    if let Ok(written) = beside(move || say(text)) {
+        written.recv_timeout(Duration::from_millis(100)).ok();
+    }
+}
+
+/// Does something that may take long in a thread of its own. The receiver gets the result.
+pub(crate) fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<Receiver<T>> {
+    let (done, result) = bounded(1);
+    std::thread::Builder::new().spawn(move || drop(done.send(work())))?;
+    Ok(result)
 }
 
 /// Writes to standard error, without a prefix and without a line end.
