@@ -178,8 +178,9 @@ impl Config {
     ///
     /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the command
     /// again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query) are not sent again. Two
-    /// kinds of connections are replaced sooner: one that was idle for 2 s, after a third of the time that the call has
-    /// left, and one for renewals, after a quarter of the lease if that is less. From 10 ms to an hour. Default: 3 s.
+    /// kinds of connections are replaced after a shorter silence. A connection that had been idle for 2 s before the call is
+    /// replaced after a third of the time that the call has left. The connection for renewals is replaced after a quarter of
+    /// the lease, if that is less than half of this time. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));

@@ -26,8 +26,8 @@ pub enum ReplicaAck {
     /// A majority of master and replicas together, and at least one replica.
     ///
     /// Replicas count if they are connected to the master when the lock is acquired; a replica that has just joined
-    /// may count from the next acquire on. [`AtLeast`](Self::AtLeast) does not depend on who is connected. Not for a
-    /// cluster, whose masters may have different numbers of replicas.
+    /// may count from the next acquire on. With [`AtLeast`](Self::AtLeast) the number needed is fixed: if fewer replicas are
+    /// connected, the acquire fails. Not for a cluster, whose masters may have different numbers of replicas.
     Majority,
 }
 

@@ -977,8 +977,8 @@ impl ExpirablePermit {
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. In both cases the permit is no longer renewed. The
     ///   permit counts as valid until its previous end or the end that was asked for, whichever is earlier. Redis may still
-    ///   execute an unanswered request, even after a later `update_lease` has succeeded. So the permit then counts as valid
-    ///   for the later lease or the unanswered one, whichever is shorter, counted from the later call.
+    ///   execute an unanswered request, even after a later call of `update_lease` has succeeded. So after that later call
+    ///   the permit counts as valid for the shorter of the two leases that were asked for, counted from the later call.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

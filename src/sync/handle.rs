@@ -123,10 +123,11 @@ impl<A: AnyKind> Handle<A> {
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
     /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip, at
-    /// most for the command timeout. None is needed if a thread of this process has the lock, with three exceptions: a fair
-    /// lock that another thread has, a read hold beside others, and locking again under a fixed lease. Several are needed
-    /// after the process's tenure (see below), for a contended [`MultiLock`](crate::MultiLock), and if too few masters of a
-    /// [`RedLock`](crate::RedLock) reply.
+    /// most for the command timeout. No round trip is needed if a thread of this process has the lock, except in three
+    /// cases: another thread has the fair lock; other threads read and this one asks to read too, unless it may join their
+    /// hold; the thread locks again under a fixed lease. Several round trips are needed after the process's tenure (see
+    /// below), for a contended [`MultiLock`](crate::MultiLock), and if too few masters of a [`RedLock`](crate::RedLock)
+    /// reply.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

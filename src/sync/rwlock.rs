@@ -585,8 +585,9 @@ impl RwLock {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// Locking the returned handle is [`read`](Self::read). The handle's `is_locked` is about readers only; `force_unlock`
-    /// and `remaining_lease` are about readers and writers.
+    /// The `lock` of the returned handle does what [`read`](Self::read) does, its `try_lock` what
+    /// [`try_read`](Self::try_read) does, and so on. The handle's `is_locked` is about readers only; `force_unlock` and
+    /// `remaining_lease` are about readers and writers.
     #[must_use]
     pub fn read_side(&self) -> Handle<Read> {
         self.reading.clone()
