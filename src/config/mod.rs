@@ -301,11 +301,11 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait for a quarter of the command timeout. The others wait for at most 1/32 of it, and then
-    /// also return [`Error::NotReplicated`]. Once an acquire was not acknowledged in time, every acquire waits for at most
-    /// 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`,
-    /// and a user without the right to call it (`+wait`, with `Majority` also `+role`). Clients of a
-    /// [`RedLock`](crate::RedLock) cannot use this setting.
+    /// simultaneous acquires may wait for a quarter of the command timeout. The others wait for at most 1/32 of the command
+    /// timeout (94 ms by default), and then also return [`Error::NotReplicated`]. Once an acquire was not acknowledged in
+    /// time, every acquire waits for at most 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects
+    /// a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
+    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;

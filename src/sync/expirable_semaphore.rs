@@ -149,8 +149,9 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. A process
-    /// whose tenure is over lets others go first, as in [`Handle::try_lock`](crate::Handle::try_lock).
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once the
+    /// tenure of the process is over, the call lets other processes go first, which takes several round trips (see
+    /// [`Handle::try_lock`](crate::Handle::try_lock)).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -976,9 +977,9 @@ impl ExpirablePermit {
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. In both cases the permit is no longer renewed. The
-    ///   permit counts as valid until its previous end or the end that was asked for, whichever is earlier. Redis may still
-    ///   execute an unanswered request, even after a later call of `update_lease` has succeeded. So after that later call
-    ///   the permit counts as valid for the shorter of the two leases that were asked for, counted from the later call.
+    ///   permit counts as valid until its previous end or the end that was asked for, whichever is earlier. If one call got
+    ///   no reply and the next call succeeds, Redis may still execute the first request after the second. So from the second
+    ///   call on, the permit counts as valid for the shorter of the two leases.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -32,9 +32,10 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an
 /// older copy, apart from the cases in the next two paragraphs.
 ///
-/// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as
-/// may happen with a failover to another machine. Tokens that were drawn in advance exceed the clock by up to a millisecond.
-/// So in the first millisecond after the counter was lost, a new token can be lower than these.
+/// **Exceptions.** After the counter was lost, tokens can repeat or fall if the server's clock was set back as well, as may
+/// happen with a failover to another machine. And one request may draw tokens for several threads of a process that wait in
+/// turn. The last of these tokens can be up to a millisecond ahead of the server's clock. If the counter is lost at that
+/// moment, a token that is drawn within the next millisecond can be lower than they are.
 ///
 /// **After a loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them.

@@ -123,11 +123,8 @@ impl<A: AnyKind> Handle<A> {
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
     /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip, at
-    /// most for the command timeout. No round trip is needed if a thread of this process has the lock, except in three
-    /// cases: another thread has the fair lock; other threads read and this one asks to read too, unless it may join their
-    /// hold; the thread locks again under a fixed lease. Several round trips are needed after the process's tenure (see
-    /// below), for a contended [`MultiLock`](crate::MultiLock), and if too few masters of a [`RedLock`](crate::RedLock)
-    /// reply.
+    /// most for the command timeout. Several round trips are needed once the process's tenure is over (see below), for a
+    /// contended [`MultiLock`](crate::MultiLock), and if too few masters of a [`RedLock`](crate::RedLock) reply.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -138,10 +135,14 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A process that has had the lock for its tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go
-    /// first. The call then first awaits the reply to this process's last release, and pauses for 1 ms if other processes
-    /// wait. A [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
-    /// [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its masters have already replied that no other process waits.
+    /// If another thread of this process has the lock, the call returns `Ok(None)` without a round trip. If the calling
+    /// thread has it and the lock is reentrant, the call returns a guard, also without one. In three cases the call asks
+    /// Redis all the same: another thread has a fair lock; other threads read, and this one asks to read but cannot join
+    /// their hold; the calling thread has the lock by a hold with a fixed lease. A process that has had the lock for its
+    /// tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go first. The call then first awaits the
+    /// reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock)
+    /// always pauses, since it cannot know whether others wait. So does a [`RedLock`](crate::RedLock), for 1 to 50 ms,
+    /// unless its masters have already replied that no other process waits.
     ///
     /// # Errors
     ///
@@ -316,8 +317,9 @@ impl<A: AnyKind> Handle<A> {
     /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If the holds are
     /// renewed, they stay renewed, whatever lease the second handle has. If both handles have a fixed lease, the holds end
     /// at the later of the two ends. If only the first handle has a fixed lease, the holds are renewed from then on. Locking
-    /// again under a fixed lease costs a round trip. A thread that gets the lock from another thread of this process gets a
-    /// slightly shorter lease: a tenth or one tenure is missing, whichever is less.
+    /// again costs a round trip if the hold that the thread has so far has a fixed lease, whatever lease the second handle
+    /// has. A thread that gets the lock from another thread of this process gets a slightly shorter lease: a tenth or one
+    /// tenure is missing, whichever is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

@@ -59,14 +59,13 @@ use crate::sync::traits::Lock;
 /// that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. One case differs from
-/// *Waiting*: if the taken member is not the first and was taken only a moment ago, its holder is probably collecting a set
-/// too. If that holder then finds another member taken, it gives this one back. So the thread keeps the members that sort
-/// before the taken one, and asks for the taken one again for as long as two round trips take. (`try_lock` asks again for as
-/// long as four round trips take, or for 250 ms if that is longer, but not beyond the command timeout.) After that the
-/// thread goes on as in *Waiting*. So if several threads try at the same time for locks that nobody holds yet, one of them
-/// gets its whole set. This requires that all threads use the same server addresses and the same lease, and that none is
-/// stopped for longer than these round trips. (From the remaining lease of a member a thread tells when the member was
-/// taken.)
+/// *Waiting*. Suppose that thread A finds member M taken, that M is not the first of A's members, and that M was taken only
+/// a moment ago. The holder of M, thread B, is then probably collecting a set too, and may soon give M back. So A keeps the
+/// members that sort before M, and asks for M again for as long as two round trips take. (`try_lock` asks again for as long
+/// as four round trips take, or for 250 ms if that is longer, but not beyond the command timeout.) After that A goes on as
+/// in *Waiting*. So if several threads try at the same time for locks that nobody holds yet, one of them gets its whole set.
+/// This requires that all threads use the same server addresses and the same lease (A tells from M's remaining lease when M
+/// was taken), and that no thread is stopped for longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -64,10 +64,11 @@ use crate::time;
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
 /// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate, even
 /// those with a fixed lease, extend it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after
-/// a third of what was left. One case remains: a Redisson client sets a time to live that ends before this crate's next
-/// renewal, and does not release the lock within it, because the client died or still reads. A writer may then get the lock
-/// while [`is_valid`](RwLockReadGuard::is_valid) of our read hold is still true; the next renewal reports the loss. This
-/// cannot happen if `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// a third of what was left. One case remains: a Redisson client shortens the time to live so much that it ends before this
+/// crate's next renewal. If that client releases the lock before, its release extends the time to live to what the other
+/// readers need. If not, the hash expires, and a writer may get the lock while [`is_valid`](RwLockReadGuard::is_valid) of
+/// our read hold is still true; the next renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases
+/// are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -309,8 +310,8 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A process whose tenure is over lets others go
-    /// first, as in [`Handle::try_lock`].
+    /// Blocks for one round trip or none, at most for the command timeout. Once the tenure of the process is over, the call
+    /// lets other processes go first, which takes several round trips (see [`Handle::try_lock`]).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
