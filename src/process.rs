@@ -9,9 +9,9 @@ use uuid::{Builder, Uuid};
 
 /// The process in which an object was made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Process(u32);
+pub(crate) struct HomeProcess(u32);
 
-impl Process {
+impl HomeProcess {
     pub(crate) fn this() -> Self {
         Self(std::process::id())
     }

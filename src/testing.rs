@@ -60,7 +60,7 @@ struct Fake {
 struct Told {
     attempts: VecDeque<FakeOutcome>,
     unlocks: VecDeque<Error>,
-    held: Vec<Weak<Held>>,
+    held: Vec<Weak<TestHold>>,
 }
 
 /// The outcome of an attempt.
@@ -196,7 +196,7 @@ impl FakeLock {
         !self.held().is_empty()
     }
 
-    fn held(&self) -> Vec<Arc<Held>> {
+    fn held(&self) -> Vec<Arc<TestHold>> {
         let told = self.0.told.lock();
         told.held.iter().filter_map(Weak::upgrade).collect()
     }
@@ -212,7 +212,7 @@ impl FakeLock {
                 Some(FakeOutcome::Grant) | None => break,
             }
         }
-        let held = Arc::<Held>::default();
+        let held = Arc::<TestHold>::default();
         told.held.retain(|held| held.strong_count() > 0);
         told.held.push(Arc::downgrade(&held));
         Ok(Some(FakeGuard {
@@ -254,12 +254,12 @@ impl Lock for FakeLock {
 
 /// The hold of one guard.
 #[derive(Default)]
-struct Held {
+struct TestHold {
     lost_by: Mutex<Option<LossReason>>,
     listeners: Mutex<Vec<LossListener>>,
 }
 
-impl Held {
+impl TestHold {
     fn loss(&self) -> Option<LossReason> {
         *self.lost_by.lock()
     }
@@ -267,7 +267,7 @@ impl Held {
 
 struct FakeGuard {
     lock: FakeLock,
-    held: Arc<Held>,
+    held: Arc<TestHold>,
     lost: LossChannel,
     granted_at: Instant,
 }

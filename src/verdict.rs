@@ -48,7 +48,7 @@ pub(crate) struct Redirection {
 
 /// The facts about a request on which the meaning of an error depends.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct RequestFacts {
     pub(crate) kind: RequestKind,
     /// The server has the script's text, or needs none.
     pub(crate) by_text: bool,
@@ -69,7 +69,7 @@ pub(crate) enum RequestKind {
     Kept,
 }
 
-impl Asked {
+impl RequestFacts {
     /// The facts about a question that needs no script, or carries the script's text.
     pub(crate) fn question(is_clustered: bool) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl Asked {
 }
 
 /// Returns the meaning of a reply. `asked` is called only if the reply is an error.
-pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> Asked) -> Verdict {
+pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> RequestFacts) -> Verdict {
     let err = match reply.extract_error() {
         Ok(value) => return Verdict::Answer(value),
         Err(err) => err,

@@ -26,7 +26,7 @@ use crate::net::nodes::calls;
 use crate::protocol::adopt::{self, ADOPTING};
 use crate::protocol::kind::{ACQUIRING, AcquireArgs, Note, Place};
 use crate::protocol::owner::OwnerNumber;
-use crate::protocol::script::{self, Acquired};
+use crate::protocol::script::{self, AcquireReply};
 use crate::quorum::ask::QuorumRequest;
 use crate::session::{Contending, Session};
 use crate::time;
@@ -72,7 +72,7 @@ pub(crate) struct Contender<'a> {
     /// The release after which the contender yields before it asks.
     yields_after: Option<Arc<Call>>,
     /// The first request, if it was queued ahead.
-    ahead: Option<(calls::Ahead, Asked)>,
+    ahead: Option<(calls::Ahead, AskedHold)>,
     listening: Listening,
     is_granted: bool,
     /// The moment from which a question counts as the last before the time is up.
@@ -83,7 +83,7 @@ pub(crate) struct Contender<'a> {
 }
 
 /// The hold that a request asks for, and the place.
-struct Asked {
+struct AskedHold {
     hold: Arc<Hold>,
     place: Place,
 }
@@ -278,7 +278,7 @@ impl<'a> Contender<'a> {
     }
 
     /// Makes a request, the first or a repeated one, and stores what it asks for.
-    fn question(&mut self, asked: &mut Option<Asked>) -> Attempt {
+    fn question(&mut self, asked: &mut Option<AskedHold>) -> Attempt {
         let (session, params, mode) = (self.session(), self.params, self.lock.mode);
         let tokens = self.tokens();
         let draw = || session.owners.draw();
@@ -312,7 +312,7 @@ impl<'a> Contender<'a> {
         // is sent only when the contender gives up.
         let is_undone = self.place.is_none();
         let undo = is_undone.then(|| Arc::clone(&hold) as Arc<dyn Undo>);
-        *asked = Some(Asked { hold, place });
+        *asked = Some(AskedHold { hold, place });
         Attempt { request, undo }
     }
 
@@ -346,13 +346,13 @@ impl<'a> Contender<'a> {
         };
         // An odd reply says nothing about whether the lock was granted.
         let acquired = acquired.map_err(|unexpected| {
-            if let Some(Asked { hold, .. }) = &asked {
+            if let Some(AskedHold { hold, .. }) = &asked {
                 session.give_back(hold);
             }
             session.error(ACQUIRING, &self.lock.name, unexpected)
         })?;
         match (acquired, asked) {
-            (Acquired::Taken { tokens, left }, Some(Asked { hold, .. })) => {
+            (AcquireReply::Taken { tokens, left }, Some(AskedHold { hold, .. })) => {
                 self.place = None;
                 // Granted, but too few replicas have it: a failover could grant the lock again.
                 replicated.inspect_err(|_| session.give_back(&hold))?;
@@ -367,7 +367,7 @@ impl<'a> Contender<'a> {
                 }
                 Ok(Reply::Granted(hold))
             }
-            (Acquired::Busy { left, behind }, Some(Asked { hold, place })) => {
+            (AcquireReply::Busy { left, behind }, Some(AskedHold { hold, place })) => {
                 if place == Place::New {
                     self.keep_place(hold.number, sent_at);
                 }

@@ -22,7 +22,7 @@ use crate::acquire::{Busy, Outcome};
 use crate::error::{DeadlockReason, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::validity::Duty;
-use crate::hold::{Entry, Hold, NotRenewed, Reentry, Waiter, Wakeup};
+use crate::hold::{Entry, Hold, NotRenewed, Reentry, WaitingThread, Wakeup};
 use crate::local::lock::{Entered, LeasePolicy, Mode};
 use crate::local::waiter::Signals;
 use crate::protocol::owner;
@@ -128,7 +128,7 @@ impl LockSpec {
             let now = Instant::now();
             let queue = || Arc::clone(listening.waiter());
             let queues = wait.asks_again();
-            let may_queue = queues.then_some(&queue as &dyn Fn() -> Arc<Waiter>);
+            let may_queue = queues.then_some(&queue as &dyn Fn() -> Arc<WaitingThread>);
             let (mode, readers_first) = (self.mode, self.readers_first);
             let mut state = entry.lock();
             let entered = (state.lock).enter(thread, mode, lease, now, may_queue, readers_first);

@@ -10,13 +10,13 @@ use redis::FromRedisValue;
 
 use crate::acquire::guarded::Work;
 use crate::acquire::spec::LockSpec;
-use crate::acquire::target::{Held, Target};
+use crate::acquire::target::{HeldTarget, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, LossReason, Result};
 use crate::hold::entry::wake;
 use crate::hold::loss::{LossChannel, LossListener, LossReceiver};
 use crate::hold::{Hold, Wakeup};
-use crate::local::lock::{Left, Mode};
+use crate::local::lock::{LeaveOutcome, Mode};
 use crate::net::call::Call;
 use crate::observer::Observed;
 use crate::protocol::owner::OwnerId;
@@ -55,7 +55,7 @@ pub struct GuardInner {
     _quorum: Option<Arc<Quorum>>,
 }
 
-impl Held for GuardInner {
+impl HeldTarget for GuardInner {
     fn name(&self) -> &str {
         self.hold.entry().name()
     }
@@ -295,14 +295,14 @@ impl GuardInner {
         // Read before the hold changes threads, for the same reason.
         let not_lost = hold.check_not_lost();
         match left {
-            Left::Nested { count } => {
+            LeaveOutcome::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
                     hold.count.store(count, Ordering::Relaxed);
                 }
                 not_lost.map(|()| None)
             }
-            Left::Shared => not_lost.map(|()| None),
-            Left::Passed { waiter } => {
+            LeaveOutcome::Shared => not_lost.map(|()| None),
+            LeaveOutcome::Passed { waiter } => {
                 // The next thread cannot run before the wakeup is stored, so it never sees this thread's count and listeners.
                 // If the watchdog loses the hold at this moment, the next thread finds that when it takes the wakeup.
                 hold.change_threads();
@@ -312,7 +312,7 @@ impl GuardInner {
                 not_lost.map(|()| None)
             }
             // `submit_release` was called: the release has to be delivered.
-            Left::Release { next } => {
+            LeaveOutcome::Release { next } => {
                 state.is_heard = call.get().is_some_and(|call| call.is_heard_by_us);
                 state.store_wakeups(&next);
                 drop(state);
@@ -324,7 +324,7 @@ impl GuardInner {
                 wake(next);
                 not_lost.map(|()| call.into_inner())
             }
-            Left::Gone => {
+            LeaveOutcome::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
                 // The local lock no longer has the hold, so no other thread ends it. If it is held, a later grant has just

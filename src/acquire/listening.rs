@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::acquire::spec::LockSpec;
-use crate::hold::{Waiter, Wakeup};
+use crate::hold::{WaitingThread, Wakeup};
 use crate::local::waiter::Signals;
 use crate::net::channels::Listener;
 use crate::net::subscriber::Subscription;
@@ -23,7 +23,7 @@ use crate::time::Deadline;
 pub(crate) struct Listening {
     /// The command timeout of the thread's handle.
     command_timeout: Duration,
-    waiter: OnceCell<Arc<Waiter>>,
+    waiter: OnceCell<Arc<WaitingThread>>,
     /// The thread has spent time waiting, so it is known to its token and to the client, which wake it when they are
     /// cancelled or closed.
     has_parked: bool,
@@ -46,7 +46,7 @@ struct AtNode {
     /// Which masters have answered the subscription, by node.
     answered: Arc<Mutex<Vec<bool>>>,
     needed: usize,
-    waiter: Arc<Waiter>,
+    waiter: Arc<WaitingThread>,
 }
 
 impl Listener for AtNode {
@@ -72,13 +72,13 @@ impl Listening {
         }
     }
 
-    pub(crate) fn waiter(&self) -> &Arc<Waiter> {
+    pub(crate) fn waiter(&self) -> &Arc<WaitingThread> {
         self.waiter
-            .get_or_init(|| Waiter::new(self.command_timeout))
+            .get_or_init(|| WaitingThread::new(self.command_timeout))
     }
 
     /// The waiter, if there is one by now.
-    pub(crate) fn known_waiter(&self) -> Option<&Arc<Waiter>> {
+    pub(crate) fn known_waiter(&self) -> Option<&Arc<WaitingThread>> {
         self.waiter.get()
     }
 
@@ -120,7 +120,7 @@ impl Listening {
         stop: &dyn Fn() -> bool,
     ) {
         if !std::mem::replace(&mut self.has_parked, true) {
-            // Watched before the check in `Waiter::park`: a token that is cancelled later wakes the waiter, and one
+            // Watched before the check in `WaitingThread::park`: a token that is cancelled later wakes the waiter, and one
             // that was cancelled earlier is found by the check.
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));

@@ -11,7 +11,7 @@ use crate::acquire::guard::{GuardInner, Unlocking};
 use crate::acquire::observed::refusal;
 use crate::acquire::pacer::{PAUSE, Pacer};
 use crate::acquire::spec::{InTheWay, LockSpec};
-use crate::acquire::target::{Held, Target};
+use crate::acquire::target::{HeldTarget, Target};
 use crate::acquire::wait_mode::WaitMode;
 use crate::acquire::{Busy, Outcome};
 use crate::error::{Error, Result};
@@ -519,7 +519,7 @@ pub struct MultiGuardInner {
     command_timeout: Duration,
 }
 
-impl Held for MultiGuardInner {
+impl HeldTarget for MultiGuardInner {
     fn unlock(mut self) -> Result<()> {
         let mut failures = Vec::new();
         let until = Instant::now() + self.command_timeout;

@@ -30,15 +30,15 @@ pub(crate) fn take(
     wait: WaitMode,
 ) -> Result<Outcome<Granted>> {
     let entry = Arc::clone(entry);
-    permits::take(spec, permits, wait, Plain { entry, permits })
+    permits::take(spec, permits, wait, PlainPermits { entry, permits })
 }
 
-struct Plain {
+struct PlainPermits {
     entry: Arc<Entry>,
     permits: u32,
 }
 
-impl Grants for Plain {
+impl Grants for PlainPermits {
     type Grant = Granted;
 
     type Asked = PermitRequest;

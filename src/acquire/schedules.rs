@@ -2,7 +2,7 @@
 //! [`search`](crate::search).
 //!
 //! The [`LocalLock`] is the library's. The steps around it are restated: those of `enter`, of the queue's threads, of
-//! [`Waiter`](crate::local::waiter::Waiter), and of a release. A step is everything that a thread does while it holds
+//! [`WaitingThread`](crate::local::waiter::WaitingThread), and of a release. A step is everything that a thread does while it holds
 //! one mutex.
 
 use std::hash::{Hash, Hasher};
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use crate::local::lock::{
-    Entered, Holding, LeasePolicy, Left, LocalLock, Mode, Order, Validity, Wakeups,
+    Entered, Holding, LeasePolicy, LeaveOutcome, LocalLock, Mode, Order, Validity, Wakeups,
 };
 use crate::search::{self, Model};
 
@@ -199,11 +199,11 @@ impl Process {
                 self.notify(state, t, &next);
             }
             At::Holds => match state.lock.leave(t as u64, &HELD, now, &|| ()) {
-                Left::Passed { waiter, .. } => {
+                LeaveOutcome::Passed { waiter, .. } => {
                     state.threads[t].at = At::Gone;
                     self.store(state, t, waiter, Wakeup::Granted);
                 }
-                Left::Release { next } => {
+                LeaveOutcome::Release { next } => {
                     let late = self.is(Variant::WokenBeforeRelease);
                     state.threads[t].at = if late { At::Releases } else { At::Gone };
                     state.server_holds = late;

@@ -9,7 +9,7 @@ use crate::hold::loss::LossReceiver;
 
 /// The inner part of a handle: the locks that it takes.
 pub trait Target: Clone + Send + Sync + 'static {
-    type Held: Held;
+    type Held: HeldTarget;
 
     /// The name, as given to the client.
     fn name(&self) -> &str;
@@ -29,7 +29,7 @@ pub trait Target: Clone + Send + Sync + 'static {
 }
 
 /// The inner part of a guard: the holds that it has until it is dropped.
-pub trait Held: Send + Sync + 'static {
+pub trait HeldTarget: Send + Sync + 'static {
     fn name(&self) -> &str;
 
     fn owner(&self) -> &str;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::verdict::{Asked, Verdict, verdict};
+use crate::verdict::{RequestFacts, Verdict, verdict};
 use redis::ServerErrorKind;
 use std::error::Error as _;
 
@@ -116,7 +116,7 @@ fn no_text_is_told_twice_on_the_way_to_the_source() {
     let sealed = || std::io::Error::other(Outer("x".parse::<u8>().expect_err("no number")));
     let name = || "orders".to_owned();
     let moved = redis::parse_redis_value(b"-MOVED 7 h:1\r\n").expect("a reply");
-    let Verdict::Never(misconfigured) = verdict(moved, || Asked::question(false)) else {
+    let Verdict::Never(misconfigured) = verdict(moved, || RequestFacts::question(false)) else {
         panic!("a single server redirects");
     };
     let mut all = vec![

@@ -77,7 +77,7 @@ impl Drop for EntryGuard<'_> {
 }
 
 /// A thread in the queue of the local lock.
-pub(crate) type Waiter = waiter::Waiter<Wakeup>;
+pub(crate) type WaitingThread = waiter::WaitingThread<Wakeup>;
 
 /// The reason for which a queued thread is woken.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ pub(crate) struct EntryKey {
 }
 
 pub(crate) struct EntryState {
-    pub(crate) lock: LocalLock<Arc<Waiter>, Arc<Hold>, Arc<Call>>,
+    pub(crate) lock: LocalLock<Arc<WaitingThread>, Arc<Hold>, Arc<Call>>,
     extras: Option<Box<EntryExtras>>,
     /// True if no thread may add the entry to the list of free ones: the entry is there already, a sweep has taken it out,
     /// or the registry does not have it. Rule 3 at [`Registry`](crate::hold::Registry).
@@ -117,16 +117,16 @@ pub(crate) struct EntryState {
 #[derive(Default)]
 pub(crate) struct EntryExtras {
     /// The waiters of contenders, with their places in the queue that Redis keeps.
-    places: Vec<(Arc<Waiter>, OwnerNumber)>,
+    places: Vec<(Arc<WaitingThread>, OwnerNumber)>,
     /// The watchdog's schedule has a `Places` of this name, so the watchdog shows signs of life for these places.
     keeps_places: bool,
     /// The queue of permits, for semaphores.
     semaphore: Option<Box<EntrySemaphore>>,
 }
 
-type EntrySemaphore = LocalSemaphore<Arc<Waiter>, Arc<Call>>;
+type EntrySemaphore = LocalSemaphore<Arc<WaitingThread>, Arc<Call>>;
 
-type EntryWakeups = Wakeups<Arc<Waiter>, Arc<Hold>>;
+type EntryWakeups = Wakeups<Arc<WaitingThread>, Arc<Hold>>;
 
 impl Entry {
     /// An entry outside the registry. `is_listed` is set from the start, so that no thread puts the entry onto the list of
@@ -209,7 +209,7 @@ impl Entry {
     /// caller, and each of them would only find that out again. The caller gives up afterwards, which wakes the next thread
     /// that stays.
     pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
-        let concerns = |waiter: &Arc<Waiter>| waiter.command_timeout <= timeout;
+        let concerns = |waiter: &Arc<WaitingThread>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
         let mut waiters = state.lock.dismiss(concerns);
         let mut first = None;
@@ -243,9 +243,9 @@ impl EntryState {
     /// Makes the first in the queue of a semaphore ask Redis, if there is one. [`notify`] has to follow.
     pub(crate) fn call_first(
         &mut self,
-        first: Option<Arc<Waiter>>,
+        first: Option<Arc<WaitingThread>>,
         now: Instant,
-    ) -> Option<Arc<Waiter>> {
+    ) -> Option<Arc<WaitingThread>> {
         let first = first?;
         let release = self.local_semaphore().cohort.yield_after(now);
         first.store(Wakeup::Contend(release));
@@ -276,7 +276,7 @@ impl EntryState {
 
     /// A contender has a place, or another place than before. Returns whether the watchdog has to keep places from now
     /// on.
-    pub(crate) fn add_place(&mut self, waiter: &Arc<Waiter>, place: OwnerNumber) -> bool {
+    pub(crate) fn add_place(&mut self, waiter: &Arc<WaitingThread>, place: OwnerNumber) -> bool {
         self.forget_place(Some(waiter));
         let extras = self.extras();
         extras.places.push((Arc::clone(waiter), place));
@@ -292,11 +292,11 @@ impl EntryState {
     }
 
     /// The places of this process in the queue that Redis keeps, with the waiter of each.
-    pub(crate) fn places(&self) -> impl Iterator<Item = &(Arc<Waiter>, OwnerNumber)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = &(Arc<WaitingThread>, OwnerNumber)> {
         self.extras.iter().flat_map(|extras| &extras.places)
     }
 
-    pub(crate) fn forget_place(&mut self, waiter: Option<&Arc<Waiter>>) {
+    pub(crate) fn forget_place(&mut self, waiter: Option<&Arc<WaitingThread>>) {
         if let (Some(waiter), Some(extras)) = (waiter, &mut self.extras) {
             extras
                 .places
@@ -327,7 +327,7 @@ pub(crate) fn wake(wakeups: EntryWakeups) {
 }
 
 /// Wakes these threads, for each of which a wakeup was stored. Call it with no mutex held: rule 3.
-pub(crate) fn notify(waiters: impl IntoIterator<Item = Arc<Waiter>>) {
+pub(crate) fn notify(waiters: impl IntoIterator<Item = Arc<WaitingThread>>) {
     for waiter in waiters {
         waiter.notify();
     }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::Value;
 
-pub(crate) use self::entry::{Entry, Waiter, Wakeup};
+pub(crate) use self::entry::{Entry, WaitingThread, Wakeup};
 pub(crate) use self::registry::Registry;
 use crate::error::{Error, Loss, LossReason, Result};
 use crate::hold::loss::{LossListener, add_listener};

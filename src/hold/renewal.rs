@@ -17,18 +17,18 @@ use crate::report::report;
 use crate::time;
 
 #[derive(Clone)]
-pub(crate) enum Renewal {
+pub(crate) enum Renewable {
     Hold(Arc<Hold>),
     Places(Arc<Places>),
 }
 
-impl From<&Arc<Hold>> for Renewal {
+impl From<&Arc<Hold>> for Renewable {
     fn from(hold: &Arc<Hold>) -> Self {
         Self::Hold(Arc::clone(hold))
     }
 }
 
-impl From<&Arc<Places>> for Renewal {
+impl From<&Arc<Places>> for Renewable {
     fn from(places: &Arc<Places>) -> Self {
         Self::Places(Arc::clone(places))
     }
@@ -47,7 +47,7 @@ pub(crate) enum Next {
     Refused(RedisError),
 }
 
-impl Scheduled for Renewal {
+impl Scheduled for Renewable {
     fn number(&self) -> u64 {
         match self {
             Self::Hold(hold) => hold.number.0,
@@ -68,7 +68,7 @@ impl Scheduled for Renewal {
     }
 }
 
-impl Renewal {
+impl Renewable {
     /// The lock's name, for the log.
     pub(crate) fn name(&self) -> &str {
         match self {

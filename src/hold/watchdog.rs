@@ -14,7 +14,7 @@
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable
 //! ```
 //!
-//! Each [`Renewal`] makes its request and reads the reply. [`Housekeeping`] is the other work of the thread for its
+//! Each [`Renewable`] makes its request and reads the reply. [`Housekeeping`] is the other work of the thread for its
 //! client.
 //!
 //! When a hold is armed and disarmed: rule 4 at [`Hold`].
@@ -30,7 +30,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::LossReason;
 use crate::hold::Hold;
-use crate::hold::renewal::Renewal;
+use crate::hold::renewal::Renewable;
 use crate::hold::schedule::Schedule;
 use crate::hold::validity::Duty;
 use crate::net::connection::{Housekeeper, WorkLeft};
@@ -82,7 +82,7 @@ pub(crate) struct Watchdog {
 }
 
 struct WatchdogState {
-    schedule: Schedule<Renewal>,
+    schedule: Schedule<Renewable>,
     housekeep_at: Option<u64>,
     /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon, which asks for
     /// the connection if anything is still held: most holds of a short-lived process need none.
@@ -112,7 +112,7 @@ impl Watchdog {
     }
 
     /// Schedules a hold, or places, for `due` (in [`time::nanos`]), unless the hold is over.
-    pub(crate) fn arm(&self, renewal: impl Into<Renewal>, due: u64) {
+    pub(crate) fn arm(&self, renewal: impl Into<Renewable>, due: u64) {
         let renewal = renewal.into();
         let mut state = self.state.lock();
         // With the mutex held: a thread that ends the hold changes its state first and then takes this mutex to disarm
@@ -132,7 +132,7 @@ impl Watchdog {
     }
 
     /// Queues `renewal`, unless it is over, and schedules it for its end.
-    fn queue(&self, renewal: &Renewal, now: Instant) {
+    fn queue(&self, renewal: &Renewable, now: Instant) {
         let mut state = self.state.lock();
         match renewal.is_held() {
             // The end is read with the mutex held, as in `arm`.
@@ -150,7 +150,7 @@ impl Watchdog {
 
     /// Takes a hold, or places, off the schedule. The hold must be over, or the watchdog's thread may put it back: rule
     /// 4 at [`Hold`].
-    pub(crate) fn disarm(&self, renewal: impl Into<Renewal>) {
+    pub(crate) fn disarm(&self, renewal: impl Into<Renewable>) {
         self.state.lock().schedule.disarm(&renewal.into());
     }
 
@@ -193,11 +193,11 @@ impl Watchdog {
         let all = self.state.lock().schedule.all();
         let now = Instant::now();
         let holds = all.into_iter().filter_map(|renewal| match renewal {
-            Renewal::Hold(hold) => {
+            Renewable::Hold(hold) => {
                 let (span, lease) = hold.with_lease(|its| (its.unconfirmed_for(now), its.ttl()));
                 Some((span?.as_secs_f64() / lease.as_secs_f64(), span?, hold))
             }
-            Renewal::Places(_) => None,
+            Renewable::Places(_) => None,
         });
         let (_, span, hold) = holds.max_by(|(one, ..), (other, ..)| one.total_cmp(other))?;
         Some((hold, span))
@@ -213,8 +213,8 @@ impl Watchdog {
     pub(crate) fn take_all(&self) -> Vec<Arc<Hold>> {
         let all = self.state.lock().schedule.take_all();
         let holds = all.into_iter().filter_map(|renewal| match renewal {
-            Renewal::Hold(hold) => Some(hold),
-            Renewal::Places(_) => None,
+            Renewable::Hold(hold) => Some(hold),
+            Renewable::Places(_) => None,
         });
         holds.collect()
     }
@@ -254,7 +254,7 @@ impl Watchdog {
 
     /// Takes the entry that is due first, with the moment at which it is due. Renewals due within `early` count as due,
     /// so that holds acquired shortly after one another are renewed together.
-    fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Renewal)> {
+    fn take_due(&self, now: Instant, early: Duration) -> Option<(Instant, Renewable)> {
         let mut state = self.state.lock();
         let (due, first) = state.schedule.first_due()?;
         let soon = || due <= time::nanos(now + early) && first.may_be_early(now);
@@ -315,7 +315,7 @@ pub(crate) struct Task {
 struct WatchdogThread {
     task: Arc<Task>,
     /// The entry that was taken off the schedule and is being handled; after a panic it is put back.
-    in_hand: Option<Renewal>,
+    in_hand: Option<Renewable>,
     /// Renewals that were sent and not answered yet.
     under_way: renewing::UnderWay,
     /// The masters to which no connection for renewals could be made in this round, so that the renewals for others do
@@ -435,8 +435,8 @@ impl Task {
     }
 
     /// Reports the loss of a hold, unless a renewal has just been confirmed.
-    fn lose(&self, renewal: &Renewal, reason: LossReason) {
-        if let Renewal::Hold(hold) = renewal {
+    fn lose(&self, renewal: &Renewable, reason: LossReason) {
+        if let Renewable::Hold(hold) = renewal {
             self.client.lose(hold, reason);
             // The holder, or a thread that reads the answer of a part, has confirmed a renewal in between. The entry
             // was taken off the schedule, so it is put back.

@@ -194,7 +194,7 @@ pub(crate) struct Wakeups<W, H> {
 
 /// The fate of a hold when a thread releases it.
 #[derive(Debug)]
-pub(crate) enum Left<W, H> {
+pub(crate) enum LeaveOutcome<W, H> {
     /// The thread has `count` holds left.
     Nested { count: u32 },
     /// Other threads still share it.
@@ -533,31 +533,31 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         Some(next.waiter)
     }
 
-    /// A thread releases the lock once. `release` is called if that results in [`Left::Release`].
+    /// A thread releases the lock once. `release` is called if that results in [`LeaveOutcome::Release`].
     pub(crate) fn leave(
         &mut self,
         thread: u64,
         hold: &H,
         now: Instant,
         release: &dyn Fn() -> R,
-    ) -> Left<W, H> {
+    ) -> LeaveOutcome<W, H> {
         let Some(holder) = self.holder(thread, hold) else {
             return self.leave_shared(thread, hold, now, release);
         };
         if holder.count > 1 {
             holder.count -= 1;
-            return Left::Nested {
+            return LeaveOutcome::Nested {
                 count: holder.count,
             };
         }
         if let Some(waiter) = self.pass(hold, now) {
-            return Left::Passed { waiter };
+            return LeaveOutcome::Passed { waiter };
         }
         self.exclusive = None;
         // `release` queues the command before `take_next` lets another thread ask, so on the connection the release
         // precedes that thread's request.
         self.cohort.released(release(), now);
-        Left::Release {
+        LeaveOutcome::Release {
             next: self.take_next(now),
         }
     }
@@ -568,7 +568,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         hold: &H,
         now: Instant,
         release: &dyn Fn() -> R,
-    ) -> Left<W, H> {
+    ) -> LeaveOutcome<W, H> {
         let Some((at, index)) = self
             .shared
             .iter()
@@ -576,18 +576,18 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             .filter(|(_, group)| group.hold == *hold)
             .find_map(|(at, group)| group.index_of(thread).map(|index| (at, index)))
         else {
-            return Left::Gone;
+            return LeaveOutcome::Gone;
         };
         let group = &mut self.shared[at];
         let count = &mut group.threads[index].1;
         if *count > 1 {
             *count -= 1;
-            return Left::Nested { count: *count };
+            return LeaveOutcome::Nested { count: *count };
         }
         // Threads of one hold are equal, so their order does not matter.
         group.threads.swap_remove(index);
         if !group.threads.is_empty() {
-            return Left::Shared;
+            return LeaveOutcome::Shared;
         }
         self.shared.swap_remove(at);
         let release = release();
@@ -596,7 +596,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }
-        Left::Release {
+        LeaveOutcome::Release {
             next: self.take_next(now),
         }
     }

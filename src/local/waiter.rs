@@ -1,5 +1,5 @@
 //! A waiting thread and its wake-ups, and the token that cancels waits. Threads that wait for others park only in
-//! [`Waiter::park`].
+//! [`WaitingThread::park`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 ///
 /// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a
 /// table and reads the clock when it notifies, which took a fifth of the time of a hand-over between two threads.
-pub(crate) struct Waiter<W> {
+pub(crate) struct WaitingThread<W> {
     /// How long Redis may take to answer its thread.
     pub(crate) command_timeout: Duration,
     state: std::sync::Mutex<WaiterState<W>>,
@@ -58,7 +58,7 @@ impl Signals {
     }
 }
 
-impl<W> Waiter<W> {
+impl<W> WaitingThread<W> {
     pub(crate) fn new(command_timeout: Duration) -> Arc<Self> {
         let (wakeup, signals) = (None, Signals::default());
         Arc::new(Self {
@@ -121,7 +121,7 @@ impl<W> Waiter<W> {
     }
 }
 
-impl<W: Send> Listener for Waiter<W> {
+impl<W: Send> Listener for WaitingThread<W> {
     fn message(&self) {
         self.lock().signals.messages += 1;
         self.notify();
@@ -194,7 +194,7 @@ impl CancelToken {
         // before it parks.
         self.inner.cancelled.store(true, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.inner.waiters.lock());
-        // A message and not only `notify`, by rule 3 at `Waiter`: the flag is no part of a waiter's state.
+        // A message and not only `notify`, by rule 3 at `WaitingThread`: the flag is no part of a waiter's state.
         for waiter in waiters.iter().filter_map(Weak::upgrade) {
             waiter.message();
         }

@@ -29,7 +29,7 @@ use crate::protocol::owner::Owners;
 use crate::protocol::reentrant;
 use crate::sync::multi_lock::MultiLock;
 use crate::sync::ticket::Ticket;
-use crate::verdict::{Asked, Verdict, verdict};
+use crate::verdict::{RequestFacts, Verdict, verdict};
 
 const ACQUIRING: &str = "acquiring the lock";
 const CONNECTING: &str = "connecting";
@@ -79,9 +79,9 @@ fn of_io(kind: io::ErrorKind) -> RedisError {
 /// The error that a waiting thread gets after this reply; with `is_cluster`, after too many redirections.
 fn refused(line: &str, is_cluster: bool) -> RedisError {
     let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("a reply");
-    let asked = Asked {
+    let asked = RequestFacts {
         redirected: u8::MAX,
-        ..Asked::question(is_cluster)
+        ..RequestFacts::question(is_cluster)
     };
     match verdict(reply, || asked) {
         Verdict::Later(err) | Verdict::Never(err) => err,
@@ -350,7 +350,7 @@ impl Page {
             let name = file.strip_prefix(src()).expect("a file of src");
             let name = name.to_str().expect("text").replace('\\', "/");
             (
-                Reader::texts(&text, name == "bin/redlatch/options.rs"),
+                LiteralReader::texts(&text, name == "bin/redlatch/options.rs"),
                 name,
             )
         };
@@ -358,7 +358,7 @@ impl Page {
         self.heading("Log records");
         for (texts, file) in &files {
             let records = texts.iter().filter(|text| text.level.is_some());
-            for (n, Text { level, text }) in records.enumerate() {
+            for (n, Literal { level, text }) in records.enumerate() {
                 if n == 0 {
                     self.put(file);
                 }
@@ -372,7 +372,7 @@ impl Page {
             let others = texts
                 .iter()
                 .filter(|text| text.level.is_none() && known.insert(&text.text));
-            for (n, Text { text, .. }) in others.enumerate() {
+            for (n, Literal { text, .. }) in others.enumerate() {
                 if n == 0 {
                     self.put(file);
                 }
@@ -407,28 +407,28 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 }
 
 /// A literal in the code that is a text, of a log record if it has a level.
-struct Text {
+struct Literal {
     level: Option<String>,
     text: String,
 }
 
 /// Reads the literals of a file that users can see.
-struct Reader<'a> {
+struct LiteralReader<'a> {
     rest: &'a str,
     /// The name in front of each delimiter that is open: of a function, of a macro with its `!`, or of an attribute.
     open: Vec<String>,
     word: String,
     /// The first word within the innermost `report!` or attribute.
     first: String,
-    texts: Vec<Text>,
+    texts: Vec<Literal>,
     /// Within an item for tests: how many delimiters are open outside of it.
     skips: Option<usize>,
     /// Documentation is the help of the command.
     has_help: bool,
 }
 
-impl<'a> Reader<'a> {
-    fn texts(code: &'a str, has_help: bool) -> Vec<Text> {
+impl<'a> LiteralReader<'a> {
+    fn texts(code: &'a str, has_help: bool) -> Vec<Literal> {
         let mut reader = Self {
             rest: code,
             open: Vec::new(),
@@ -454,7 +454,7 @@ impl<'a> Reader<'a> {
                 && self.has_help
             {
                 let (level, text) = (None, text.to_owned());
-                self.texts.push(Text { level, text });
+                self.texts.push(Literal { level, text });
             }
         } else if let Some((literal, len)) = raw(rest) {
             self.literal(literal.to_owned());
@@ -532,7 +532,7 @@ impl<'a> Reader<'a> {
         }
         let level = is_in(&["report!"]).then(|| self.first.clone());
         if level.is_some() || is_text(&text) {
-            self.texts.push(Text { level, text });
+            self.texts.push(Literal { level, text });
         }
     }
 }
@@ -611,7 +611,7 @@ fn texts_are_found_wherever_they_are() {
         mod more;
         const LAST: &str = "the last text";
     "##;
-    let texts = Reader::texts(code, false);
+    let texts = LiteralReader::texts(code, false);
     let texts: Vec<_> = texts
         .iter()
         .map(|its| (its.level.as_deref(), &*its.text))

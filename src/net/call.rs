@@ -11,7 +11,7 @@ use crate::net::request::Request;
 use crate::net::socket;
 use crate::net::text::Text;
 use crate::time;
-use crate::verdict::{Asked, RequestKind};
+use crate::verdict::{RequestFacts, RequestKind};
 
 /// Why a command has no usable reply.
 #[derive(Debug, Clone)]
@@ -431,9 +431,9 @@ impl Call {
     }
 
     /// The facts on which the meaning of an error reply depends.
-    pub(crate) fn asked(&self, kind: RequestKind, is_clustered: bool) -> Asked {
+    pub(crate) fn asked(&self, kind: RequestKind, is_clustered: bool) -> RequestFacts {
         let its = self.state.lock();
-        Asked {
+        RequestFacts {
             kind,
             by_text: its.by_text,
             redirected: its.redirected,

@@ -70,7 +70,7 @@ pub(super) struct Channels {
 }
 
 struct Channel {
-    waiters: Vec<Waiter>,
+    waiters: Vec<RegisteredListener>,
     /// Until then a subscription that was left behind is kept, even if no thread waits on it.
     lingers_until: Option<Instant>,
     /// The number of this subscription, by which its confirmation is known.
@@ -81,7 +81,7 @@ struct Channel {
     refused: bool,
 }
 
-struct Waiter {
+struct RegisteredListener {
     number: u64,
     listener: Arc<dyn Listener>,
 }
@@ -103,15 +103,15 @@ struct Exchange {
     sharded: bool,
     unwritten: WriteQueue,
     /// Commands that were sent and not answered.
-    awaiting: VecDeque<Command>,
+    awaiting: VecDeque<ChannelCommand>,
     /// Commands that the server could not carry out when it got them.
-    postponed: Vec<Command>,
+    postponed: Vec<ChannelCommand>,
     /// When the postponed commands, and the refused subscriptions, are sent again.
     again_at: Option<Instant>,
 }
 
 #[derive(Clone)]
-enum Command {
+enum ChannelCommand {
     Subscribe {
         channel: Arc<str>,
         epoch: u64,
@@ -125,13 +125,13 @@ enum Command {
 }
 
 impl Exchange {
-    fn send(&mut self, command: Command) {
+    fn send(&mut self, command: ChannelCommand) {
         let words: &[&str] = match (&command, self.sharded) {
-            (Command::Subscribe { channel, .. }, false) => &["SUBSCRIBE", channel],
-            (Command::Subscribe { channel, .. }, true) => &["SSUBSCRIBE", channel],
-            (Command::Unsubscribe { channel }, false) => &["UNSUBSCRIBE", channel],
-            (Command::Unsubscribe { channel }, true) => &["SUNSUBSCRIBE", channel],
-            (Command::Ping, _) => &["PING"],
+            (ChannelCommand::Subscribe { channel, .. }, false) => &["SUBSCRIBE", channel],
+            (ChannelCommand::Subscribe { channel, .. }, true) => &["SSUBSCRIBE", channel],
+            (ChannelCommand::Unsubscribe { channel }, false) => &["UNSUBSCRIBE", channel],
+            (ChannelCommand::Unsubscribe { channel }, true) => &["SUNSUBSCRIBE", channel],
+            (ChannelCommand::Ping, _) => &["PING"],
         };
         Request::command("listening", words).write(&mut self.unwritten.bytes, false);
         self.awaiting.push_back(command);
@@ -174,7 +174,7 @@ impl Channels {
         for name in strays {
             self.forget(&name);
             if let Some(exchange) = &mut self.exchange {
-                exchange.send(Command::Unsubscribe { channel: name });
+                exchange.send(ChannelCommand::Unsubscribe { channel: name });
             }
         }
     }
@@ -186,7 +186,7 @@ impl Channels {
             return false;
         };
         let next = exchange.awaiting.front();
-        if matches!(next, Some(Command::Unsubscribe { channel }) if **channel == *name) {
+        if matches!(next, Some(ChannelCommand::Unsubscribe { channel }) if **channel == *name) {
             exchange.awaiting.pop_front();
             return false;
         }
@@ -201,15 +201,16 @@ impl Channels {
             return;
         };
         let is_meant = match exchange.awaiting.front() {
-            Some(Command::Subscribe { channel, .. } | Command::Unsubscribe { channel }) => {
-                is_moved(channel)
-            }
+            Some(
+                ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
+            ) => is_moved(channel),
             // The node ended the subscription while UNSUBSCRIBE was under way. `ended` took that message for the reply and
             // removed the command, so this error belongs to no command.
-            Some(Command::Ping) | None => false,
+            Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant
-            && let Some(Command::Subscribe { channel, epoch, .. }) = exchange.awaiting.pop_front()
+            && let Some(ChannelCommand::Subscribe { channel, epoch, .. }) =
+                exchange.awaiting.pop_front()
         {
             let wanted = self.wanted.get(&channel);
             if wanted.is_some_and(|its| its.epoch == epoch) {
@@ -265,7 +266,7 @@ impl Channels {
             let asked = exchange.is_some();
             // Without a connection, `connected` sends the command later.
             if let Some(exchange) = exchange {
-                exchange.send(Command::Subscribe {
+                exchange.send(ChannelCommand::Subscribe {
                     channel: Arc::clone(name),
                     epoch,
                     again: false,
@@ -282,7 +283,7 @@ impl Channels {
         });
         // No answer comes between these two steps: `answered` needs the same mutex, and then finds the waiter.
         waiter.set_answered(channel.is_answered());
-        channel.waiters.push(Waiter {
+        channel.waiters.push(RegisteredListener {
             number: self.last_waiter,
             listener: waiter,
         });
@@ -343,7 +344,7 @@ impl Channels {
         if (channel.asked || channel.confirmed)
             && let Some(exchange) = &mut self.exchange
         {
-            exchange.send(Command::Unsubscribe { channel: name });
+            exchange.send(ChannelCommand::Unsubscribe { channel: name });
         }
     }
 
@@ -355,7 +356,7 @@ impl Channels {
         };
         for (name, channel) in &mut self.wanted {
             channel.asked = true;
-            exchange.send(Command::Subscribe {
+            exchange.send(ChannelCommand::Subscribe {
                 channel: Arc::clone(name),
                 epoch: channel.epoch,
                 again,
@@ -391,7 +392,7 @@ impl Channels {
     /// Asks for a sign of life.
     pub(super) fn ping(&mut self) {
         if let Some(exchange) = &mut self.exchange {
-            exchange.send(Command::Ping);
+            exchange.send(ChannelCommand::Ping);
         }
     }
 
@@ -406,7 +407,7 @@ impl Channels {
     /// The server has carried out the oldest unanswered command, or has `refused` it because this user lacks the rights.
     pub(super) fn answered(&mut self, refused: bool, now: Instant) -> Option<News> {
         let exchange = self.exchange.as_mut()?;
-        let Command::Subscribe {
+        let ChannelCommand::Subscribe {
             channel: name,
             epoch,
             again,
@@ -468,14 +469,14 @@ impl Channels {
         }
         for command in std::mem::take(&mut exchange.postponed) {
             let is_due = match &command {
-                Command::Subscribe { channel, epoch, .. } => {
+                ChannelCommand::Subscribe { channel, epoch, .. } => {
                     // A waiter that left and came back has sent a command of its own, with a later epoch.
                     let channel = wanted.get(channel);
                     channel.is_some_and(|channel| channel.epoch == *epoch)
                 }
                 // A later waiter may have subscribed again, and an UNSUBSCRIBE now would end its subscription.
-                Command::Unsubscribe { channel } => !wanted.contains_key(channel),
-                Command::Ping => false,
+                ChannelCommand::Unsubscribe { channel } => !wanted.contains_key(channel),
+                ChannelCommand::Ping => false,
             };
             if is_due {
                 exchange.send(command);
@@ -485,7 +486,7 @@ impl Channels {
         let refused = wanted.iter_mut();
         for (name, channel) in refused.filter(|(_, its)| its.refused && !its.asked) {
             channel.asked = true;
-            exchange.send(Command::Subscribe {
+            exchange.send(ChannelCommand::Subscribe {
                 channel: Arc::clone(name),
                 epoch: channel.epoch,
                 again: false,

@@ -104,7 +104,7 @@ pub(super) struct Replied {
     pub(super) call: Arc<Call>,
     /// Another node has to execute the call, and its connection takes the call from the ledger.
     pub(super) is_elsewhere: bool,
-    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `Leadership`. This is read before
+    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `ReadLeadership`. This is read before
     /// the call can be sent again: each sending counts its own followers.
     pub(super) was_followed: bool,
     /// Why the connection has to be closed now, if so.

@@ -23,10 +23,10 @@ use crate::net::dialling::{Dialling, Succession};
 use crate::net::masters::Masters;
 use crate::net::socket::{self, Duplex, Endpoint, Reader, SLICE, Socket};
 use crate::net::write_queue::write_turn;
-use crate::process::Process;
+use crate::process::HomeProcess;
 use crate::report::report;
 use crate::time;
-use crate::verdict::{Asked, Verdict, verdict};
+use crate::verdict::{RequestFacts, Verdict, verdict};
 
 /// The name of its connection in `CLIENT LIST`.
 const ROLE: &str = "subscriber";
@@ -40,7 +40,7 @@ pub(crate) struct Subscriber {
     settings: Settings,
     state: Mutex<State>,
     changed: Condvar,
-    process: Process,
+    process: HomeProcess,
 }
 
 #[derive(Default)]
@@ -96,7 +96,7 @@ impl Subscriber {
             settings,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            process: Process::this(),
+            process: HomeProcess::this(),
         })
     }
 
@@ -465,7 +465,7 @@ impl Subscriber {
             return Ok(());
         };
         self.state.lock().heard_at = Some(Instant::now());
-        let parts = match verdict(reply, || Asked::question(!self.map.is_one())) {
+        let parts = match verdict(reply, || RequestFacts::question(!self.map.is_one())) {
             Verdict::Answer(Value::Array(parts)) => parts,
             // The pong is a plain reply while no channel is subscribed.
             Verdict::Answer(Value::SimpleString(pong)) if pong == "PONG" => {

@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::session::shared::SharedSession;
 use crate::sync::handle::Handle;
 use crate::sync::kind::Red;
-use crate::verdict::{self, Asked, Reach, Verdict, verdict};
+use crate::verdict::{self, Reach, RequestFacts, Verdict, verdict};
 
 const DOING: &str = "checking a server";
 
@@ -342,9 +342,9 @@ impl Checked<'_> {
         let mut failed: BTreeMap<String, (BTreeSet<&str>, Option<&str>)> = BTreeMap::new();
         let mut moved = false;
         for (label, answer) in answers {
-            let asked = || Asked {
+            let asked = || RequestFacts {
                 by_text: false,
-                ..Asked::question(is_cluster)
+                ..RequestFacts::question(is_cluster)
             };
             let err = match verdict(answer, asked) {
                 // A script's first question carries its text. If the server rejected that, the first answer says why, and a

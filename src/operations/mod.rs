@@ -22,7 +22,7 @@ use crate::net::apart::Apart;
 use crate::net::back_off::BackOff;
 use crate::net::request::Request;
 use crate::session::Session;
-use crate::verdict::{Asked, Verdict, verdict};
+use crate::verdict::{RequestFacts, Verdict, verdict};
 
 /// Asks the master of a key until `until`, and follows the key to another node. An error reply is an answer too.
 fn ask_master_of(
@@ -36,7 +36,7 @@ fn ask_master_of(
     let (nodes, doing) = (&session.connection, questions[0].doing);
     let failed = |err: RedisError| session.error(doing, name, err);
     let is_clustered = !nodes.are_one();
-    let (mut asked, mut pauses) = (Asked::question(is_clustered), 0);
+    let (mut asked, mut pauses) = (RequestFacts::question(is_clustered), 0);
     loop {
         let node = nodes.master_of(key, until).map_err(failed)?;
         let mut apart = nodes.apart(node, until).map_err(failed)?;

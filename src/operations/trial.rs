@@ -71,13 +71,13 @@ impl Trial {
         step(label, delete());
         let (slots, label) = (entry(&permits::KIND, name)?, "expirable semaphores");
         let (of, id) = (&slots.protocol, [PermitId::draw()]);
-        let set = permits::Change::TrySet(1);
+        let set = permits::PermitChange::TrySet(1);
         step(label, permits::change(of, &request(), set));
         step(label, permits::acquire(of, &id, LEASE));
         step(label, permits::release(of, &id));
         step(label, delete());
         let gate = entry(&latch::KIND, name)?;
-        for change in [latch::Change::Set(1), latch::Change::CountDown] {
+        for change in [latch::LatchChange::Set(1), latch::LatchChange::CountDown] {
             step("latches", latch::change(&gate.protocol, &request(), change));
         }
         let tidy = ["DEL"].into_iter().chain(left.iter().map(String::as_str));

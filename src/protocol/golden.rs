@@ -171,9 +171,9 @@ impl Golden {
     fn latch(&mut self, protocol: &Protocol) {
         self.names(protocol);
         for change in [
-            latch::Change::Set(3),
-            latch::Change::CountDown,
-            latch::Change::Delete,
+            latch::LatchChange::Set(3),
+            latch::LatchChange::CountDown,
+            latch::LatchChange::Delete,
         ] {
             let request = latch::change(protocol, &request_keys(protocol), change);
             self.request(&format!("{change:?}"), &request);
@@ -228,10 +228,10 @@ impl Golden {
         self.request("adopt", &adopt);
         self.request("lease of", &permits::lease_of(protocol, ids[0]));
         for change in [
-            permits::Change::TrySet(3),
-            permits::Change::Set(3),
-            permits::Change::Add(-3),
-            permits::Change::Delete,
+            permits::PermitChange::TrySet(3),
+            permits::PermitChange::Set(3),
+            permits::PermitChange::Add(-3),
+            permits::PermitChange::Delete,
         ] {
             let request = permits::change(protocol, keys, change);
             self.request(&format!("{change:?}"), &request);

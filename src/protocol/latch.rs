@@ -25,7 +25,7 @@ const OPEN_ROUND: Duration = Duration::from_secs(60);
 
 /// A change of a latch. Each counts once.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Change {
+pub(crate) enum LatchChange {
     /// Sets the count, unless one is set.
     Set(u64),
     CountDown,
@@ -33,21 +33,21 @@ pub(crate) enum Change {
     Delete,
 }
 
-pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: LatchChange) -> Request {
     let (doing, script, round, count): (_, &'static Script, _, _) = match change {
-        Change::Set(count) => (
+        LatchChange::Set(count) => (
             "setting the latch",
             &script::LATCH_SET,
             ROUND,
             Some(Digits::of(count)),
         ),
-        Change::CountDown => (
+        LatchChange::CountDown => (
             "counting a latch down",
             &script::LATCH_COUNT_DOWN,
             OPEN_ROUND,
             None,
         ),
-        Change::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
+        LatchChange::Delete => ("deleting a latch", &script::LATCH_DELETE, OPEN_ROUND, None),
     };
     let round_ms = Digits::from(lease_ms(round));
     let args = [&*keys.id, &round_ms, &keys.keep_ms];

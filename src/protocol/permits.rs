@@ -160,7 +160,7 @@ pub(crate) fn read_state(reply: Value) -> Result<[i64; 3], Unexpected> {
 
 /// A change of the number of permits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Change {
+pub(crate) enum PermitChange {
     /// Sets the number, unless one is set.
     TrySet(u32),
     Set(u32),
@@ -170,13 +170,13 @@ pub(crate) enum Change {
 }
 
 /// Changes how many permits there are.
-pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: Change) -> Request {
+pub(crate) fn change(of: &Protocol, keys: &RequestKeys, change: PermitChange) -> Request {
     let setting = "setting the number of permits";
     let (doing, script, by) = match change {
-        Change::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
-        Change::Set(n) => (setting, &script::PERMIT_SET, Digits::of(n)),
-        Change::Add(n) => ("adding permits", &script::PERMIT_ADD, Digits::of(n)),
-        Change::Delete => {
+        PermitChange::TrySet(n) => (setting, &script::PERMIT_TRY_SET, Digits::of(n)),
+        PermitChange::Set(n) => (setting, &script::PERMIT_SET, Digits::of(n)),
+        PermitChange::Add(n) => ("adding permits", &script::PERMIT_ADD, Digits::of(n)),
+        PermitChange::Delete => {
             let (doing, script) = ("deleting a semaphore", &script::PERMIT_DELETE);
             return request(of, doing, script, Some(keys), &[keys.keep_ms.as_bytes()]);
         }

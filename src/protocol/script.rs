@@ -40,7 +40,7 @@ pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 
 /// The outcome of an acquire.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Acquired {
+pub(crate) enum AcquireReply {
     /// The caller has the lock.
     Taken {
         /// The first and the last of the tokens that were drawn, if the lock has tokens.
@@ -59,14 +59,14 @@ pub(crate) enum Acquired {
 }
 
 /// Reads the reply to an acquire. With `has_tokens`, a grant without a token is unexpected, and the reverse.
-pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexpected> {
+pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<AcquireReply, Unexpected> {
     let acquired = match &reply {
         &PLACE_LOST => None,
-        Value::Nil if !has_tokens => Some(Acquired::Taken {
+        Value::Nil if !has_tokens => Some(AcquireReply::Taken {
             tokens: None,
             left: None,
         }),
-        Value::Int(ms) => Some(Acquired::Busy {
+        Value::Int(ms) => Some(AcquireReply::Busy {
             left: span(*ms),
             behind: None,
         }),
@@ -74,7 +74,7 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<Acquired, Unexp
             [first, last] if has_tokens => number(first)
                 .zip(number(last))
                 .filter(|(first, last)| (1..=*last).contains(first))
-                .map(|tokens| Acquired::Taken {
+                .map(|tokens| AcquireReply::Taken {
                     tokens: Some(tokens),
                     left: None,
                 }),
@@ -91,15 +91,15 @@ fn span(ms: i64) -> Option<Duration> {
 }
 
 /// Reads the reply to an acquire of a read-write lock.
-pub(crate) fn acquired_in_turn(reply: Value) -> Result<Acquired, Unexpected> {
+pub(crate) fn acquired_in_turn(reply: Value) -> Result<AcquireReply, Unexpected> {
     if let Value::Array(parts) = &reply
         && let [Value::Int(taken @ 0..=1), Value::Int(ms), behind] = parts.as_slice()
         && let Some(behind) = text(behind)
     {
         let (tokens, left, behind) = (None, span(*ms), Some(behind.to_owned()));
         return Ok(match taken {
-            0 => Acquired::Busy { left, behind },
-            _ => Acquired::Taken { tokens, left },
+            0 => AcquireReply::Busy { left, behind },
+            _ => AcquireReply::Taken { tokens, left },
         });
     }
     Err(Unexpected(reply))
@@ -187,8 +187,8 @@ pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpec
         Value::Int(0) => Ok(Err(LossReason::Expired)),
         Value::Int(-1) => Ok(Err(LossReason::TakenOver)),
         Value::Array(_) => match acquired(reply, has_tokens)? {
-            Acquired::Taken { tokens, .. } => Ok(Ok(tokens)),
-            Acquired::Busy { .. } => unreachable!("that reply is an integer"),
+            AcquireReply::Taken { tokens, .. } => Ok(Ok(tokens)),
+            AcquireReply::Busy { .. } => unreachable!("that reply is an integer"),
         },
         other => Err(Unexpected(other)),
     }

@@ -48,7 +48,7 @@ enum What {
 
 /// A request of A, until A has read the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Sent {
+struct SentRequest {
     what: What,
     number: Number,
     at: u8,
@@ -61,7 +61,7 @@ struct Sent {
 enum AskedByB {
     #[default]
     No,
-    Sent,
+    SentRequest,
     Granted,
 }
 
@@ -71,7 +71,7 @@ struct Node {
     ttl: u8,
     /// For how many ticks the node takes no part, since it was restarted.
     rests: u8,
-    sent: [Option<Sent>; UNDER_WAY],
+    sent: [Option<SentRequest>; UNDER_WAY],
     b: AskedByB,
 }
 
@@ -79,7 +79,7 @@ impl Node {
     /// Sends a request; `false` if too many are under way.
     fn send(&mut self, what: What, number: Number, at: u8) -> bool {
         let free = self.sent.iter_mut().find(|sent| sent.is_none());
-        let sent = Sent {
+        let sent = SentRequest {
             what,
             number,
             at,
@@ -93,7 +93,7 @@ impl Node {
         self.sent[UNDER_WAY - 1] = None;
     }
 
-    fn sent(&self) -> impl Iterator<Item = Sent> {
+    fn sent(&self) -> impl Iterator<Item = SentRequest> {
         self.sent.iter().flatten().copied()
     }
 }
@@ -384,7 +384,7 @@ impl Masters {
             _ => false,
         };
         if is_awaited && sent.number == state.number && state.parts.part(node) != Part::Out {
-            its.sent[slot] = Some(Sent {
+            its.sent[slot] = Some(SentRequest {
                 answer: Some(answer),
                 ..sent
             });
@@ -472,7 +472,7 @@ impl Masters {
             Doing::Nothing => take(state, add, Step::StartB, |its| {
                 its.b = Doing::Asks(its.time);
                 for node in &mut its.nodes {
-                    node.b = AskedByB::Sent;
+                    node.b = AskedByB::SentRequest;
                 }
                 true
             }),
@@ -499,7 +499,7 @@ impl Masters {
             _ => {}
         }
         for (at, node) in state.nodes.iter().enumerate() {
-            if node.b == AskedByB::Sent && matches!(state.b, Doing::Asks(_)) {
+            if node.b == AskedByB::SentRequest && matches!(state.b, Doing::Asks(_)) {
                 take(state, add, Step::ExecuteB(at), |its| {
                     let node = &mut its.nodes[at];
                     let takes = self.takes(node, Owner::B);

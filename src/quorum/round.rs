@@ -24,7 +24,7 @@ use crate::net::call::{Attempt, Call, Fault};
 use crate::net::connection::WaitFault;
 use crate::quorum::failure::Short;
 use crate::quorum::nodes::{PAUSE, QuorumNodes, node_timeout};
-use crate::quorum::tally::{Goal, RoundProgress, Step};
+use crate::quorum::tally::{Goal, RoundProgress, RoundStep};
 use crate::verdict::{RequestKind, Verdict, verdict};
 
 /// The state of the request to one node.
@@ -139,10 +139,10 @@ impl QuorumNodes {
                 self.read(round, request, *node, Instant::now());
             }
             let (step, now) = (self.next(round, request), Instant::now());
-            if step == Step::Finish || now >= until || (request.stop)() {
+            if step == RoundStep::Finish || now >= until || (request.stop)() {
                 return;
             }
-            if step == Step::Connect {
+            if step == RoundStep::Connect {
                 let is_unsent = |node: usize| matches!(round.replies[node], NodeReply::Unsent(_));
                 // The next unsent node each time, so that an unreachable node does not take all of the time.
                 if let Some((_, node)) = turns.find(|(_, node)| is_unsent(*node)) {
@@ -162,7 +162,7 @@ impl QuorumNodes {
         }
     }
 
-    fn next(&self, round: &Round, request: &RoundRequest<'_>) -> Step {
+    fn next(&self, round: &Round, request: &RoundRequest<'_>) -> RoundStep {
         let progress = round.progress(request.counts);
         request.goal.next(self.majority, progress)
     }

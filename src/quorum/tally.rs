@@ -65,7 +65,7 @@ pub(crate) struct RoundProgress {
 
 /// The next step of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RoundStep {
     Finish,
     Wait,
     /// The nodes that were asked cannot reach the goal: connect to the others.
@@ -83,7 +83,7 @@ impl Goal {
 
     /// A round ends when it has reached its goal. A round that cannot reach it (except `All`) ends once a majority has
     /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
-    pub(crate) fn next(self, majority: Majority, seen: RoundProgress) -> Step {
+    pub(crate) fn next(self, majority: Majority, seen: RoundProgress) -> RoundStep {
         let wanted = self.wanted(majority);
         let unsent = match self {
             Self::MajoritySoon if seen.answered > seen.yes => 0,
@@ -91,13 +91,13 @@ impl Goal {
         };
         let hopeless = self != Self::All && seen.yes + seen.pending + unsent < wanted;
         if seen.yes >= wanted || hopeless && majority.has(seen.answered) {
-            Step::Finish
+            RoundStep::Finish
         } else if seen.yes + seen.pending < wanted && unsent > 0 {
-            Step::Connect
+            RoundStep::Connect
         } else if seen.pending > 0 {
-            Step::Wait
+            RoundStep::Wait
         } else {
-            Step::Finish
+            RoundStep::Finish
         }
     }
 }

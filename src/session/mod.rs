@@ -34,7 +34,7 @@ use crate::net::socket;
 use crate::net::socket::{Endpoint, REPLAY};
 use crate::net::subscribers::{self, Subscribers};
 use crate::observer::{Observers, RenewalFailed};
-use crate::process::{self, Process};
+use crate::process::{self, HomeProcess};
 use crate::protocol::idempotency::{FORGET, IdempotencyKeys, RequestKeys};
 use crate::protocol::kind::RENEWING;
 use crate::protocol::owner::{OwnerId, Owners};
@@ -81,7 +81,7 @@ pub(crate) struct Session {
     /// The result of closing, once it is known. Other threads that close the client wait for it.
     close_outcome: Mutex<Option<CloseOutcome>>,
     close_ended: Condvar,
-    process: Process,
+    process: HomeProcess,
     /// When the client is closed, wakes all waiting threads.
     pub(crate) closing: CancelToken,
     reminders: Reminders,
@@ -169,7 +169,7 @@ impl Session {
             closed: AtomicBool::new(false),
             close_outcome: Mutex::new(None),
             close_ended: Condvar::new(),
-            process: Process::this(),
+            process: HomeProcess::this(),
             closing: CancelToken::new(),
             reminders: Reminders::new(config.log_long_waits),
             contenders: AtomicUsize::new(0),
@@ -195,7 +195,7 @@ impl Session {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// See [`Process::is_copy`].
+    /// See [`HomeProcess::is_copy`].
     pub(crate) fn is_copy(&self) -> bool {
         self.process.is_copy()
     }

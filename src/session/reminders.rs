@@ -66,7 +66,7 @@ impl Reminders {
 mod tests {
     use super::*;
 
-    use crate::local::waiter::Waiter;
+    use crate::local::waiter::WaitingThread;
 
     #[test]
     fn those_who_wait_are_reminded_until_there_are_none() {
@@ -74,7 +74,7 @@ mod tests {
         let begin = Instant::now();
         let at = |secs| begin + Duration::from_secs(secs);
         assert_eq!(reminders.remind(&waiters, at(0)), None, "nobody has asked");
-        let waiter = Waiter::<()>::new(Duration::ZERO);
+        let waiter = WaitingThread::<()>::new(Duration::ZERO);
         waiters.watch(&waiter);
         assert!(reminders.begin() && !reminders.begin(), "one asks for all");
         assert_eq!(reminders.remind(&waiters, at(0)), Some(at(1)));

@@ -21,7 +21,7 @@ use crate::net::call::{Call, Fault};
 use crate::net::socket;
 use crate::protocol::idempotency::FORGET;
 use crate::protocol::owner::PermitId;
-use crate::protocol::permits::{self, Change};
+use crate::protocol::permits::{self, PermitChange};
 use crate::protocol::script;
 use crate::report::report;
 use crate::session::Session;
@@ -318,7 +318,7 @@ impl ExpirableSemaphore {
     /// - [`Error::WrongType`], [`Error::Closed`], [`Error::InvalidName`].
     pub fn try_set_permits(&self, n: u32) -> Result<bool> {
         readable(n)?;
-        self.change(Change::TrySet(n))
+        self.change(PermitChange::TrySet(n))
     }
 
     /// Sets how many permits there are, whatever was set before.
@@ -337,7 +337,7 @@ impl ExpirableSemaphore {
     /// As [`try_set_permits`](Self::try_set_permits).
     pub fn set_permits(&self, n: u32) -> Result<()> {
         readable(n)?;
-        self.change(Change::Set(n)).map(drop)
+        self.change(PermitChange::Set(n)).map(drop)
     }
 
     /// Adds `n` available permits, or removes some if `n` is negative. If no number is set, `n` permits are then available,
@@ -361,7 +361,7 @@ impl ExpirableSemaphore {
                 "{n} permits are too many; from -2147483648 to 2147483647 are possible"
             )));
         }
-        self.change(Change::Add(n)).map(drop)
+        self.change(PermitChange::Add(n)).map(drop)
     }
 
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
@@ -384,7 +384,7 @@ impl ExpirableSemaphore {
         let session = self.inner.session();
         // Read before the request: a permit that is granted after the request was executed is not lost.
         let taken = session.permits.of(self.entry()?.protocol.key());
-        let is_deleted = self.change(Change::Delete)?;
+        let is_deleted = self.change(PermitChange::Delete)?;
         for hold in taken.iter().filter(|_| is_deleted) {
             session.lose(hold, LossReason::Forced);
         }
@@ -723,7 +723,7 @@ impl ExpirableSemaphore {
     }
 
     /// Changes how many permits there are. However often the request is sent, it counts once.
-    fn change(&self, change: Change) -> Result<bool> {
+    fn change(&self, change: PermitChange) -> Result<bool> {
         let make = |of: &_, keys: &_| permits::change(of, keys, change);
         Ok(self.inner.count_once(FORGET, make)? == 1)
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::acquire::target::{Held, Target};
+use crate::acquire::target::{HeldTarget, Target};
 use crate::error::{Error, Result};
 use crate::hold::Bound;
 use crate::hold::loss::LossReceiver;

@@ -8,7 +8,7 @@ use crate::acquire::spec::LockSpec;
 use crate::acquire::wait_mode::WaitMode;
 use crate::error::{Error, Result};
 use crate::local::waiter::CancelToken;
-use crate::protocol::latch::{self, Change};
+use crate::protocol::latch::{self, LatchChange};
 use crate::protocol::script::{self, LatchState};
 
 /// How many keys of answered requests Redis deletes with one request.
@@ -90,7 +90,7 @@ impl Latch {
         if i64::try_from(count).is_err() {
             return Err(Error::setting(format!("{count} is more than Redis counts")));
         }
-        self.change(Change::Set(count))
+        self.change(LatchChange::Set(count))
     }
 
     /// Lowers the count by one; at zero the latch opens and all waiting threads continue.
@@ -112,7 +112,7 @@ impl Latch {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn count_down(&self) -> Result<()> {
-        self.change(Change::CountDown).map(drop)
+        self.change(LatchChange::CountDown).map(drop)
     }
 
     /// Waits until the latch is open.
@@ -223,7 +223,7 @@ impl Latch {
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
     pub fn delete(&self) -> Result<bool> {
-        self.change(Change::Delete)
+        self.change(LatchChange::Delete)
     }
 
     /// Returns a handle whose waits end with [`Error::Cancelled`] once `token` is cancelled.
@@ -272,7 +272,7 @@ impl Latch {
     }
 
     /// Sends a request that counts once, however often it is sent.
-    fn change(&self, change: Change) -> Result<bool> {
+    fn change(&self, change: LatchChange) -> Result<bool> {
         let make = |of: &_, keys: &_| latch::change(of, keys, change);
         Ok(self.inner.count_once(FORGET_ONE, make)? == 1)
     }

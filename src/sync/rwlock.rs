@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::acquire::spec::LockSpec;
-use crate::acquire::target::Held;
+use crate::acquire::target::HeldTarget;
 use crate::error::Result;
 use crate::local::waiter::CancelToken;
 use crate::sync::guard::Guard;

@@ -163,7 +163,7 @@ fn every_code_means_the_same_to_everybody_who_asks() {
                 [(false, true), (false, false), (true, true), (true, false)]
             {
                 for redirected in [0, REDIRECTIONS - 1, REDIRECTIONS] {
-                    let asked = Asked {
+                    let asked = RequestFacts {
                         kind,
                         by_text,
                         redirected,
@@ -191,9 +191,9 @@ fn every_code_means_the_same_to_everybody_who_asks() {
 
 #[test]
 fn a_request_that_nodes_send_to_each_other_may_be_sent_again_later() {
-    let asked = Asked {
+    let asked = RequestFacts {
         redirected: REDIRECTIONS,
-        ..Asked::question(true)
+        ..RequestFacts::question(true)
     };
     for line in ["-MOVED 7 127.0.0.1:7001", "-ASK 7 127.0.0.1:7001"] {
         let Verdict::Later(err) = verdict(reply(line), || asked) else {

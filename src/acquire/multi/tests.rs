@@ -7,7 +7,7 @@ const MEMBERS: usize = 3;
 
 /// The command on its way between a thread and a member; each member has a server of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Request {
+enum MemberRequest {
     Quiet,
     Asking,
     Granted,
@@ -29,7 +29,7 @@ enum Doing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct World {
     owner: [Option<usize>; MEMBERS],
-    requests: [[Request; MEMBERS]; TRIES],
+    requests: [[MemberRequest; MEMBERS]; TRIES],
     held: [[bool; MEMBERS]; TRIES],
     doing: [Doing; TRIES],
 }
@@ -42,7 +42,7 @@ impl World {
     fn start(sets: [&[usize]; TRIES], in_order: [bool; TRIES]) -> Self {
         let mut world = Self {
             owner: [None; MEMBERS],
-            requests: [[Request::Quiet; MEMBERS]; TRIES],
+            requests: [[MemberRequest::Quiet; MEMBERS]; TRIES],
             held: [[false; MEMBERS]; TRIES],
             doing: [Doing::GaveUp; TRIES],
         };
@@ -60,8 +60,8 @@ impl World {
             if !self.held[one][*member] && only.is_none_or(|only| only == index) {
                 let request = &mut self.requests[one][*member];
                 *request = match request {
-                    Request::GivingBack => Request::AskingAgain,
-                    _ => Request::Asking,
+                    MemberRequest::GivingBack => MemberRequest::AskingAgain,
+                    _ => MemberRequest::Asking,
                 };
             }
         }
@@ -71,18 +71,18 @@ impl World {
     fn serve(mut self, one: usize, member: usize) -> Option<Self> {
         let (request, owner) = (&mut self.requests[one][member], &mut self.owner[member]);
         *request = match request {
-            Request::Asking if owner.is_none() => {
+            MemberRequest::Asking if owner.is_none() => {
                 *owner = Some(one);
-                Request::Granted
+                MemberRequest::Granted
             }
-            Request::Asking => Request::Refused,
-            Request::GivingBack => {
+            MemberRequest::Asking => MemberRequest::Refused,
+            MemberRequest::GivingBack => {
                 *owner = None;
-                Request::Quiet
+                MemberRequest::Quiet
             }
-            Request::AskingAgain => {
+            MemberRequest::AskingAgain => {
                 *owner = None;
-                Request::Asking
+                MemberRequest::Asking
             }
             _ => return None,
         };
@@ -91,7 +91,9 @@ impl World {
 
     /// The next step of a thread that has all answers.
     fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
-        let waits = |request: &Request| matches!(request, Request::Asking | Request::AskingAgain);
+        let waits = |request: &MemberRequest| {
+            matches!(request, MemberRequest::Asking | MemberRequest::AskingAgain)
+        };
         if matches!(self.doing[one], Doing::Has | Doing::GaveUp)
             || self.requests[one].iter().any(waits)
         {
@@ -100,10 +102,10 @@ impl World {
         let mut refused = false;
         for member in set {
             let request = &mut self.requests[one][*member];
-            self.held[one][*member] |= *request == Request::Granted;
-            refused |= *request == Request::Refused;
-            if matches!(request, Request::Granted | Request::Refused) {
-                *request = Request::Quiet;
+            self.held[one][*member] |= *request == MemberRequest::Granted;
+            refused |= *request == MemberRequest::Refused;
+            if matches!(request, MemberRequest::Granted | MemberRequest::Refused) {
+                *request = MemberRequest::Quiet;
             }
         }
         let Some(first) = set.iter().position(|member| !self.held[one][*member]) else {
@@ -118,7 +120,7 @@ impl World {
         let kept = if again { first } else { 0 };
         for member in &set[kept..] {
             if std::mem::take(&mut self.held[one][*member]) {
-                self.requests[one][*member] = Request::GivingBack;
+                self.requests[one][*member] = MemberRequest::GivingBack;
             }
         }
         match again {

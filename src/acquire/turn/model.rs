@@ -45,7 +45,7 @@ enum Doing {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-enum Health {
+enum ThreadHealth {
     #[default]
     Well,
     Stopped,
@@ -58,7 +58,7 @@ type Behind = Option<Option<Call>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Thread {
     doing: Doing,
-    health: Health,
+    health: ThreadHealth,
     call: u8,
     behind: Behind,
     /// A message has arrived since the thread asked.
@@ -86,7 +86,7 @@ impl Thread {
     }
 
     fn is_well(&self) -> bool {
-        self.health == Health::Well
+        self.health == ThreadHealth::Well
     }
 
     fn may_undo(&self) -> bool {
@@ -116,7 +116,7 @@ use Who::{Reads, RedissonReads, Writes};
 
 /// The possible faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum ThreadFault {
     Dies,
     Stops,
     /// The thread gives up, whether or not its request has a reply.
@@ -138,7 +138,7 @@ enum Step {
     RunLate(usize),
     Undo(usize),
     Resume(usize),
-    Suffer(usize, Fault),
+    Suffer(usize, ThreadFault),
     Tick,
 }
 
@@ -169,7 +169,7 @@ struct Scene {
     /// How often each thread comes; those of Redisson come without end.
     comes: u8,
     faults: u8,
-    kinds: &'static [Fault],
+    kinds: &'static [ThreadFault],
     /// How many of the threads suffer faults: the first ones.
     suffer: usize,
     variant: Variant,
@@ -298,22 +298,22 @@ impl Scene {
         }
     }
 
-    fn suffer(&self, state: &mut State, c: usize, fault: Fault) {
+    fn suffer(&self, state: &mut State, c: usize, fault: ThreadFault) {
         state.faults -= 1;
         let thread = &mut state.threads[c];
         match fault {
-            Fault::Dies => {
-                thread.health = Health::Dead;
+            ThreadFault::Dies => {
+                thread.health = ThreadHealth::Dead;
                 thread.comes = 0;
             }
-            Fault::Stops => thread.health = Health::Stopped,
-            Fault::LosesMessage => thread.news = false,
-            Fault::LosesReply | Fault::LosesRequest | Fault::GivesUp => {
+            ThreadFault::Stops => thread.health = ThreadHealth::Stopped,
+            ThreadFault::LosesMessage => thread.news = false,
+            ThreadFault::LosesReply | ThreadFault::LosesRequest | ThreadFault::GivesUp => {
                 if thread.doing == Doing::Asks {
                     thread.late = Some((thread.call, thread.behind));
                 }
                 thread.undoes = Some(thread.call);
-                if fault == Fault::GivesUp {
+                if fault == ThreadFault::GivesUp {
                     self.goes(state, c);
                 } else {
                     thread.doing = Doing::Asks;
@@ -342,14 +342,14 @@ impl Scene {
         }
     }
 
-    fn can_suffer(&self, state: &State, c: usize, fault: Fault) -> bool {
+    fn can_suffer(&self, state: &State, c: usize, fault: ThreadFault) -> bool {
         let thread = &state.threads[c];
         let can = match fault {
-            Fault::Dies | Fault::Stops => thread.doing != Doing::Nothing,
-            Fault::GivesUp => thread.waits() || thread.doing == Doing::Granted,
-            Fault::LosesRequest => thread.doing == Doing::Asks,
-            Fault::LosesReply => matches!(thread.doing, Doing::Refused(..) | Doing::Granted),
-            Fault::LosesMessage => thread.news,
+            ThreadFault::Dies | ThreadFault::Stops => thread.doing != Doing::Nothing,
+            ThreadFault::GivesUp => thread.waits() || thread.doing == Doing::Granted,
+            ThreadFault::LosesRequest => thread.doing == Doing::Asks,
+            ThreadFault::LosesReply => matches!(thread.doing, Doing::Refused(..) | Doing::Granted),
+            ThreadFault::LosesMessage => thread.news,
         };
         can && c < self.suffer && thread.is_well() && self.who[c] != RedissonReads
     }
@@ -444,7 +444,7 @@ impl Scene {
             }
             Step::Undo(c) => self.undo(state, c),
             Step::Resume(c) => {
-                state.threads[c].health = Health::Well;
+                state.threads[c].health = ThreadHealth::Well;
                 if matches!(state.threads[c].doing, Doing::Holds(_)) && state.holds[c].is_none() {
                     self.goes(state, c);
                 }
@@ -458,7 +458,7 @@ impl Scene {
     fn steps_of(&self, state: &State, c: usize, at_once: &mut Vec<Step>, may: &mut Vec<Step>) {
         let thread = &state.threads[c];
         may.extend(thread.late.map(|_| Step::RunLate(c)));
-        if thread.health == Health::Stopped {
+        if thread.health == ThreadHealth::Stopped {
             may.push(Step::Resume(c));
         }
         if thread.may_undo() {
@@ -550,7 +550,7 @@ impl Model for Scene {
         let nobody_failed = is_clean
             || matches!(
                 self.kinds,
-                [Fault::LosesReply | Fault::LosesRequest | Fault::GivesUp]
+                [ThreadFault::LosesReply | ThreadFault::LosesRequest | ThreadFault::GivesUp]
             );
         if nobody_failed
             && are_prompt
@@ -559,7 +559,7 @@ impl Model for Scene {
         {
             return Some(STANDS);
         }
-        let may_stop = self.kinds.contains(&Fault::Stops);
+        let may_stop = self.kinds.contains(&ThreadFault::Stops);
         for (note, now) in before.notes.iter().zip(&after.notes).filter(|_| !may_stop) {
             let is_noted = |(its, _): &(Call, u8)| {
                 let thread = &before.threads[usize::from(its.0)];
@@ -629,7 +629,7 @@ const WRITERS: Scene = Scene {
 
 const TWO_AND_TWO: &[Who] = &[Reads, Reads, Writes, Writes];
 
-const fn faulty(kinds: &'static [Fault]) -> Scene {
+const fn faulty(kinds: &'static [ThreadFault]) -> Scene {
     Scene {
         comes: 1,
         faults: 1,
@@ -642,7 +642,7 @@ const fn faulty(kinds: &'static [Fault]) -> Scene {
 const LOST_AMONG_FOUR: Scene = Scene {
     who: TWO_AND_TWO,
     suffer: 1,
-    ..faulty(&[Fault::LosesReply])
+    ..faulty(&[ThreadFault::LosesReply])
 };
 
 const REDISSON: Scene = Scene {
@@ -675,13 +675,13 @@ fn readers_and_writers_take_turns() {
 
 #[test]
 fn nobody_waits_for_long_for_one_that_died_was_stopped_or_gave_up() {
-    let each: [&[Fault]; 6] = [
-        &[Fault::Dies],
-        &[Fault::Stops],
-        &[Fault::GivesUp],
-        &[Fault::LosesReply],
-        &[Fault::LosesRequest],
-        &[Fault::LosesMessage],
+    let each: [&[ThreadFault]; 6] = [
+        &[ThreadFault::Dies],
+        &[ThreadFault::Stops],
+        &[ThreadFault::GivesUp],
+        &[ThreadFault::LosesReply],
+        &[ThreadFault::LosesRequest],
+        &[ThreadFault::LosesMessage],
     ];
     let mut states = 0;
     for kinds in each {
@@ -719,10 +719,22 @@ fn every_fault_of_the_turns_is_found() {
         (Variant::NoNote(1), CLEAN, TURNS),
         (Variant::BehindAnybody, CLEAN, STANDS),
         (Variant::AsksWithItAgain, LOST_AMONG_FOUR, STANDS),
-        (Variant::NotWithdrawn, faulty(&[Fault::LosesReply]), STANDS),
-        (Variant::NotedForGood, faulty(&[Fault::Dies]), KEPT_OUT),
+        (
+            Variant::NotWithdrawn,
+            faulty(&[ThreadFault::LosesReply]),
+            STANDS,
+        ),
+        (
+            Variant::NotedForGood,
+            faulty(&[ThreadFault::Dies]),
+            KEPT_OUT,
+        ),
         (Variant::NotProlonged, CLEAN, NOTED),
-        (Variant::NotWithdrawn, faulty(&[Fault::GivesUp]), STANDS),
+        (
+            Variant::NotWithdrawn,
+            faulty(&[ThreadFault::GivesUp]),
+            STANDS,
+        ),
         (Variant::NewsOverlooked, CLEAN, STANDS),
         (Variant::NoLimit, REDISSON, KEPT_OUT),
     ];

@@ -3,7 +3,7 @@
 use redlatch::Result;
 
 /// A hold of any kind.
-pub(crate) trait Held {
+pub(crate) trait AnyHold {
     fn is_valid(&self) -> bool;
 
     /// The owner as Redis shows it; for a permit, its id.
@@ -20,7 +20,7 @@ pub(crate) trait Held {
 
 macro_rules! held {
     ($($guard:ident of $owner:ident by $release:ident $(with $token:ident)?;)+) => {$(
-        impl Held for redlatch::$guard {
+        impl AnyHold for redlatch::$guard {
             fn is_valid(&self) -> bool {
                 Self::is_valid(self)
             }
@@ -50,6 +50,8 @@ held! {
 }
 
 /// A hold, if it was granted.
-pub(crate) fn boxed<H: Held + 'static>(taken: Result<Option<H>>) -> Result<Option<Box<dyn Held>>> {
-    taken.map(|held| held.map(|held| Box::new(held) as Box<dyn Held>))
+pub(crate) fn boxed<H: AnyHold + 'static>(
+    taken: Result<Option<H>>,
+) -> Result<Option<Box<dyn AnyHold>>> {
+    taken.map(|held| held.map(|held| Box::new(held) as Box<dyn AnyHold>))
 }

@@ -27,7 +27,7 @@ use nix::unistd::{Pid, getpgid, getpgrp, getsid, tcgetpgrp, tcsetpgrp};
 use redlatch::Loss;
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTERM, SIGUSR1, SIGUSR2};
 
-use crate::held::Held;
+use crate::held::AnyHold;
 use crate::options::Run;
 use crate::say::{say, say_in_passing};
 use crate::shown::Shown;
@@ -133,7 +133,7 @@ impl Job {
     /// holds of the client.
     pub(crate) fn attend(
         &mut self,
-        held: &dyn Held,
+        held: &dyn AnyHold,
         losses: &Receiver<Loss>,
         signals: &Receiver<i32>,
         options: &Run,

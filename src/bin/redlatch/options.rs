@@ -195,14 +195,14 @@ fn span(text: &str) -> Result<Duration, String> {
 }
 
 /// Why the command fails, and with which status.
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     pub(crate) status: u8,
     /// Empty for no message.
     pub(crate) why: String,
     pub(crate) is_retryable: bool,
 }
 
-impl Failure {
+impl CommandFailure {
     pub(crate) fn new(status: u8, why: String) -> Self {
         Self {
             status,
@@ -212,7 +212,7 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(err: Error) -> Self {
         let status = match err {
             Error::InvalidSetting { .. } | Error::InvalidName { .. } | Error::WrongType { .. } => {
@@ -229,7 +229,7 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for CommandFailure {
     fn from(err: std::io::Error) -> Self {
         Self::new(UNAVAILABLE, err.to_string())
     }
@@ -244,7 +244,7 @@ pub(crate) fn main() -> ExitCode {
             Ok(if err.use_stderr() { USAGE } else { 0 })
         }
     };
-    ExitCode::from(done.unwrap_or_else(|Failure { status, why, .. }| {
+    ExitCode::from(done.unwrap_or_else(|CommandFailure { status, why, .. }| {
         if !why.is_empty() {
             say(why);
         }
@@ -252,7 +252,7 @@ pub(crate) fn main() -> ExitCode {
     }))
 }
 
-fn act(options: Options) -> Result<u8, Failure> {
+fn act(options: Options) -> Result<u8, CommandFailure> {
     // An empty variable counts as one that is not set.
     let url = match options.url.is_empty() {
         true => URL.to_owned(),

@@ -11,9 +11,9 @@ use signal_hook::consts::{
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::held::{Held, boxed};
+use crate::held::{AnyHold, boxed};
 use crate::job::Job;
-use crate::options::{Failure, LOST, Run, UNAVAILABLE, USAGE};
+use crate::options::{CommandFailure, LOST, Run, UNAVAILABLE, USAGE};
 use crate::say::{beside, say};
 use crate::shown::Shown;
 
@@ -41,7 +41,7 @@ fn listen(
     signals: &[i32],
     sender: &Sender<i32>,
     heard: impl Fn() + Send + 'static,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -63,7 +63,7 @@ fn listen(
     Ok(())
 }
 
-pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
+pub(crate) fn run(config: Config, options: &Run) -> Result<u8, CommandFailure> {
     let (sender, signals) = unbounded();
     let cancelled = CancelToken::new();
     let token = cancelled.clone();
@@ -128,7 +128,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, Failure> {
 }
 
 /// Releases a hold under which no program was started. A normal release would keep the name for `--min-hold`.
-fn leave_unused(client: &Client, options: &Run, held: Box<dyn Held>) {
+fn leave_unused(client: &Client, options: &Run, held: Box<dyn AnyHold>) {
     if options.min_hold.is_some() {
         client.force_unlock_owner(&options.name, held.owner()).ok();
     }
@@ -143,12 +143,12 @@ fn end_by(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(UNAVAILABLE)
 }
 
-fn not_started(options: &Run, err: &std::io::Error) -> Failure {
+fn not_started(options: &Run, err: &std::io::Error) -> CommandFailure {
     let status = match err.kind() {
         std::io::ErrorKind::NotFound => 127,
         _ => 126,
     };
-    Failure::new(status, format!("{}: {err}", options.command[0].display()))
+    CommandFailure::new(status, format!("{}: {err}", options.command[0].display()))
 }
 
 /// A wait for the lock and, if it has a time limit, for an unreachable Redis.
@@ -179,7 +179,7 @@ impl<'a> Wait<'a> {
         self.deadline.map_or(Duration::MAX, left)
     }
 
-    fn open(&mut self, config: &Config) -> Result<Client, Failure> {
+    fn open(&mut self, config: &Config) -> Result<Client, CommandFailure> {
         loop {
             match self.opened(config.clone()) {
                 Err(failure) if self.outlasts(&failure) => {}
@@ -189,7 +189,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Opens a client in a thread of its own, so that `--wait` and a signal end the wait for a server that is silent.
-    fn opened(&self, config: Config) -> Result<Client, Failure> {
+    fn opened(&self, config: Config) -> Result<Client, CommandFailure> {
         let opened = beside(move || Client::open(config))?;
         // Without `--wait`, the connect timeout alone limits how long connecting may take. With a short `--wait`, a server that
         // answers still has time to.
@@ -200,19 +200,19 @@ impl<'a> Wait<'a> {
             .map_or(Duration::MAX, |_| self.left().max(LOOKING));
         loop {
             match opened.recv_timeout(PAUSE) {
-                Ok(opened) => return opened.map_err(Failure::from),
+                Ok(opened) => return opened.map_err(CommandFailure::from),
                 Err(RecvTimeoutError::Timeout)
                     if !self.cancelled.is_cancelled() && began.elapsed() < limit => {}
                 Err(_) => {
                     let why = "no connection to redis in time; check the address and port";
-                    return Err(Failure::new(UNAVAILABLE, why.into()));
+                    return Err(CommandFailure::new(UNAVAILABLE, why.into()));
                 }
             }
         }
     }
 
     /// Acquires the lock. Before waiting, prints who holds it.
-    fn take(&mut self, client: &Client) -> Result<Option<Box<dyn Held>>, Failure> {
+    fn take(&mut self, client: &Client) -> Result<Option<Box<dyn AnyHold>>, CommandFailure> {
         // With a limit of zero, the attempt would last until the command timeout, which may be longer than `--wait`.
         let mut limit = match self.options.wait {
             Some(wait) => wait.min(PAUSE),
@@ -237,7 +237,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Whether to try again: the failure may pass, and the time limit is not over after a pause.
-    fn outlasts(&mut self, failure: &Failure) -> bool {
+    fn outlasts(&mut self, failure: &CommandFailure) -> bool {
         let is_over = self.left().is_zero() || self.cancelled.is_cancelled();
         if self.options.wait.is_none() || !failure.is_retryable || is_over {
             return false;
@@ -255,7 +255,7 @@ fn attempt(
     options: &Run,
     cancelled: &CancelToken,
     wait: Duration,
-) -> Result<Option<Box<dyn Held>>, Failure> {
+) -> Result<Option<Box<dyn AnyHold>>, CommandFailure> {
     let name = &options.name;
     if let Some(permits) = options.permits {
         let semaphore = client.expirable_semaphore(name).cancel_on(cancelled);
@@ -266,7 +266,7 @@ fn attempt(
                 let why = format!(
                     "the number of permits of `{name}` is {set}, not {permits}; `redlatch permits {name} {permits}` changes that"
                 );
-                return Err(Failure::new(USAGE, why));
+                return Err(CommandFailure::new(USAGE, why));
             }
         }
         return Ok(boxed(semaphore.try_acquire_for(wait))?);

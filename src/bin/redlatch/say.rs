@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::options::Failure;
+use crate::options::CommandFailure;
 
 /// The exit status if the reader has closed its end of the pipe, as for a program ended by SIGPIPE.
 const UNREAD: u8 = 141;
@@ -39,11 +39,11 @@ pub(crate) fn ask(text: impl Display) {
 }
 
 /// Writes a result to standard output. A reader that has closed the pipe ends the command without a message.
-pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
+pub(crate) fn print(text: impl Display) -> Result<(), CommandFailure> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(UNREAD, String::new()))
+            Err(CommandFailure::new(UNREAD, String::new()))
         }
         written => Ok(written?),
     }

@@ -7,7 +7,7 @@ use redlatch::ops::{LockInfo, LockKind, Severity};
 use redlatch::{Client, Error};
 use serde_json::json;
 
-use crate::options::{BUSY, FREE, Failure, Form, UNAVAILABLE, USAGE};
+use crate::options::{BUSY, CommandFailure, FREE, Form, UNAVAILABLE, USAGE};
 use crate::say::{ask, print, say};
 use crate::shown::Shown;
 
@@ -26,12 +26,12 @@ fn headed(text: &str) -> String {
 }
 
 /// As JSON, its keys in order.
-fn pretty(shown: impl serde::Serialize) -> Result<(), Failure> {
+fn pretty(shown: impl serde::Serialize) -> Result<(), CommandFailure> {
     let value = serde_json::to_value(shown).expect("strings and numbers");
     print(format_args!("{value:#}"))
 }
 
-pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure> {
+pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, CommandFailure> {
     let its = client.inspect(name)?;
     match form.json {
         true => pretty(&its)?,
@@ -45,7 +45,7 @@ pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, Failure
     Ok(if is_held { 0 } else { FREE })
 }
 
-pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failure> {
+pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, CommandFailure> {
     let mut all = Vec::new();
     for lock in client.locks(pattern) {
         let lock = lock?;
@@ -60,7 +60,7 @@ pub(crate) fn ls(client: &Client, pattern: &str, form: Form) -> Result<u8, Failu
     Ok(0)
 }
 
-pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u8, Failure> {
+pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u8, CommandFailure> {
     let in_place = std::io::stdout().is_terminal();
     loop {
         let shown = match client.inspect(name) {
@@ -79,7 +79,11 @@ pub(crate) fn watch(client: &Client, name: &str, interval: Duration) -> Result<u
     }
 }
 
-pub(crate) fn unlock(client: &Client, name: &str, owner: Option<&str>) -> Result<u8, Failure> {
+pub(crate) fn unlock(
+    client: &Client,
+    name: &str,
+    owner: Option<&str>,
+) -> Result<u8, CommandFailure> {
     let is_done = match owner {
         Some(owner) => client.force_unlock_owner(name, owner)?,
         None => force(client, name)?,
@@ -107,7 +111,7 @@ pub(crate) fn unlock(client: &Client, name: &str, owner: Option<&str>) -> Result
     Ok(FREE)
 }
 
-pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, Failure> {
+pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, CommandFailure> {
     client.expirable_semaphore(name).set_permits(permits)?;
     print(client.inspect(name)?)?;
     Ok(0)
@@ -117,7 +121,7 @@ pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, F
 const LISTED: u64 = 1000;
 
 /// The failure to take a name away of which Redis knows no owner.
-fn without_owners(its: &LockInfo) -> Option<Failure> {
+fn without_owners(its: &LockInfo) -> Option<CommandFailure> {
     let name = Shown(&its.name);
     let why = match its.kind {
         LockKind::Semaphore => {
@@ -126,10 +130,10 @@ fn without_owners(its: &LockInfo) -> Option<Failure> {
         LockKind::Latch => format!("`{name}` is a latch, which nobody holds"),
         _ => return None,
     };
-    Some(Failure::new(USAGE, why))
+    Some(CommandFailure::new(USAGE, why))
 }
 
-fn force(client: &Client, name: &str) -> Result<bool, Failure> {
+fn force(client: &Client, name: &str) -> Result<bool, CommandFailure> {
     let mut its = client.inspect(name)?;
     if its.held > 0 && std::io::stdin().is_terminal() {
         let whom = if its.held > 1 {
@@ -141,7 +145,7 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
-            return Err(Failure::new(BUSY, "left unchanged".into()));
+            return Err(CommandFailure::new(BUSY, "left unchanged".into()));
         }
     }
     if let Some(failure) = without_owners(&its) {
@@ -171,12 +175,12 @@ fn force(client: &Client, name: &str) -> Result<bool, Failure> {
                 "`{}` is a {kind}, which cannot be unlocked here",
                 Shown(name)
             );
-            return Err(Failure::new(USAGE, why));
+            return Err(CommandFailure::new(USAGE, why));
         }
     })
 }
 
-pub(crate) fn check(client: redlatch::Result<Client>, form: Form) -> Result<u8, Failure> {
+pub(crate) fn check(client: redlatch::Result<Client>, form: Form) -> Result<u8, CommandFailure> {
     let report = match client.and_then(|client| client.check()) {
         Ok(report) => report,
         // A client that cannot connect is reported as a finding.

@@ -49,7 +49,7 @@ enum Doing {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-enum Health {
+enum ClientHealth {
     #[default]
     Well,
     Stopped,
@@ -59,7 +59,7 @@ enum Health {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Client {
     doing: Doing,
-    health: Health,
+    health: ClientHealth,
     number: u8,
     comes: u8,
     /// The sign of life, or the renewal, of this tick is due.
@@ -250,7 +250,7 @@ impl Scene {
     fn first(&self, state: &mut State) -> Option<Ticket> {
         let dead = |alive: i8| alive <= 0 && !self.is(Variant::DeadStay);
         for (c, client) in state.clients.iter().enumerate() {
-            let is_well = client.health == Health::Well && !client.was_stopped;
+            let is_well = client.health == ClientHealth::Well && !client.was_stopped;
             let waits = matches!(client.doing, Doing::Asks | Doing::Parks);
             let mut its = state
                 .server
@@ -364,7 +364,7 @@ impl Scene {
         let clients = state.clients.iter().enumerate();
         clients.into_iter().any(|(c, client)| {
             let waits = matches!(client.doing, Doing::Joins | Doing::Asks | Doing::Parks);
-            client.health == Health::Well && (waits || self.tries && c == 0)
+            client.health == ClientHealth::Well && (waits || self.tries && c == 0)
         })
     }
 
@@ -378,7 +378,7 @@ impl Scene {
         }
         state.away = state.away.map(|ticks| ticks + 1);
         for (c, client) in state.clients.iter_mut().enumerate() {
-            if client.health != Health::Well {
+            if client.health != ClientHealth::Well {
                 continue;
             }
             let tries = self.tries && c == 0 && client.doing == Doing::Nothing;
@@ -395,10 +395,10 @@ impl Scene {
     /// The steps that a client takes at once, and those that it may take.
     fn steps_of(&self, state: &State, c: usize, at_once: &mut Vec<Step>, may: &mut Vec<Step>) {
         let (client, is_up) = (&state.clients[c], state.away.is_none());
-        if client.health == Health::Stopped {
+        if client.health == ClientHealth::Stopped {
             return may.push(Step::Resume(c));
         }
-        if client.health == Health::Dead {
+        if client.health == ClientHealth::Dead {
             return;
         }
         let is_idle = client.doing == Doing::Nothing;
@@ -441,15 +441,16 @@ impl Scene {
             Step::Leave(c) => self.leave(state, c),
             Step::Die(c) => {
                 state.left.deaths -= 1;
-                state.clients[c].health = Health::Dead;
+                state.clients[c].health = ClientHealth::Dead;
             }
             Step::Stop(c) => {
                 state.left.stops -= 1;
-                state.clients[c].health = Health::Stopped;
+                state.clients[c].health = ClientHealth::Stopped;
             }
             Step::Resume(c) => {
                 let client = &mut state.clients[c];
-                (client.health, client.was_stopped, client.is_due) = (Health::Well, true, true);
+                (client.health, client.was_stopped, client.is_due) =
+                    (ClientHealth::Well, true, true);
             }
             Step::Connect(c) => {
                 let client = &mut state.clients[c];
@@ -548,7 +549,7 @@ impl Model for Scene {
     fn lacks(&self, goal: usize, state: &State) -> bool {
         let client = &state.clients[goal];
         let waits = matches!(client.doing, Doing::Joins | Doing::Asks | Doing::Parks);
-        waits && client.health == Health::Well && !(self.tries && goal == 0)
+        waits && client.health == ClientHealth::Well && !(self.tries && goal == 0)
     }
 
     fn is_due(&self, _: usize, step: Step) -> bool {

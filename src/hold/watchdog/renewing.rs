@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::{SLICE, Watchdog, WatchdogThread};
-use crate::hold::renewal::{Next, Renewal};
+use crate::hold::renewal::{Next, Renewable};
 use crate::net::call::Call;
 use crate::net::nodes::Nodes;
 use crate::net::request::Request;
@@ -45,14 +45,14 @@ const BATCH: (usize, usize) = (256, 48 * 1024);
 const TOGETHER: usize = 100;
 
 /// A hold, and the lease that a request carries for it.
-type AskedFor = (Renewal, Duration);
+type AskedFor = (Renewable, Duration);
 
 /// The requests that were sent, in their order.
-pub(super) type UnderWay = VecDeque<Sent>;
+pub(super) type UnderWay = VecDeque<SentRenewal>;
 
 /// A request that renews one hold, or several. When it is dropped, the holds whose answer was not handled are due again
 /// at once.
-pub(super) struct Sent {
+pub(super) struct SentRenewal {
     watchdog: Arc<Watchdog>,
     call: Arc<Call>,
     holds: Vec<AskedFor>,
@@ -62,7 +62,7 @@ pub(super) struct Sent {
     over: Arc<Nodes>,
 }
 
-impl Drop for Sent {
+impl Drop for SentRenewal {
     fn drop(&mut self) {
         for (hold, _) in self.holds.drain(..) {
             self.watchdog.arm(hold, time::nanos(Instant::now()));
@@ -129,7 +129,7 @@ impl WatchdogThread {
 
     /// Sends one request that renews all of `holds`.
     fn send(&mut self, requests: Vec<Request>, holds: Vec<AskedFor>, begun: Instant) {
-        self.submit(Sent {
+        self.submit(SentRenewal {
             watchdog: Arc::clone(&self.task.watchdog),
             call: Call::question(Request::together(requests)),
             holds,
@@ -141,16 +141,16 @@ impl WatchdogThread {
     /// Queues a request for its master, or postpones it. If an earlier batch is unanswered at the master, the request is
     /// postponed. Otherwise it is queued on the connection for renewals or, if that cannot be made quickly, on the connection
     /// for commands.
-    fn submit(&mut self, mut sent: Sent) {
+    fn submit(&mut self, mut sent: SentRenewal) {
         let task = Arc::clone(&self.task);
         let master = task.nodes.destination(&sent.call);
         let is_behind =
-            |other: &Sent| Some(other.call.node()) == master && other.begun < sent.begun;
+            |other: &SentRenewal| Some(other.call.node()) == master && other.begun < sent.begun;
         // The master is slow. More requests would only wait behind the earlier ones, and each would be sent again.
         if self.under_way.iter().any(is_behind) {
             return self.postpone(sent);
         }
-        let queue = |sent: &Sent| sent.over.submit(&sent.call).is_some();
+        let queue = |sent: &SentRenewal| sent.over.submit(&sent.call).is_some();
         sent.over = Arc::clone(&task.nodes);
         let mut is_queued = queue(&sent);
         if !is_queued && !self.away.contains(&master) {
@@ -218,10 +218,10 @@ impl WatchdogThread {
     }
 
     /// Handles the answer, if there is one.
-    fn settle(&mut self, sent: Sent) {
+    fn settle(&mut self, sent: SentRenewal) {
         match sent.call.outcome() {
             // The request went over the connection for commands and has no answer yet, and the connection for renewals is up
-            // again. Dropping `sent` makes the holds due again: see `Sent`. A late answer is not needed.
+            // again. Dropping `sent` makes the holds due again: see `SentRenewal`. A late answer is not needed.
             None if Arc::ptr_eq(&sent.over, &self.task.commands)
                 && sent.begun + 2 * SLICE < Instant::now()
                 && self.task.nodes.at(&sent.call).generation().is_some() => {}
@@ -237,7 +237,7 @@ impl WatchdogThread {
     }
 
     /// The server has answered a request.
-    fn judge(&mut self, mut sent: Sent, reply: Value, sent_at: Instant) {
+    fn judge(&mut self, mut sent: SentRenewal, reply: Value, sent_at: Instant) {
         // Several replies in one: each hold reads its own, which may be an error.
         if matches!(reply, Value::Array(_)) {
             return self.answered(sent, reply, sent_at);
@@ -269,7 +269,7 @@ impl WatchdogThread {
 
     /// Sends a request of its own for each hold: the user may have lost the right to one of them, which must not fail
     /// the others.
-    fn one_by_one(&mut self, mut sent: Sent, why: &dyn std::fmt::Debug) {
+    fn one_by_one(&mut self, mut sent: SentRenewal, why: &dyn std::fmt::Debug) {
         report!(
             Debug,
             "renewing several locks in one request failed: {why:?}; renewing each alone"
@@ -281,7 +281,7 @@ impl WatchdogThread {
     }
 
     /// Hands each hold its part of the reply.
-    fn answered(&mut self, mut sent: Sent, value: Value, sent_at: Instant) {
+    fn answered(&mut self, mut sent: SentRenewal, value: Value, sent_at: Instant) {
         let replies = match value {
             value if sent.holds.len() == 1 => vec![value],
             Value::Array(replies) if replies.len() == sent.holds.len() => replies,
@@ -297,7 +297,7 @@ impl WatchdogThread {
         }
     }
 
-    fn done(&self, hold: Renewal, next: Next) {
+    fn done(&self, hold: Renewable, next: Next) {
         match next {
             Next::Renewed(due) => {
                 self.task.counters.renewals.add(1);
@@ -313,14 +313,14 @@ impl WatchdogThread {
     }
 
     /// Renews these holds again after a pause.
-    fn postpone(&self, mut sent: Sent) {
+    fn postpone(&self, mut sent: SentRenewal) {
         for (hold, _) in sent.holds.drain(..) {
             self.rest(hold);
         }
         self.task.watchdog.housekeep_soon();
     }
 
-    fn rest(&self, hold: Renewal) {
+    fn rest(&self, hold: Renewable) {
         if let Some((hold, left)) = hold.record_failed(Instant::now()) {
             self.task.client.renewal_failed(hold, left);
         }

@@ -133,7 +133,7 @@ impl Hold {
 
 /// The expected turn of a thread that enters, or is first in the queue.
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+enum ExpectedTurn {
     Join,
     Ask,
     Wait,
@@ -250,25 +250,31 @@ impl Model {
         self.holds.iter().find(own)
     }
 
-    fn turn_of_comer(&self, t: usize, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
+    fn turn_of_comer(
+        &self,
+        t: usize,
+        mode: Mode,
+        lease: LeasePolicy,
+        patient: bool,
+    ) -> ExpectedTurn {
         let has = |mode| self.own(t, mode).is_some();
         match (mode, has(Mode::Exclusive), has(Mode::Shared)) {
-            (Mode::Exclusive, true, _) | (Mode::Shared, _, true) => Turn::Again,
-            (Mode::Shared, true, false) => Turn::Below,
-            (Mode::Exclusive, false, true) => Turn::Never,
+            (Mode::Exclusive, true, _) | (Mode::Shared, _, true) => ExpectedTurn::Again,
+            (Mode::Shared, true, false) => ExpectedTurn::Below,
+            (Mode::Exclusive, false, true) => ExpectedTurn::Never,
             (_, false, false) if self.queue.is_empty() => self.turn(mode, lease, patient),
             // A thread that does not wait is not held up by readers that do.
             (Mode::Shared, ..) if !patient && !self.writers_queued() => {
                 self.turn(mode, lease, patient)
             }
-            (_, false, false) => Turn::Wait,
+            (_, false, false) => ExpectedTurn::Wait,
         }
     }
 
     /// The turn of a thread that holds nothing, when nobody is queued before it.
-    fn turn(&self, mode: Mode, lease: LeasePolicy, patient: bool) -> Turn {
+    fn turn(&self, mode: Mode, lease: LeasePolicy, patient: bool) -> ExpectedTurn {
         if !self.is_local() {
-            return Turn::Ask;
+            return ExpectedTurn::Ask;
         }
         let writers = self.writer().is_some() || self.asking(Mode::Exclusive) > 0;
         let readers_ask = self.asking(Mode::Shared) > 0;
@@ -276,11 +282,11 @@ impl Model {
         let shares = lease == RENEWED;
         let fits = |hold: &Hold| shares && hold.is_open(self.now) && hold.suits(lease, self.now);
         match mode {
-            _ if writers => Turn::Wait,
-            Mode::Shared if self.holds.iter().any(fits) => Turn::Join,
-            Mode::Shared if !readers_ask || !patient => Turn::Ask,
-            Mode::Exclusive if !readers_ask && self.holds.is_empty() => Turn::Ask,
-            _ => Turn::Wait,
+            _ if writers => ExpectedTurn::Wait,
+            Mode::Shared if self.holds.iter().any(fits) => ExpectedTurn::Join,
+            Mode::Shared if !readers_ask || !patient => ExpectedTurn::Ask,
+            Mode::Exclusive if !readers_ask && self.holds.is_empty() => ExpectedTurn::Ask,
+            _ => ExpectedTurn::Wait,
         }
     }
 
@@ -289,7 +295,7 @@ impl Model {
         self.queue.iter().any(|t| writes(&t))
     }
 
-    fn turn_of_first(&self) -> Option<(usize, Turn)> {
+    fn turn_of_first(&self) -> Option<(usize, ExpectedTurn)> {
         let &t = self.queue.front()?;
         let Doing::Queued(mode) = self.threads[t].doing else {
             return None;
@@ -347,17 +353,20 @@ impl Model {
         while let Some(&first) = self.queue.front() {
             let turn = self.turn_of_first();
             if let Some((t, grant)) = joined.next_if(|(t, _)| *t == first) {
-                self.check(turn == Some((t, Turn::Join)), ("joins", t));
+                self.check(turn == Some((t, ExpectedTurn::Join)), ("joins", t));
                 self.seen.joined_from_queue += 1;
                 self.joins(t, grant, self.threads[t].lease);
             } else if let Some(t) = contend.take_if(|t| *t == first) {
-                self.check(turn == Some((t, Turn::Ask)), ("asks", t));
+                self.check(turn == Some((t, ExpectedTurn::Ask)), ("asks", t));
                 let start = self.lock.cohort.yield_after(self.now);
                 if let Doing::Queued(mode) = self.threads[t].doing {
                     self.contends(t, mode, &start);
                 }
             } else {
-                self.check(turn == Some((first, Turn::Wait)), ("not woken", turn));
+                self.check(
+                    turn == Some((first, ExpectedTurn::Wait)),
+                    ("not woken", turn),
+                );
                 break;
             }
             self.queue.pop_front();
@@ -401,7 +410,10 @@ impl Model {
             Step::LeaveStale(t) => {
                 if let Some(grant) = self.threads[t].stale.pop() {
                     let (left, released) = self.leave_hold(t, grant);
-                    self.check(matches!(left, Left::Gone) && released.is_none(), left);
+                    self.check(
+                        matches!(left, LeaveOutcome::Gone) && released.is_none(),
+                        left,
+                    );
                 }
             }
             Step::Lost(number) => self.lost(number),
@@ -458,7 +470,7 @@ impl Model {
                 count,
                 lease: its,
             } => {
-                self.check(turn == Turn::Again, turn);
+                self.check(turn == ExpectedTurn::Again, turn);
                 self.enters_again(t, mode, lease, (hold, count, its));
             }
             Entered::Contend {
@@ -466,7 +478,10 @@ impl Model {
                 under: Some(hold),
             } => {
                 let above = self.own(t, Mode::Exclusive).map(|hold| hold.grant);
-                self.check(turn == Turn::Below && above == Some(hold), (turn, hold));
+                self.check(
+                    turn == ExpectedTurn::Below && above == Some(hold),
+                    (turn, hold),
+                );
                 self.check(start.is_none(), start);
                 self.seen.below += 1;
                 self.threads[t].doing = Doing::Asking(mode);
@@ -475,23 +490,23 @@ impl Model {
                 yields_after: start,
                 under: None,
             } => {
-                self.check(turn == Turn::Ask, turn);
+                self.check(turn == ExpectedTurn::Ask, turn);
                 self.seen.beside += u32::from(self.is_local() && self.asking(mode) > 0);
                 self.contends(t, mode, &start);
             }
             Entered::Joined(hold) => {
-                self.check(turn == Turn::Join, turn);
+                self.check(turn == ExpectedTurn::Join, turn);
                 self.seen.joined += 1;
                 self.joins(t, hold, lease);
             }
             Entered::Queued(ticket) => {
-                self.check(turn == Turn::Wait && waits, turn);
+                self.check(turn == ExpectedTurn::Wait && waits, turn);
                 self.threads[t].doing = Doing::Queued(mode);
                 self.threads[t].ticket = Some(ticket);
                 self.queue.push_back(t);
             }
-            Entered::Busy => self.check(turn == Turn::Wait && !waits, turn),
-            Entered::Deadlock(_) => self.check(turn == Turn::Never, turn),
+            Entered::Busy => self.check(turn == ExpectedTurn::Wait && !waits, turn),
+            Entered::Deadlock(_) => self.check(turn == ExpectedTurn::Never, turn),
         }
     }
 
@@ -587,7 +602,7 @@ impl Model {
     }
 
     /// Releases the hold; returns the outcome and the release that was made.
-    fn leave_hold(&mut self, t: usize, grant: Grant) -> (Left<usize, Grant>, Option<u64>) {
+    fn leave_hold(&mut self, t: usize, grant: Grant) -> (LeaveOutcome<usize, Grant>, Option<u64>) {
         let number = self.number();
         let made = Cell::new(None);
         let release = || {
@@ -620,23 +635,26 @@ impl Model {
         self.threads[t].ticket = None;
 
         let (left, _) = self.leave_hold(t + 100, hold.grant);
-        self.check(matches!(left, Left::Gone), "others have nothing to leave");
+        self.check(
+            matches!(left, LeaveOutcome::Gone),
+            "others have nothing to leave",
+        );
         let (left, release) = self.leave_hold(t, hold.grant);
-        let ends = matches!(left, Left::Release { .. });
+        let ends = matches!(left, LeaveOutcome::Release { .. });
         self.check(release.is_some() == ends, "released or not");
         match left {
-            Left::Nested { count } => {
+            LeaveOutcome::Nested { count } => {
                 self.check(count + 1 == guards && count > 0, count);
                 for (thread, guards) in &mut self.holds[place].guards {
                     *guards -= u32::from(*thread == t);
                 }
             }
-            Left::Shared => {
+            LeaveOutcome::Shared => {
                 let others = mode == Mode::Shared && hold.guards.len() > 1;
                 self.check(others && guards == 1, "others share it");
                 self.holds[place].guards.retain(|(thread, _)| *thread != t);
             }
-            Left::Passed { waiter } => {
+            LeaveOutcome::Passed { waiter } => {
                 self.check(guards == 1 && passes, "passed on against the rules");
                 self.check(Some(waiter) == first, "first in the queue");
                 self.seen.passed += 1;
@@ -644,7 +662,7 @@ impl Model {
                 self.threads[waiter].doing = Doing::Nothing;
                 self.holds[place].guards = vec![(waiter, 1)];
             }
-            Left::Release { next } => {
+            LeaveOutcome::Release { next } => {
                 let last = guards == 1 && hold.guards.len() == 1;
                 self.check(last && !passes, "somebody could have had it");
                 self.holds.remove(place);
@@ -654,7 +672,7 @@ impl Model {
                 }
                 self.woken(next);
             }
-            Left::Gone => self.check(false, "it is there"),
+            LeaveOutcome::Gone => self.check(false, "it is there"),
         }
     }
 
@@ -706,8 +724,8 @@ impl Model {
         }
         // A hold that has been renewed takes those in the queue once somebody is woken.
         if let Some((t, turn)) = self.turn_of_first() {
-            let later = turn == Turn::Join && reading > 0;
-            self.check(turn == Turn::Wait || later, ("forgotten", t, turn));
+            let later = turn == ExpectedTurn::Join && reading > 0;
+            self.check(turn == ExpectedTurn::Wait || later, ("forgotten", t, turn));
         }
 
         let gap = |at| self.now.duration_since(at);
@@ -958,9 +976,9 @@ fn woken(wakeups: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
 }
 
 /// The hold is released, and these are the threads woken.
-fn released(left: &Left<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
+fn released(left: &LeaveOutcome<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
     match left {
-        Left::Release { next } => Some(woken(next)),
+        LeaveOutcome::Release { next } => Some(woken(next)),
         _ => None,
     }
 }
@@ -992,7 +1010,7 @@ fn readers_come_in_together_up_to_the_first_writer() {
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     for t in [1, 2, 3, 5] {
         let left = lock.leave(t, &grant(1, now), now, &|| 1);
-        assert!(matches!(left, Left::Shared), "{left:?}");
+        assert!(matches!(left, LeaveOutcome::Shared), "{left:?}");
     }
     let left = lock.leave(6, &grant(1, now), now, &|| 1);
     assert_eq!(released(&left), Some((vec![], Some(4))));
@@ -1089,7 +1107,7 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     // Thread 1 has lost its hold, whether it knows that or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
     let left = lock.leave(1, &grant(1, now), now, &|| 1);
-    assert!(matches!(left, Left::Gone), "{left:?}");
+    assert!(matches!(left, LeaveOutcome::Gone), "{left:?}");
     assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
     let left = lock.leave(2, &grant(2, now), now, &|| 2);
     assert_eq!(released(&left), Some((vec![], None)));
@@ -1114,7 +1132,7 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
         let left = lock.leave(1, &hold, now, &|| 1);
-        let passed = matches!(left, Left::Passed { waiter: 2, .. });
+        let passed = matches!(left, LeaveOutcome::Passed { waiter: 2, .. });
         assert_eq!(passed, may_change_threads, "{left:?}");
         assert_eq!(released(&left).is_some(), !may_change_threads, "{left:?}");
     }

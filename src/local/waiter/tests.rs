@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[test]
 fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
-    let (token, waiter) = (CancelToken::new(), Waiter::<()>::new(Duration::ZERO));
+    let (token, waiter) = (CancelToken::new(), WaitingThread::<()>::new(Duration::ZERO));
     token.watch(&waiter);
     let other = token.clone();
     let thread = std::thread::spawn(move || other.cancel());
@@ -17,7 +17,7 @@ fn a_cancelled_wait_ends_and_a_watched_waiter_is_woken() {
 
 #[test]
 fn a_parked_thread_is_notified_of_what_was_stored() {
-    let waiter = Waiter::new(Duration::ZERO);
+    let waiter = WaitingThread::new(Duration::ZERO);
     let other = Arc::clone(&waiter);
     let thread = std::thread::spawn(move || {
         // By then the other thread is parked, as a rule.
@@ -35,7 +35,7 @@ fn a_parked_thread_is_notified_of_what_was_stored() {
 #[test]
 fn a_message_is_news_and_so_is_the_loss_of_the_subscription() {
     let (waiter, soon) = (
-        Waiter::<()>::new(Duration::ZERO),
+        WaitingThread::<()>::new(Duration::ZERO),
         Instant::now() + Duration::from_millis(20),
     );
     waiter.set_answered(true);
@@ -97,7 +97,7 @@ fn waiters_are_notified_without_the_mutex_that_new_ones_need() {
 fn a_token_forgets_waiters_that_are_gone() {
     let token = CancelToken::new();
     for _ in 0..100_000 {
-        token.watch(&Waiter::<()>::new(Duration::ZERO));
+        token.watch(&WaitingThread::<()>::new(Duration::ZERO));
     }
     assert!(token.inner.waiters.lock().capacity() < 64);
 }

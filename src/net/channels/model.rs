@@ -24,9 +24,9 @@ struct Knows {
 }
 
 #[derive(Default)]
-struct Waiting(Mutex<Knows>);
+struct TestListener(Mutex<Knows>);
 
-impl Listener for Waiting {
+impl Listener for TestListener {
     fn message(&self) {
         self.0.lock().missed = false;
     }
@@ -106,7 +106,7 @@ struct Left {
 struct World {
     channels: Channels,
     now_ms: u64,
-    waiting: [Arc<Waiting>; 3],
+    waiting: [Arc<TestListener>; 3],
     numbers: [Option<u64>; 3],
     left: Left,
     // The connection and the server.
@@ -314,7 +314,8 @@ impl Explore for World {
     type Step = Step;
 
     fn copy(&self) -> Self {
-        let copied = |waiting: &Arc<Waiting>| Arc::new(Waiting(Mutex::new(*waiting.0.lock())));
+        let copied =
+            |waiting: &Arc<TestListener>| Arc::new(TestListener(Mutex::new(*waiting.0.lock())));
         let waiting = self.waiting.each_ref().map(copied);
         let of = |number: u64| {
             let mut numbers = self.numbers.iter();
@@ -323,7 +324,7 @@ impl Explore for World {
         };
         let channel = |(name, its): (&Arc<str>, &Channel)| {
             let waiters = its.waiters.iter();
-            let waiters = waiters.map(|its| Waiter {
+            let waiters = waiters.map(|its| RegisteredListener {
                 number: its.number,
                 listener: of(its.number) as _,
             });
@@ -382,7 +383,7 @@ impl Explore for World {
         exchange.again_at.map(ms).hash(h);
         for command in exchange.awaiting.iter().chain(&exchange.postponed) {
             match command {
-                Command::Subscribe {
+                ChannelCommand::Subscribe {
                     channel,
                     epoch,
                     again,
@@ -391,8 +392,8 @@ impl Explore for World {
                     let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
                     (channel, is_current, again).hash(h);
                 }
-                Command::Unsubscribe { channel } => channel.hash(h),
-                Command::Ping => {}
+                ChannelCommand::Unsubscribe { channel } => channel.hash(h),
+                ChannelCommand::Ping => {}
             }
         }
         exchange.postponed.len().hash(h);

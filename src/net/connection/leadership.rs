@@ -22,12 +22,12 @@ use crate::net::pipeline::InFlight;
 /// 6. A thread that follows is woken when the call has its reply, goes to the ledger, or loses its connection.
 ///
 /// Every schedule of three threads is searched in the tests.
-pub(super) struct Leadership<R> {
+pub(super) struct ReadLeadership<R> {
     reader: Option<R>,
     appointed: Option<Arc<Call>>,
 }
 
-impl<R> Leadership<R> {
+impl<R> ReadLeadership<R> {
     pub(super) fn new(reader: R) -> Self {
         Self {
             reader: Some(reader),

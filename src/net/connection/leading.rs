@@ -98,7 +98,7 @@ impl Connection {
                 // `leave` locks all calls, this one too.
                 drop(mine);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
-                // would strand all followers, so it is passed on: rule 4 at `Leadership`.
+                // would strand all followers, so it is passed on: rule 4 at `ReadLeadership`.
                 let next = up.leadership.leave(call, in_flight);
                 // Senders have left their bytes to this thread while it was appointed. If no thread follows, no other thread
                 // writes these.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use redis::{RedisError, RedisResult};
 
-use super::leadership::Leadership;
+use super::leadership::ReadLeadership;
 use super::{Connection, ConnectionState, Down, Phase, SLICE, Up};
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
@@ -238,7 +238,7 @@ impl Connection {
             successor: None,
             writer: connection.writer,
             writing: false,
-            leadership: Leadership::new(connection.reader),
+            leadership: ReadLeadership::new(connection.reader),
             all_looked_at: connection.since,
             greeted_in: connection.greeted_in,
         }

@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
-use self::leadership::Leadership;
+use self::leadership::ReadLeadership;
 use crate::error::is_transient;
 use crate::net::back_off::NextTry;
 use crate::net::call::{Call, Fault, OnReply};
@@ -87,7 +87,7 @@ struct Up {
     writer: Arc<Socket>,
     /// A thread writes, or checks the socket. All that others queue in the meantime is written by that thread.
     writing: bool,
-    leadership: Leadership<Reader>,
+    leadership: ReadLeadership<Reader>,
     /// When all followers were last woken to check their deadlines.
     all_looked_at: Instant,
     /// How long the greeting took: a round trip or longer.

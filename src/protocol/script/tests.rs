@@ -6,7 +6,7 @@ use crate::net::strange;
 
 #[test]
 fn replies_become_enums() {
-    let taken = |tokens| Some(Acquired::Taken { tokens, left: None });
+    let taken = |tokens| Some(AcquireReply::Taken { tokens, left: None });
     let tokens = |of: &[&str]| {
         let of = of.iter().map(|token| Value::BulkString((*token).into()));
         acquired(Value::Array(of.collect()), true).ok()
@@ -31,11 +31,11 @@ fn replies_become_enums() {
     let left = Some(Duration::from_millis(7));
     assert_eq!(
         acquired(Value::Int(7), false).ok(),
-        Some(Acquired::Busy { left, behind: None })
+        Some(AcquireReply::Busy { left, behind: None })
     );
     assert_eq!(
         acquired(Value::Int(-1), true).ok(),
-        Some(Acquired::Busy {
+        Some(AcquireReply::Busy {
             left: None,
             behind: None
         })
@@ -64,10 +64,10 @@ fn replies_become_enums() {
         ]))
         .ok()
     };
-    let taken = |left| Some(Acquired::Taken { tokens: None, left });
+    let taken = |left| Some(AcquireReply::Taken { tokens: None, left });
     let busy = |left, behind: &str| {
         let behind = Some(behind.to_owned());
-        Some(Acquired::Busy { left, behind })
+        Some(AcquireReply::Busy { left, behind })
     };
     assert_eq!(in_turn(1, 7, ""), taken(left));
     assert_eq!(in_turn(1, -2, ""), taken(None));
@@ -142,8 +142,8 @@ proptest! {
     fn whatever_a_server_answers_it_is_understood_or_an_error(reply in strange::value()) {
         for has_tokens in [false, true] {
             match acquired(reply.clone(), has_tokens) {
-                Ok(Acquired::Taken { tokens, .. }) => prop_assert_eq!(tokens.is_some(), has_tokens),
-                Ok(Acquired::Busy { .. }) => prop_assert_ne!(&reply, &PLACE_LOST),
+                Ok(AcquireReply::Taken { tokens, .. }) => prop_assert_eq!(tokens.is_some(), has_tokens),
+                Ok(AcquireReply::Busy { .. }) => prop_assert_ne!(&reply, &PLACE_LOST),
                 Err(unexpected) => {
                     prop_assert!(unexpected.to_string().chars().count() <= 220);
                 }

@@ -89,17 +89,17 @@ fn a_round_goes_on_as_long_as_it_may_reach_its_goal_or_learn_why_not() {
             let left = seen.pending + if hasty { 0 } else { seen.unsent };
             let within_reach = seen.yes < wanted && seen.yes + left >= wanted;
             match step {
-                Step::Finish => {
+                RoundStep::Finish => {
                     let why_not = majority.has(seen.answered) && goal != Goal::All;
                     let done = seen.yes >= wanted || left == 0 || why_not && !within_reach;
                     assert!(done, "{goal:?} {seen:?}");
                 }
-                Step::Wait => {
+                RoundStep::Wait => {
                     assert!(seen.pending > 0 && seen.yes < wanted, "{goal:?} {seen:?}");
                     let enough = seen.yes + seen.pending >= wanted;
                     assert!(enough || left == seen.pending, "{goal:?} {seen:?}");
                 }
-                Step::Connect => {
+                RoundStep::Connect => {
                     assert!(seen.unsent > 0 && !hasty, "{goal:?} {seen:?}");
                     assert!(seen.yes + seen.pending < wanted, "{goal:?} {seen:?}");
                 }

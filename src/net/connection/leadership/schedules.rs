@@ -98,7 +98,7 @@ struct Thread {
 struct Node {
     pipeline: Pipeline,
     /// None while there is no connection.
-    leadership: Option<Leadership<()>>,
+    leadership: Option<ReadLeadership<()>>,
     /// Replies that have come, and that no thread has read.
     unread: VecDeque<Reply>,
 }
@@ -179,7 +179,7 @@ impl World {
             pipeline.connected(*BEGIN);
             Node {
                 pipeline,
-                leadership: Some(Leadership::new(())),
+                leadership: Some(ReadLeadership::new(())),
                 unread: VecDeque::new(),
             }
         };
@@ -359,7 +359,7 @@ impl Explore for World {
         let ledger = Arc::new(self.ledger.copy(of));
         let node = |node: &Node| Node {
             pipeline: node.pipeline.copy(&ledger, of),
-            leadership: node.leadership.as_ref().map(|its| Leadership {
+            leadership: node.leadership.as_ref().map(|its| ReadLeadership {
                 reader: its.reader,
                 appointed: its.appointed.as_ref().map(of),
             }),
@@ -484,7 +484,7 @@ impl Explore for World {
                 self.nodes[at].unread.push_back(reply);
             }
             Step::Connect(at) => {
-                self.nodes[at].leadership = Some(Leadership::new(()));
+                self.nodes[at].leadership = Some(ReadLeadership::new(()));
                 self.nodes[at].pipeline.connected(*BEGIN);
             }
             // The rest after a rejection is over by then.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::net::socket::{self, LARGEST_MAP};
 use crate::net::strange;
-use crate::verdict::{Asked, Verdict, verdict};
+use crate::verdict::{RequestFacts, Verdict, verdict};
 
 fn tcp(host: &str, port: u16) -> Address {
     Address::Tcp(host.into(), port)
@@ -224,7 +224,7 @@ proptest! {
         shards(&other, &asked, by_name);
         let moved = redis::parse_redis_value(format!("-MOVED {moved}\r\n").as_bytes());
         let moved = moved.expect("a reply");
-        if let Verdict::Elsewhere(to) = verdict(moved, || Asked::question(true)) {
+        if let Verdict::Elsewhere(to) = verdict(moved, || RequestFacts::question(true)) {
             let node = known.called(&named_by(&to, &asked));
             known.moved(to.slot, node);
             prop_assert_eq!(known.owner(to.slot), Some(node).filter(|_| to.slot < SLOTS));
