@@ -243,8 +243,8 @@ impl Client {
 
     /// Returns several names as one lock: all are held, or none. Sends nothing.
     ///
-    /// The order of the names does not matter, and naming one twice is naming it once. For no names the methods that
-    /// lock return [`Error::InvalidSetting`](crate::Error::InvalidSetting).
+    /// The order of the names does not matter, and naming one twice is naming it once. If there are no names, `lock` and the
+    /// other methods that lock return [`Error::InvalidSetting`](crate::Error::InvalidSetting).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -322,9 +322,11 @@ impl Client {
     ///   lock by now: the time is over, the ticket was adopted and the hold released, or this client has another key
     ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
     ///   adopter. For a permit the reason is always `Expired`.
-    /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is released.
+    /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is
+    ///   released, and the ticket is used up.
     /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind. `WrongType`, `Closed` and
-    ///   `Spawn` as for [`lock`](crate::Handle::lock). `NotReplicated`; the hold is then released.
+    ///   `Spawn` as for [`lock`](crate::Handle::lock). `NotReplicated`; the hold is then released, and the ticket is used
+    ///   up.
     pub fn adopt<A: Adopt>(&self, ticket: &Ticket) -> Result<A> {
         ticket.adopt(&self.shared)
     }
@@ -430,9 +432,10 @@ impl Client {
     /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
     /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
     /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin
-    /// lock. The holder, even one that uses this client, learns of the loss at its next renewal, or at its release if its
-    /// lease is fixed (a read hold within 10 s). A permit's holder that uses this client learns of it at once. Blocks for
-    /// two round trips, or for three if a Redisson thread both writes and reads; each takes at most the command timeout.
+    /// lock. The holder, even one that uses this client, learns of the loss at its next renewal. With a fixed lease, the
+    /// holder learns of it at the release or when the lease ends, but a reader within 10 s. A permit's holder that uses this
+    /// client learns of it at once. Blocks for two round trips, or for three if a Redisson thread both writes and reads;
+    /// each takes at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -13,9 +13,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call failed.
 ///
-/// If somebody else has the lock, or a limit was too short for Redis to answer, that is no error: the `try_` methods
-/// return `Ok(None)`. If acquiring fails with an error, the work has not begun, and redlatch releases whatever the
-/// attempt may have acquired.
+/// If the lock is taken, or a limit was too short for Redis to answer, that is no error: the `try_` methods return
+/// `Ok(None)`. If acquiring fails with an error, the work has not begun, and redlatch releases whatever the attempt may have
+/// acquired.
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -168,7 +168,8 @@ impl Error {
     /// Returns whether the same call may succeed later although the caller changes nothing.
     ///
     /// False for errors that come after the work, such as those of a release, and for a command that may have run. So a
-    /// caller that repeats retryable calls repeats no work.
+    /// caller that repeats retryable calls repeats no work. If [`Client::adopt`](crate::Client::adopt) fails after Redis has
+    /// executed it, the ticket is used up, and a repeated call returns `Lost`.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |

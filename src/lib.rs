@@ -74,7 +74,7 @@
 //! another process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
-//! [`Guard`], so rustdoc lists them under [type aliases](#types). The page of an alias has all methods too.
+//! [`Guard`], so rustdoc lists them under [type aliases](#types).
 //!
 //! # Defaults
 //!
@@ -92,10 +92,10 @@
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: somebody else had the lock, or Redis was too slow for the time limit;
-//! [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`: Redis is unreachable or rejected the command;
-//! [`Error`] says what to do about each. After either result redlatch releases anything that the attempt may have acquired. A
-//! time limit covers everything that the call does: connecting, asking and waiting.
+//! `Ok(None)`: the lock was taken, or another waiter was first, or Redis was too slow for the time limit;
+//! [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`: Redis is unreachable or rejected the command; [`Error`]
+//! says what to do about each. After either result redlatch releases anything that the attempt may have acquired. A time
+//! limit covers everything that the call does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!

@@ -209,8 +209,10 @@ impl Config {
     /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes get
     /// their turn.
     ///
-    /// Zero offers the lock to other processes at every release. Fair locks are never passed on. At most 1 s. Default:
-    /// 5 ms.
+    /// A tenure begins when Redis grants the lock to this process. It is over early if another process gets the lock, or if
+    /// no thread of this process has the lock for 5 ms (or for a tenure, if that is longer). Once it has lasted its full
+    /// time, the next thread that asks lets other processes go first. The grant after that begins a new tenure. Zero offers
+    /// the lock to other processes at every release. Fair locks are never passed on. At most 1 s. Default: 5 ms.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").tenure(std::time::Duration::from_millis(1));
@@ -225,10 +227,11 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
-    /// delay those behind them by at most four thirds of it. If no waiter at all confirms its place, either all have died or
-    /// Redis was unreachable. Redis cannot tell which, so it keeps all places for one more `waiter_lease`, and newcomers
-    /// wait that long. A waiter that was stopped for longer joins the queue at its end. All clients of a name need the same
-    /// value. From 100 ms to 60 s. Default: 3 s.
+    /// delay those behind them by at most four thirds of it. If no waiter has confirmed its place for half of this time,
+    /// either all have died or Redis was unreachable. Redis cannot tell which. So the next request, such as a newcomer's,
+    /// lets every place live for one more `waiter_lease` from then on. If all waiters had died, the newcomer waits that
+    /// long. A waiter whose place has expired, because its process was stopped for too long, joins the queue at its end. All
+    /// clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));

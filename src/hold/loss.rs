@@ -15,8 +15,8 @@ use crate::error::Loss;
 use crate::report::report;
 use crate::stats::Counters;
 
-/// Receives the loss of a guard's hold, once; for a multi-lock, the first loss. Returned by
-/// [`Guard::lost`](crate::Guard::lost).
+/// Receives the loss of a hold, once; for a multi-lock, the first loss. Returned by [`Guard::lost`](crate::Guard::lost),
+/// [`ExpirablePermit::lost`](crate::ExpirablePermit::lost) and [`Leadership::lost`](crate::Leadership::lost).
 ///
 /// The channel is disconnected once the loss was received, or the guard was dropped or unlocked; a loss that came earlier
 /// can still be received. Errors are those of [`std::sync::mpsc`].

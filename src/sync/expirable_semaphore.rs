@@ -149,8 +149,9 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once the
-    /// tenure of the process is over, the call lets other processes go first, which takes several round trips (see
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. If this
+    /// process has just had permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure)),
+    /// the call lets other processes go first, which takes several round trips (see
     /// [`Handle::try_lock`](crate::Handle::try_lock)).
     ///
     /// ```no_run
@@ -367,9 +368,9 @@ impl ExpirableSemaphore {
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
     ///
     /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
-    /// renewal, or at its release if its lease is fixed. All threads that want a permit wait until a number is set
-    /// again. Blocks for one round trip, at most for the command timeout. A request that the client resends after a lost
-    /// reply counts once, so it deletes no semaphore that was created since.
+    /// renewal, or, if its lease is fixed, at the release or when the lease ends. All threads that want a permit wait until
+    /// a number is set again. Blocks for one round trip, at most for the command timeout. A request that the client resends
+    /// after a lost reply counts once, so it deletes no semaphore that was created since.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -445,8 +446,8 @@ impl ExpirableSemaphore {
     /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
     /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the loss at
-    /// once ([`LossReason::Forced`]), any other at its next renewal, or at its release if its lease is fixed. A request that
-    /// the client resends after a lost reply returns the first answer.
+    /// once ([`LossReason::Forced`]), any other at its next renewal, or, if its lease is fixed, at the release or when the
+    /// lease ends. A request that the client resends after a lost reply returns the first answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -123,8 +123,10 @@ impl<A: AnyKind> Handle<A> {
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
     /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip, at
-    /// most for the command timeout. Several round trips are needed once the process's tenure is over (see below), for a
-    /// contended [`MultiLock`](crate::MultiLock), and if too few masters of a [`RedLock`](crate::RedLock) reply.
+    /// most for the command timeout. Several round trips are needed if this process has just had the lock for its whole
+    /// tenure (see below), and if too few masters of a [`RedLock`](crate::RedLock) reply. A contended
+    /// [`MultiLock`](crate::MultiLock) is asked for again for up to 250 ms, or longer if the server is far away (see *Order*
+    /// there).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -138,11 +140,11 @@ impl<A: AnyKind> Handle<A> {
     /// If another thread of this process has the lock, the call returns `Ok(None)` without a round trip. If the calling
     /// thread has it and the lock is reentrant, the call returns a guard, also without one. In three cases the call asks
     /// Redis all the same: another thread has a fair lock; other threads read, and this one asks to read but cannot join
-    /// their hold; the calling thread has the lock by a hold with a fixed lease. A process that has had the lock for its
-    /// tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go first. The call then first awaits the
-    /// reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock)
-    /// always pauses, since it cannot know whether others wait. So does a [`RedLock`](crate::RedLock), for 1 to 50 ms,
-    /// unless its masters have already replied that no other process waits.
+    /// their hold; the calling thread has the lock by a hold with a fixed lease. A process that has just had the lock for
+    /// its whole tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go first. The call then first
+    /// awaits the reply to this process's last release, and pauses for 1 ms if other processes wait. A
+    /// [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
+    /// [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its masters have already replied that no other process waits.
     ///
     /// # Errors
     ///
@@ -165,8 +167,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// `wait` is the whole budget, including connecting and round trips. Zero is one attempt as by
     /// [`try_lock`](Self::try_lock), and a duration beyond what the clock can represent is no limit. `Ok(None)` means that
-    /// another thread or process had the lock, or that Redis was too slow; [`late_is_error`](Self::late_is_error) tells
-    /// these apart. The call does not wait for a later reply; a hold that such a reply grants is released.
+    /// the lock was taken, or that Redis was too slow; [`late_is_error`](Self::late_is_error) tells these apart. The call
+    /// does not wait for a later reply; a hold that such a reply grants is released.
     ///
     /// # Errors
     ///
@@ -316,10 +318,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If the holds are
     /// renewed, they stay renewed, whatever lease the second handle has. If both handles have a fixed lease, the holds end
-    /// at the later of the two ends. If only the first handle has a fixed lease, the holds are renewed from then on. Locking
-    /// again costs a round trip if the hold that the thread has so far has a fixed lease, whatever lease the second handle
-    /// has. A thread that gets the lock from another thread of this process gets a slightly shorter lease: a tenth or one
-    /// tenure is missing, whichever is less.
+    /// at the later of the two ends. If only the first handle has a fixed lease, the holds are renewed from then on. While
+    /// the thread's hold has a fixed lease, locking again costs a round trip. A thread that gets the lock from another
+    /// thread of this process gets a slightly shorter lease: a tenth or one tenure is missing, whichever is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))
@@ -372,7 +373,8 @@ impl<A: AnyKind> Handle<A> {
         self.each(|part| part.min_hold = Some(min_hold))
     }
 
-    /// Returns a handle whose calls that lock end with [`Error::Cancelled`] once `token` is cancelled.
+    /// Returns a handle that gives up with [`Error::Cancelled`] once `token` is cancelled: `lock` and the other methods that
+    /// lock then return that error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -409,8 +411,8 @@ impl<A: AnyKind> Handle<A> {
     /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
     /// is free.
     ///
-    /// `Ok(None)` then means that another thread or process had the lock when Redis last replied. By default both cases are
-    /// `Ok(None)`, since most callers treat them alike.
+    /// `Ok(None)` then means that the lock was taken, or that another waiter was first, when Redis last replied. By default
+    /// both cases are `Ok(None)`, since most callers treat them alike.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -513,8 +515,9 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder that
     /// uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at
-    /// its next renewal. The holder of a fixed lease, which is not renewed, learns of the loss at the release. The client
-    /// checks read holds every 10 s, also those with a fixed lease, so their holders learn of it then.
+    /// its next renewal. The holder of a fixed lease, which is not renewed, learns of the loss at the release or when the
+    /// lease ends. The client checks read holds every 10 s, also those with a fixed lease, so their holders learn of it
+    /// then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -26,8 +26,9 @@ use crate::sync::traits::Lock;
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
 /// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders can
-/// deadlock. Write with one script, by [`invoke`](Guard::invoke) of the guard that was acquired last. The script compares
-/// each token with the greatest token that is stored beside the data.
+/// deadlock. Store a token beside the data of each name. Write with one script, by [`invoke`](Guard::invoke) of the last
+/// guard: Redis checks that hold, and the script checks the others by their tokens. The script rejects the write if the
+/// token of a guard is lower than the one that is stored for its name.
 ///
 /// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread
@@ -40,7 +41,7 @@ use crate::sync::traits::Lock;
 /// returns `Ok(None)`. If that other kind is a read-write lock, the member fails with
 /// [`Error::WrongType`](crate::Error::WrongType).
 ///
-/// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), apply to all members.
+/// **Settings** of the multi-lock, such as [`fixed_lease`](MultiLock::fixed_lease), replace those of all members.
 ///
 /// **Errors.** If members fail while the set is acquired, the granted members are released, and
 /// [`Error::Members`](crate::Error::Members) names each that failed. `Cancelled`, `Closed` and `WouldDeadlock` are returned
@@ -58,14 +59,15 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. One case differs from
-/// *Waiting*. Suppose that thread A finds member M taken, that M is not the first of A's members, and that M was taken only
-/// a moment ago. The holder of M, thread B, is then probably collecting a set too, and may soon give M back. So A keeps the
-/// members that sort before M, and asks for M again for as long as two round trips take. (`try_lock` asks again for as long
-/// as four round trips take, or for 250 ms if that is longer, but not beyond the command timeout.) After that A goes on as
-/// in *Waiting*. So if several threads try at the same time for locks that nobody holds yet, one of them gets its whole set.
-/// This requires that all threads use the same server addresses and the same lease (A tells from M's remaining lease when M
-/// was taken), and that no thread is stopped for longer than these round trips.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
+/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a thread makes an
+/// exception from *Waiting* if it finds a member taken only a moment ago: the holder of that member may be collecting a set
+/// too, and soon give the member back. The thread releases the members that sort after that one, keeps those before it, and
+/// asks for it again for as long as two round trips take. Then the thread goes on as in *Waiting*. If the taken member is
+/// the first of the set, there is nothing to keep, so the thread waits at once. `try_lock` asks again for as long as four
+/// round trips take, or for 250 ms if that is longer, but not beyond the command timeout. All this requires that all threads
+/// use the same server addresses and the same lease, since a thread tells by the remaining lease when a member was taken,
+/// and that no thread is stopped for longer than these round trips.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -21,9 +21,9 @@ use crate::sync::kind::{Owned, Reentrant};
 /// [`Handle`] lists all methods, from [`lock`](ReentrantLock::lock) and [`try_lock_for`](ReentrantLock::try_lock_for)
 /// to the settings.
 ///
-/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis. If the hold that the
-/// thread has so far has a [fixed lease](ReentrantLock::fixed_lease), each further guard takes one round trip. The lock is
-/// free when the last of them is dropped, in any order. All handles of this kind and name are one lock, together with the
+/// **Reentrancy.** A thread that holds the lock gets further guards at once, without asking Redis. While its hold has a
+/// [fixed lease](ReentrantLock::fixed_lease), a further guard takes one round trip. The lock is free once all guards of the
+/// thread are dropped, in any order. All handles of this kind and name are one lock, together with the
 /// [`Mutex`](crate::Mutex) of the name.
 ///
 /// **Leases.** All holds that a thread has of the lock share one lease (30 s unless set). It is renewed every third of this

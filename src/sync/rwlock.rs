@@ -63,12 +63,12 @@ use crate::time;
 ///
 /// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
 /// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate, even
-/// those with a fixed lease, extend it every 10 s or sooner. If a renewal finds it shortened, the next renewal follows after
-/// a third of what was left. One case remains: a Redisson client shortens the time to live so much that it ends before this
-/// crate's next renewal. If that client releases the lock before, its release extends the time to live to what the other
-/// readers need. If not, the hash expires, and a writer may get the lock while [`is_valid`](RwLockReadGuard::is_valid) of
-/// our read hold is still true; the next renewal reports the loss. This cannot happen if `lockWatchdogTimeout` and leases
-/// are well over 10 s in every Redisson client.
+/// those with a fixed lease, extend it every 10 s or sooner. If they find it shortened, the next extension follows after a
+/// third of what was left. One case remains: a Redisson client sets a time to live that runs out before the next extension.
+/// If that client unlocks in the meantime, its unlock extends the time to live to what the other readers need, and nothing
+/// is lost. Otherwise the hash expires, and a writer may get the lock while [`is_valid`](RwLockReadGuard::is_valid) of a
+/// read hold of this crate is still true; the next attempt to extend reports the loss. This cannot happen if
+/// `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -310,8 +310,8 @@ impl RwLock {
 
     /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. Once the tenure of the process is over, the call
-    /// lets other processes go first, which takes several round trips (see [`Handle::try_lock`]).
+    /// Blocks for one round trip or none, at most for the command timeout. If this process has just had the lock for its
+    /// whole tenure, the call lets other processes go first, which takes several round trips (see [`Handle::try_lock`]).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -504,8 +504,8 @@ impl RwLock {
         self.each(|side| side.min_hold = Some(min_hold))
     }
 
-    /// Returns a handle whose calls that lock end with [`Error::Cancelled`](crate::Error::Cancelled) once `token` is
-    /// cancelled.
+    /// Returns a handle that gives up with [`Error::Cancelled`](crate::Error::Cancelled) once `token` is cancelled: `read`,
+    /// `write` and the other methods that lock then return that error.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -540,8 +540,8 @@ impl RwLock {
     /// Returns a handle whose waits with a limit return [`Error::Late`](crate::Error::Late) if Redis was too slow to
     /// say whether the lock is free.
     ///
-    /// `Ok(None)` then means that another thread or process had the lock when Redis last replied. By default both cases are
-    /// `Ok(None)`.
+    /// `Ok(None)` then means that the lock was taken, or that another waiter was first, when Redis last replied. By default
+    /// both cases are `Ok(None)`.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -708,7 +708,7 @@ impl RwLock {
     ///
     /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
     /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal. With a fixed lease, a reader
-    /// learns of the loss within 10 s, and a writer at the release.
+    /// learns of the loss within 10 s, and a writer at the release or when the lease ends.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

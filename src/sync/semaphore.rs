@@ -132,9 +132,9 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. Once the
-    /// tenure of the process is over, the call lets other processes go first, which takes several round trips (see
-    /// [`Handle::try_lock`](crate::Handle::try_lock)).
+    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. If this
+    /// process has just had permits for its whole tenure, the call lets other processes go first, which takes several round
+    /// trips (see [`Handle::try_lock`](crate::Handle::try_lock)).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
