@@ -95,7 +95,7 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> RequestFacts) -> Ver
         Class::UnknownScript if !asked.by_text => Verdict::SendText,
         Class::Redirection { .. } if !asked.is_clustered => Verdict::Never(not_followed(&err)),
         Class::Redirection { is_asking } => match Redirection::of(&err, is_asking) {
-            Some(to) if asked.redirected < REDIRECTIONS => Verdict::Elsewhere(to),
+            Some(redirection) if asked.redirected < REDIRECTIONS => Verdict::Elsewhere(redirection),
             Some(_) => Verdict::Later(in_a_circle(&err)),
             None if asked.kind == RequestKind::Kept => Verdict::Later(err),
             None => Verdict::Never(err),

@@ -30,7 +30,7 @@ impl Credentials {
         ask: Option<&Arc<Ask>>,
         reauth_after: Option<Duration>,
     ) -> Result<Option<Self>> {
-        let bad = |what: String| Err(Error::setting(what));
+        let bad = |reason: String| Err(Error::setting(reason));
         match (ask, reauth_after) {
             (_, Some(age)) if !(AGES.0..=AGES.1).contains(&age) => bad(format!(
                 "reauth_after {} is not between a second and a year",

@@ -494,9 +494,9 @@ impl Config {
         let credentials = Credentials::of(self.credentials.as_ref(), self.reauth_after)?;
         if credentials.is_some() {
             if server.login.password.is_some() {
-                let its = self.source.name();
+                let source = self.source.name();
                 return Err(Error::setting(format!(
-                    "credentials: {its} has a password already; remove it from {its}"
+                    "credentials: {source} has a password already; remove it from {source}"
                 )));
             }
             server.login.asked = credentials;
@@ -522,7 +522,7 @@ impl Config {
 
     #[cfg(feature = "tls")]
     fn secure(&self, mut server: Server) -> Result<Server> {
-        let what = match &self.tls {
+        let reason = match &self.tls {
             Some(_) if !server.is_encrypted => {
                 format!("{}, so nothing would be encrypted", self.source.is_plain())
             }
@@ -535,7 +535,7 @@ impl Config {
             }
             _ => return Ok(server),
         };
-        Err(Error::setting(format!("tls: {what}")))
+        Err(Error::setting(format!("tls: {reason}")))
     }
 }
 

@@ -34,12 +34,12 @@ pub enum ReplicaAck {
 impl ReplicaAck {
     pub(crate) fn check(self, is_cluster: bool) -> Result<()> {
         if self == Self::Majority && is_cluster {
-            let what = "replica_ack Majority does not work with a cluster, whose masters may have different numbers of replicas; use AtLeast";
-            return Err(Error::setting(what.into()));
+            let reason = "replica_ack Majority does not work with a cluster, whose masters may have different numbers of replicas; use AtLeast";
+            return Err(Error::setting(reason.into()));
         }
         if self == Self::AtLeast(0) {
-            let what = "replica_ack AtLeast(0) waits for no replica; use ReplicaAck::None";
-            return Err(Error::setting(what.into()));
+            let reason = "replica_ack AtLeast(0) waits for no replica; use ReplicaAck::None";
+            return Err(Error::setting(reason.into()));
         }
         Ok(())
     }

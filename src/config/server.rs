@@ -280,19 +280,19 @@ fn with_example(err: Error, kind: UrlKind) -> Error {
         UrlKind::Cluster => "redis+cluster://host:6379,host:6379",
     };
     match err {
-        Error::InvalidSetting { reason: what, .. } if !what.contains("://") => {
-            Error::setting(format!("{what}; a URL looks like {example}"))
+        Error::InvalidSetting { reason, .. } if !reason.contains("://") => {
+            Error::setting(format!("{reason}; a URL looks like {example}"))
         }
         shown => shown,
     }
 }
 
-fn bad(what: impl fmt::Display) -> Error {
-    Error::setting(format!("url: {what}"))
+fn bad(reason: impl fmt::Display) -> Error {
+    Error::setting(format!("url: {reason}"))
 }
 
-fn bad_info(what: impl fmt::Display) -> Error {
-    Error::setting(format!("connection_info: {what}"))
+fn bad_info(reason: impl fmt::Display) -> Error {
+    Error::setting(format!("connection_info: {reason}"))
 }
 
 /// Rejects the first parameter that is not among the `known` ones. The error names it only if it cannot be the rest
@@ -384,7 +384,7 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
     }
     // In the parameters the `redis` crate reads a `+` as a space, as forms do. Elsewhere in a URL it is a plus.
     let url = match url.split_once('?') {
-        Some((before, query)) => format!("{before}?{}", query.replace('+', "%2B")),
+        Some((base, query)) => format!("{base}?{}", query.replace('+', "%2B")),
         None => url.to_owned(),
     };
     let info = url.into_connection_info().map_err(|err| bad(said(&err)))?;
@@ -393,8 +393,8 @@ fn parse(url: &str) -> Result<(ConnectionInfo, Login)> {
 }
 
 fn single(url: &str) -> Result<(Deployment, Login, i64)> {
-    let (before, query) = url.split_once('?').unwrap_or((url, ""));
-    let known: &[&str] = match before.starts_with("redis://") {
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let known: &[&str] = match base.starts_with("redis://") {
         true => &["protocol"],
         false => &["db", "user", "pass", "protocol"],
     };

@@ -48,7 +48,7 @@ proptest! {
         }
         match config.check() {
             Ok(_) => prop_assert!((MIN_LEASE..=MAX_LEASE).contains(&lease)),
-            Err(Error::InvalidSetting { reason: what, .. }) => prop_assert!(NAMES.iter().any(|name| what.starts_with(name)), "{what}"),
+            Err(Error::InvalidSetting { reason, .. }) => prop_assert!(NAMES.iter().any(|name| reason.starts_with(name)), "{reason}"),
             Err(other) => prop_assert!(false, "{other:?}"),
         }
     }
@@ -102,8 +102,8 @@ fn every_bad_setting_is_named() {
         ),
     ] {
         match config.check() {
-            Err(Error::InvalidSetting { reason: what, .. }) => {
-                assert!(what.starts_with(named), "{what}")
+            Err(Error::InvalidSetting { reason, .. }) => {
+                assert!(reason.starts_with(named), "{reason}")
             }
             other => panic!("{named}: {:?}", other.map(|_| ())),
         }

@@ -186,7 +186,7 @@ impl TlsConfig {
     ///
     /// [`Error::InvalidSetting`], naming the setting.
     pub(crate) fn build(&self) -> Result<TlsSettings> {
-        let bad = |what: String| Error::setting(format!("tls: {what}"));
+        let bad = |reason: String| Error::setting(format!("tls: {reason}"));
         let name = match &self.server_name {
             Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| {
                 bad(format!(
@@ -196,7 +196,7 @@ impl TlsConfig {
             None => None,
         };
         let roots = match &self.ca {
-            Some(ca) => own_roots(ca).map_err(|what| bad(format!("CA: {what}")))?,
+            Some(ca) => own_roots(ca).map_err(|reason| bad(format!("CA: {reason}")))?,
             None => system_roots().map_err(bad)?,
         };
         // The process's default provider is not used: it may be missing, or set by another library.
@@ -211,7 +211,7 @@ impl TlsConfig {
         let rustls = match &self.client_certificate {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let bad = |what: String| bad(format!("client certificate: {what}"));
+                let bad = |reason: String| bad(format!("client certificate: {reason}"));
                 let certificates = certificate.certificates().map_err(bad)?;
                 let key = key.key().map_err(bad)?;
                 let with_it = builder.with_client_auth_cert(certificates, key);
@@ -297,7 +297,7 @@ mod tests {
 
     fn refusal(tls: &TlsConfig) -> String {
         match tls.build() {
-            Err(Error::InvalidSetting { reason: what, .. }) => what,
+            Err(Error::InvalidSetting { reason, .. }) => reason,
             other => panic!("{:?}", other.map(|_| ())),
         }
     }
@@ -311,13 +311,13 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_with_the_setting() {
-        let (ours, key) = certificate();
+        let (trusted, key) = certificate();
         let (theirs, _) = certificate();
-        let tls = || TlsConfig::new().ca_pem(ours.clone());
+        let tls = || TlsConfig::new().ca_pem(trusted.clone());
         assert!(tls().build().is_ok());
         assert!(
             tls()
-                .client_certificate(ours.clone(), key.clone())
+                .client_certificate(trusted.clone(), key.clone())
                 .build()
                 .is_ok()
         );
@@ -344,20 +344,23 @@ mod tests {
                 "does not belong to the certificate",
             ),
             (
-                tls().client_certificate(ours.clone(), ours.clone()),
+                tls().client_certificate(trusted.clone(), trusted.clone()),
                 "no private key in",
             ),
             (
-                tls().client_certificate(key, ours.clone()),
+                tls().client_certificate(key, trusted.clone()),
                 "client certificate: there is no certificate",
             ),
             (
-                tls().client_certificate(ours.clone(), encrypted),
+                tls().client_certificate(trusted.clone(), encrypted),
                 "is encrypted",
             ),
         ] {
-            let what = refusal(&tls);
-            assert!(what.starts_with("tls: ") && what.contains(said), "{what}");
+            let reason = refusal(&tls);
+            assert!(
+                reason.starts_with("tls: ") && reason.contains(said),
+                "{reason}"
+            );
         }
     }
 

@@ -31,8 +31,8 @@ impl Apart {
         until: Instant,
     ) -> RedisResult<Self> {
         let dialling = Dialling::start(masters, node, ROLE, timeout, false)?;
-        let left = until.saturating_duration_since(Instant::now());
-        let made = dialling.wait(left);
+        let time_left = until.saturating_duration_since(Instant::now());
+        let made = dialling.wait(time_left);
         let mut connection = made.unwrap_or_else(|| Err(dialling.reason()))?;
         connection.reader.limit(LARGEST_MAP);
         Ok(Self {
@@ -51,7 +51,7 @@ impl Apart {
                     !self
                         .introduced
                         .iter()
-                        .any(|its| std::ptr::eq(*its, *script))
+                        .any(|known| std::ptr::eq(*known, *script))
                 };
                 let new = question.our_script().filter(is_new);
                 self.introduced.extend(new);
@@ -67,11 +67,11 @@ impl Apart {
 
     fn read(&mut self, until: Instant) -> RedisResult<Value> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if let Some(reply) = self.connection.reader.read(left)? {
+            let time_left = until.saturating_duration_since(Instant::now());
+            if let Some(reply) = self.connection.reader.read(time_left)? {
                 return Ok(reply);
             }
-            if left.is_zero() {
+            if time_left.is_zero() {
                 return Err(socket::timed_out("redis did not answer in time"));
             }
         }

@@ -320,19 +320,19 @@ impl Call {
     /// changes the call under that mutex either finds the follower, or the follower finds the change.
     pub(crate) fn follow<'a>(
         &self,
-        mut its: MutexGuard<'a, CallState>,
+        mut state: MutexGuard<'a, CallState>,
         most: Option<Duration>,
     ) -> MutexGuard<'a, CallState> {
-        let sending = its.begin_following();
-        let mut its = match most {
-            None => (self.changed.wait(its)).unwrap_or_else(PoisonError::into_inner),
+        let sending = state.begin_following();
+        let mut state = match most {
+            None => (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner),
             Some(most) => {
-                let waited = self.changed.wait_timeout(its, most);
+                let waited = self.changed.wait_timeout(state, most);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        its.end_following(sending);
-        its
+        state.end_following(sending);
+        state
     }
 
     /// Wakes the threads that follow the call. The caller first changes the state, under the mutex of the call.
@@ -432,11 +432,11 @@ impl Call {
 
     /// The facts on which the meaning of an error reply depends.
     pub(crate) fn asked(&self, kind: RequestKind, is_clustered: bool) -> RequestFacts {
-        let its = self.state.lock();
+        let state = self.state.lock();
         RequestFacts {
             kind,
-            by_text: its.by_text,
-            redirected: its.redirected,
+            by_text: state.by_text,
+            redirected: state.redirected,
             is_clustered,
         }
     }
@@ -459,9 +459,9 @@ impl Call {
 
     /// A node has redirected the call: to the node `asking`, behind `ASKING`, or with `None` to the master of its slot.
     pub(crate) fn redirect(&self, asking: Option<usize>) {
-        let mut its = self.state.lock();
-        its.redirected += 1;
-        its.asking = asking.is_some();
+        let mut state = self.state.lock();
+        state.redirected += 1;
+        state.asking = asking.is_some();
         if let Some(node) = asking {
             self.set_node(node);
         }
@@ -469,7 +469,7 @@ impl Call {
 
     /// The call pauses before it is sent again, to the master of its slot.
     pub(crate) fn reset_redirections(&self) {
-        let mut its = self.state.lock();
-        (its.redirected, its.asking) = (0, false);
+        let mut state = self.state.lock();
+        (state.redirected, state.asking) = (0, false);
     }
 }

@@ -160,7 +160,7 @@ impl Channels {
     /// Whether a waiter still listens.
     pub(super) fn has(&self, name: &str, waiter: u64) -> bool {
         let channel = self.wanted.get(name);
-        channel.is_some_and(|channel| channel.waiters.iter().any(|its| its.number == waiter))
+        channel.is_some_and(|channel| channel.waiters.iter().any(|known| known.number == waiter))
     }
 
     /// Forgets all channels that do not belong here.
@@ -213,7 +213,7 @@ impl Channels {
                 exchange.awaiting.pop_front()
         {
             let wanted = self.wanted.get(&channel);
-            if wanted.is_some_and(|its| its.epoch == epoch) {
+            if wanted.is_some_and(|wanted| wanted.epoch == epoch) {
                 self.forget(&channel);
             }
         }
@@ -295,7 +295,7 @@ impl Channels {
         let Some(channel) = self.wanted.get_mut(name) else {
             return;
         };
-        channel.waiters.retain(|its| its.number != waiter);
+        channel.waiters.retain(|listener| listener.number != waiter);
         if let Some(until) = lingers_until {
             channel.lingers_until = Some(until);
             self.lingering.push_back((until, Arc::clone(name)));
@@ -399,9 +399,9 @@ impl Channels {
     /// A message has come on a channel. Returns its listeners: threads that ask Redis for a lock or permits, or wait for a
     /// latch.
     pub(super) fn message(&self, name: &str) -> Vec<Arc<dyn Listener>> {
-        let waiters = self.wanted.get(name).map(|its| &its.waiters[..]);
+        let waiters = self.wanted.get(name).map(|channel| &channel.waiters[..]);
         let waiters = waiters.unwrap_or_default().iter();
-        waiters.map(|its| Arc::clone(&its.listener)).collect()
+        waiters.map(|waiter| Arc::clone(&waiter.listener)).collect()
     }
 
     /// The server has carried out the oldest unanswered command, or has `refused` it because this user lacks the rights.
@@ -442,7 +442,7 @@ impl Channels {
             self.refused.get_or_insert_with(|| Arc::clone(&name));
             return is_first.then_some(News::Refused(name));
         }
-        let refused = self.refused.take_if(|its| is_current && *its == name);
+        let refused = self.refused.take_if(|known| is_current && *known == name);
         refused.map(|_| News::Allowed)
     }
 
@@ -484,7 +484,7 @@ impl Channels {
         }
         // If `asked` is set, the SUBSCRIBE of an earlier round has no answer yet.
         let refused = wanted.iter_mut();
-        for (name, channel) in refused.filter(|(_, its)| its.refused && !its.asked) {
+        for (name, channel) in refused.filter(|(_, channel)| channel.refused && !channel.asked) {
             channel.asked = true;
             exchange.send(ChannelCommand::Subscribe {
                 channel: Arc::clone(name),
@@ -548,16 +548,16 @@ mod moving {
         channels.connected(false);
         let waiting = names.iter().map(|&name| {
             let (name, waiting) = (Arc::from(name), Arc::<Waiting>::default());
-            let its = Arc::clone(&waiting) as _;
-            let waiter = channels.subscribe(&name, its);
+            let listener = Arc::clone(&waiting) as _;
+            let waiter = channels.subscribe(&name, listener);
             (name, waiter, waiting)
         });
         let waiting = waiting.collect();
         (channels, waiting)
     }
 
-    fn was_sent_away(channels: &Channels, its: &One) -> bool {
-        let (name, waiter, waiting) = its;
+    fn was_sent_away(channels: &Channels, subscribed: &One) -> bool {
+        let (name, waiter, waiting) = subscribed;
         let messages = waiting.messages.load(Ordering::Relaxed);
         assert_eq!(messages, u32::from(!channels.has(name, *waiter)), "{name}");
         messages > 0

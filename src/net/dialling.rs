@@ -36,18 +36,18 @@ pub(crate) fn start(
     done: impl FnOnce(RedisResult<Duplex>, &Arc<DialProgress>) + Send + 'static,
 ) -> RedisResult<Arc<DialProgress>> {
     let progress = DialProgress::new();
-    let (masters, its) = (Arc::clone(masters), Arc::clone(&progress));
+    let (masters, dial_progress) = (Arc::clone(masters), Arc::clone(&progress));
     std::thread::Builder::new()
         .name(THREAD.into())
         .spawn(move || {
-            let mut dial = Dial::new(role, timeout, Arc::clone(&its));
+            let mut dial = Dial::new(role, timeout, Arc::clone(&dial_progress));
             let made =
                 std::panic::catch_unwind(AssertUnwindSafe(|| masters.connect(node, &mut dial)));
             let made = made.unwrap_or_else(|_| Err(lasting("connecting panicked".into())));
             let failure = made.as_ref().err().cloned();
-            done(made, &its);
+            done(made, &dial_progress);
             // Logged only after `done`: the logger is user code, and may itself wait for this connection.
-            if !its.is_given_up() {
+            if !dial_progress.is_given_up() {
                 masters.endpoint(node).log(role, failure.as_ref());
             }
         })

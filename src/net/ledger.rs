@@ -136,10 +136,10 @@ impl Ledger {
     }
 
     /// The node `from` has rejected a call and named the node to which it belongs. The call is on no connection now.
-    pub(super) fn redirect(&self, call: &Arc<Call>, from: usize, to: &Redirection) {
-        let node = self.map.redirected(from, to);
-        call.redirect(to.is_asking.then_some(node));
-        match to.is_asking {
+    pub(super) fn redirect(&self, call: &Arc<Call>, from: usize, redirection: &Redirection) {
+        let node = self.map.redirected(from, redirection);
+        call.redirect(redirection.is_asking.then_some(node));
+        match redirection.is_asking {
             true => self.change(|entries| entries.asked.push(Arc::clone(call))),
             false => self.keep([call]),
         }
@@ -156,7 +156,7 @@ impl Ledger {
         let serves = |slot: u16| self.map.owner(slot) == Some(node);
         self.change(|entries| {
             let slots = entries.slots.iter().filter(|(slot, _)| serves(**slot));
-            let calls = slots.flat_map(|(slot, calls)| calls.iter().map(|its| (*slot, its)));
+            let calls = slots.flat_map(|(slot, calls)| calls.iter().map(|call| (*slot, call)));
             let mut bytes = 0;
             let places = calls.map_while(|(slot, (seq, call))| {
                 let has_space = bytes < BATCH;
@@ -231,15 +231,15 @@ impl Entries {
         let Some(info) = &call.deferred else {
             return;
         };
-        let mut its = call.state.lock();
+        let mut state = call.state.lock();
         // An entry goes to the master of its slot. `ASKING` was for one node, and for one sending.
-        its.asking = false;
-        if its.seq == 0 {
+        state.asking = false;
+        if state.seq == 0 {
             self.last_seq += 1;
-            its.seq = self.last_seq;
+            state.seq = self.last_seq;
         }
-        let place = (slot, its.seq);
-        drop(its);
+        let place = (slot, state.seq);
+        drop(state);
         self.ends.insert((info.useful_until, place));
         self.keys
             .extend(hashes(&call.request).map(|hash| (hash, place)));
@@ -306,8 +306,8 @@ impl Ledger {
         }
     }
 
-    pub(super) fn learn(&self, to: &Redirection) -> usize {
-        self.map.redirected(0, to)
+    pub(super) fn learn(&self, redirection: &Redirection) -> usize {
+        self.map.redirected(0, redirection)
     }
 
     pub(super) fn master(&self, slot: u16) -> usize {
@@ -410,13 +410,13 @@ mod tests {
         let calls = ["a", "b"].map(|name| release(&[name], later));
         ledger.keep(&calls);
         let move_to = |name: &str, port| {
-            let to = Redirection {
+            let redirection = Redirection {
                 slot: slot_of(name.as_bytes()),
                 host: "h".into(),
                 port,
                 is_asking: false,
             };
-            ledger.learn(&to)
+            ledger.learn(&redirection)
         };
         assert_eq!(ledger.nodes(), [None].into());
         let (a, b) = (move_to("a", 1), move_to("b", 2));

@@ -237,13 +237,13 @@ impl Pipeline {
         let Some(call) = in_flight.awaiting.pop_front() else {
             return Received::Stray;
         };
-        let mut its = call.state.lock();
-        let Some(value) = its.take_reply(value, call.request.acknowledgements.is_some()) else {
-            drop(its);
+        let mut state = call.state.lock();
+        let Some(value) = state.take_reply(value, call.request.acknowledgements.is_some()) else {
+            drop(state);
             in_flight.awaiting.push_front(call);
             return Received::Part;
         };
-        let (replayed, was_followed) = (its.sendings > 1, its.is_followed());
+        let (replayed, was_followed) = (state.sendings > 1, state.is_followed());
         // Scripts of the user, and guarded commands, may return anything. The scripts of this crate do not: an odd reply to one
         // of them shows that replies and commands no longer match. So the connection is dropped before another call takes a
         // reply that is not its own.
@@ -256,7 +256,7 @@ impl Pipeline {
             if verdict::has_forgotten_scripts(&value) {
                 in_flight
                     .introduced
-                    .retain(|its| !std::ptr::eq(*its, script));
+                    .retain(|known| !std::ptr::eq(*known, script));
             }
             is_out_of_step = !is_of_a_script(&value, &call.request);
         }
@@ -264,11 +264,11 @@ impl Pipeline {
         if let Some(deferred) = &call.deferred {
             // `settle` calls `on_reply` without the call's mutex, and may put the call into the ledger, which takes that mutex.
             // The call is on no connection until then, so no other thread changes it.
-            drop(its);
+            drop(state);
             is_elsewhere = self.settle(&call, deferred, value, replayed, now, on_reply);
         } else {
-            its.phase = CallPhase::Done(value);
-            drop(its);
+            state.phase = CallPhase::Done(value);
+            drop(state);
         }
         let leaving = match is_out_of_step {
             true => Some(unasked()),
@@ -323,9 +323,9 @@ impl Pipeline {
                 }
             }
             // This connection's mutex is held, so another one must not be called from here: the ledger hands the release over.
-            Verdict::Elsewhere(to) => {
+            Verdict::Elsewhere(redirection) => {
                 call.discount_sending(None);
-                self.ledger.redirect(call, self.node, &to);
+                self.ledger.redirect(call, self.node, &redirection);
                 return true;
             }
             // Without this pause, the next batch would be rejected at once, and again and again.
@@ -354,19 +354,19 @@ impl Pipeline {
         let unwritten = in_flight.unwritten.calls;
         let written = in_flight.awaiting.len().saturating_sub(unwritten);
         for (index, call) in in_flight.awaiting.iter().enumerate() {
-            let mut its = call.state.lock();
-            if its.is_followed() {
+            let mut state = call.state.lock();
+            if state.is_followed() {
                 followed.push(Arc::clone(call));
             }
             // The server cannot have executed a call without a written byte.
-            its.sendings -= u32::from(index >= written);
+            state.sendings -= u32::from(index >= written);
             // The server may have executed any other. A release may be sent again; anything else is undone, and its thread
             // decides.
             if call.deferred.is_some() {
-                its.phase = CallPhase::Idle(Some(why.clone()));
+                state.phase = CallPhase::Idle(Some(why.clone()));
             } else {
-                its.phase = CallPhase::Broken(why.clone());
-                drop(its);
+                state.phase = CallPhase::Broken(why.clone());
+                drop(state);
                 if let Some(undo) = call.undo() {
                     // The reply is never read, so the text is sent.
                     let wording = Wording {
@@ -434,12 +434,12 @@ fn is_of_a_script(reply: &Value, request: &Request) -> bool {
 
 impl InFlight {
     pub(super) fn enqueue(&mut self, call: &Arc<Call>, now: Instant) {
-        let mut its = call.state.lock();
-        its.sent_at = now;
+        let mut state = call.state.lock();
+        state.sent_at = now;
         call.set_node(self.node);
-        its.begin_sending();
-        its.replies_before = u8::from(its.asking);
-        (its.own_reply, its.acknowledged) = (None, None);
+        state.begin_sending();
+        state.replies_before = u8::from(state.asking);
+        (state.own_reply, state.acknowledged) = (None, None);
         if self.awaiting.is_empty() {
             let idle = now.saturating_duration_since(self.last_heard);
             self.check_before_write = idle >= IDLE;
@@ -449,20 +449,23 @@ impl InFlight {
         }
         if call.unattended
             && let Some(script) = call.request.our_script()
-            && !self.introduced.iter().any(|its| std::ptr::eq(*its, script))
+            && !self
+                .introduced
+                .iter()
+                .any(|known| std::ptr::eq(*known, script))
         {
-            its.by_text = true;
+            state.by_text = true;
             self.introduced.push(script);
         }
-        if its.asking {
+        if state.asking {
             self.unwritten.bytes.extend_from_slice(ASKING);
         }
         let wording = Wording {
-            by_text: its.by_text,
+            by_text: state.by_text,
             sharded: self.ledger.map.is_sharded(),
         };
         call.request.write_as(&mut self.unwritten.bytes, wording);
-        drop(its);
+        drop(state);
         self.unwritten.calls += 1;
         self.queued += 1;
         self.awaiting.push_back(Arc::clone(call));

@@ -259,7 +259,8 @@ impl Request {
     pub(crate) fn can_join(&self, other: &Self, script: &Script) -> bool {
         let is_of = |request: &Self| {
             request.acknowledgements.is_none()
-                && (request.script.as_deref()).is_some_and(|its| std::ptr::eq(its, script))
+                && (request.script.as_deref())
+                    .is_some_and(|request_script| std::ptr::eq(request_script, script))
         };
         is_of(self) && is_of(other)
     }

@@ -78,7 +78,7 @@ fn coded(text: &str) -> (&str, &str) {
 
 /// The text in front of the place in the script, if the text ends with such a place.
 fn before_script(text: &str) -> Option<&str> {
-    let (before, place) = text.rsplit_once(" script: ")?;
+    let (text_before, place) = text.rsplit_once(" script: ")?;
     let line = match place.split_once(", ") {
         Some((sha, line)) if sha.bytes().all(|byte| byte.is_ascii_hexdigit()) => line,
         Some(_) => return None,
@@ -86,7 +86,7 @@ fn before_script(text: &str) -> Option<&str> {
     };
     let line = line.strip_prefix("on @user_script:")?.strip_suffix('.')?;
     let number = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
-    number.then_some(before)
+    number.then_some(text_before)
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
         let replicas = "NOREPLICAS Not enough good replicas to write.";
         let integer = "ERR value is not an integer or out of range";
         let lua = "ERR user_script:1: attempt to compare nil with number";
-        let own = "ERR user_script:1: WRONGTYPE mine";
+        let custom = "ERR user_script:1: WRONGTYPE mine";
         let f = "ERR Error running script (call to f_7dcc94f6fb7cf5c84cc5640af5c4f8c6a1276d34):";
         let on = "script: 7dcc94f6fb7cf5c84cc5640af5c4f8c6a1276d34, on @user_script:24.";
         let on_9 = "script: on @user_script:24.";
@@ -155,7 +155,7 @@ mod tests {
             table.push((format!("{direct} {on}"), direct));
             table.push((format!("{direct} {on_9}"), direct));
         }
-        for direct in [lua, own] {
+        for direct in [lua, custom] {
             let text = &direct["ERR ".len()..];
             table.push((format!("{f} @user_script:1: {text}"), direct));
             table.push((format!("{direct} {on}"), direct));
@@ -179,12 +179,12 @@ mod tests {
             let denied = error(&format!("NOPERM {text}"));
             assert_eq!(plain(error(&said)), denied, "{said}");
         };
-        for what in [
+        for action in [
             "run this command or subcommand",
             "access at least one of the keys mentioned in the command arguments",
             "publish to the channel mentioned in the command",
         ] {
-            let text = format!("The user executing the script can't {what}");
+            let text = format!("The user executing the script can't {action}");
             denied(
                 format!("{f} @user_script:24: @user_script: 24: {text}"),
                 &text,
@@ -192,12 +192,12 @@ mod tests {
             denied(format!("ERR {text} {on}"), &text);
             denied(format!("ERR {text}"), &text);
         }
-        for what in [
+        for message in [
             "User u has no permissions to run the 'hset' command",
             "No permissions to access a key",
             "No permissions to access a channel",
         ] {
-            let text = format!("ACL failure in script: {what}");
+            let text = format!("ACL failure in script: {message}");
             denied(format!("ERR {text} {on}"), &text);
             denied(format!("ERR {text} {on_9}"), &text);
         }

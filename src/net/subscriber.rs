@@ -478,8 +478,8 @@ impl Subscriber {
                 return Ok(());
             }
             Verdict::Never(err) => return Err(err),
-            Verdict::Elsewhere(to) => {
-                self.follow(&to);
+            Verdict::Elsewhere(redirection) => {
+                self.follow(&redirection);
                 return Ok(());
             }
             // The server is busy. A new connection would not help.

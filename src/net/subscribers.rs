@@ -121,12 +121,12 @@ impl Subscribers {
             return Ok(subscriber);
         };
         // The thread may end at once. `forget` waits for this mutex, and so finds the entry that is inserted below.
-        let (its, all) = (Arc::clone(&subscriber), Weak::clone(&self.this));
+        let (thread_subscriber, all) = (Arc::clone(&subscriber), Weak::clone(&self.this));
         thread::Builder::new().name(THREAD.into()).spawn(move || {
             let _running = running;
-            its.run();
+            thread_subscriber.run();
             if let Some(all) = all.upgrade() {
-                all.forget(node, &its);
+                all.forget(node, &thread_subscriber);
             }
         })?;
         state.known.insert(node, Arc::clone(&subscriber));
@@ -137,28 +137,28 @@ impl Subscribers {
     fn forget(&self, node: usize, subscriber: &Arc<Subscriber>) {
         let mut state = self.state.lock();
         let known = state.known.get(&node);
-        if known.is_some_and(|its| Arc::ptr_eq(its, subscriber)) {
+        if known.is_some_and(|known| Arc::ptr_eq(known, subscriber)) {
             state.known.remove(&node);
         }
     }
 
     /// See [`Subscriber::listens_to`].
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
-        let its = self.known(channel);
-        its.is_some_and(|its| its.listens_to(channel))
+        let subscriber = self.known(channel);
+        subscriber.is_some_and(|subscriber| subscriber.listens_to(channel))
     }
 
     /// See [`Subscriber::end_lingering`].
     pub(crate) fn end_lingering(&self, channel: &str) {
-        if let Some(its) = self.known(channel) {
-            its.end_lingering(channel);
+        if let Some(subscriber) = self.known(channel) {
+            subscriber.end_lingering(channel);
         }
     }
 
     /// How many channels are wanted.
     pub(crate) fn len(&self) -> usize {
         let known: Vec<_> = self.state.lock().known.values().cloned().collect();
-        known.iter().map(|its| its.len()).sum()
+        known.iter().map(|subscriber| subscriber.len()).sum()
     }
 
     /// Tells the subscribers that the table of the masters has changed, unless they know this version.
@@ -170,7 +170,9 @@ impl Subscribers {
         }
         let known: Vec<_> = state.known.values().cloned().collect();
         drop(state);
-        known.iter().for_each(|its| its.masters_changed());
+        known
+            .iter()
+            .for_each(|subscriber| subscriber.masters_changed());
     }
 
     /// Makes the threads end.

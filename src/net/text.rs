@@ -51,10 +51,10 @@ impl<const N: usize> Text<N> {
         let mut text = Self::copy(front);
         let start = front.len();
         let end = start + n.checked_ilog10().map_or(1, |log| log as usize + 1);
-        let mut left = n;
+        let mut quotient = n;
         for digit in text.bytes[start..end].iter_mut().rev() {
-            *digit = b"0123456789"[(left % 10) as usize];
-            left /= 10;
+            *digit = b"0123456789"[(quotient % 10) as usize];
+            quotient /= 10;
         }
         text.len = u8::try_from(end).expect("a text that is short enough");
         text

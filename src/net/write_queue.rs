@@ -98,20 +98,20 @@ pub(super) fn write_turn<S>(
 ) -> io::Result<Option<usize>> {
     let mut total = 0;
     for turn in 1.. {
-        let Some(its) = queue(state) else {
+        let Some(unwritten) = queue(state) else {
             return Ok(None);
         };
-        if its.is_empty() {
+        if unwritten.is_empty() {
             break;
         }
-        let bytes = its.take();
+        let bytes = unwritten.take();
         let written = MutexGuard::unlocked(state, || writer.write_some(&bytes))?;
         total += written;
-        let Some(its) = queue(state) else {
+        let Some(unwritten) = queue(state) else {
             return Ok(None);
         };
-        its.wrote(bytes, written);
-        if its.full || turn >= TURNS {
+        unwritten.wrote(bytes, written);
+        if unwritten.full || turn >= TURNS {
             break;
         }
     }
@@ -133,9 +133,9 @@ mod tests {
     const MUCH: usize = 16 * 1024 * 1024;
 
     fn pair() -> (Socket, UnixStream) {
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (client, server) = UnixStream::pair().expect("a pair");
         // Without a timeout, a write that waits for space would hang.
-        (Socket::Plain(OwnedFd::from(ours).into()), theirs)
+        (Socket::Plain(OwnedFd::from(client).into()), server)
     }
 
     fn turn(queue: &Mutex<WriteQueue>, socket: &Socket) -> usize {

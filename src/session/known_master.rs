@@ -26,13 +26,18 @@ impl KnownMaster {
     /// The `run_id` of the master that the connection of this `generation` leads to, if known.
     pub(crate) fn run_id(&self, generation: u64) -> Option<Arc<str>> {
         let master = self.0.lock();
-        let known = master.as_ref().filter(|its| its.generation == generation);
-        known.map(|its| Arc::clone(&its.run_id))
+        let known = master
+            .as_ref()
+            .filter(|master| master.generation == generation);
+        known.map(|master| Arc::clone(&master.run_id))
     }
 
     /// The `run_id` of the last master that any connection led to.
     pub(crate) fn last_run_id(&self) -> Option<Arc<str>> {
-        self.0.lock().as_ref().map(|its| Arc::clone(&its.run_id))
+        self.0
+            .lock()
+            .as_ref()
+            .map(|master| Arc::clone(&master.run_id))
     }
 
     /// The `run_id` that a node must have to take part: that of the current server. If this server replaced another one less
@@ -44,7 +49,7 @@ impl KnownMaster {
             Some(Master {
                 since: Some(since), ..
             }) if now.saturating_duration_since(*since) < span => "-".into(),
-            Some(its) => Arc::clone(&its.run_id),
+            Some(master) => Arc::clone(&master.run_id),
         }
     }
 

@@ -253,7 +253,7 @@ impl Session {
     /// and is not joined.
     fn watchdog_has_ended(&self, until: Instant) -> bool {
         let ended = self.watchdog_ended.get();
-        if ended.is_some_and(|its| its.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
+        if ended.is_some_and(|ended| ended.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
             return false;
         }
         if let Some(thread) = self.watchdog_thread.lock().take() {
@@ -318,7 +318,9 @@ impl Session {
             report!(Warn, "`{name}` is no longer held by {owner}: {reason}");
         }
         if let Some(loss) = told {
-            observed.iter().for_each(|its| its.observed.lost(&loss));
+            observed
+                .iter()
+                .for_each(|watched| watched.observed.lost(&loss));
         }
     }
 
@@ -545,13 +547,13 @@ impl Housekeeping for Session {
         Self::lose(self, hold, reason);
     }
 
-    fn renewal_failed(&self, hold: &Hold, left: Duration) {
+    fn renewal_failed(&self, hold: &Hold, remaining_lease: Duration) {
         self.counters.renewals_failed.add(1);
         let (name, owner) = (hold.entry().name(), &*hold.owner());
         let event = RenewalFailed {
             name,
             owner,
-            remaining_lease: left,
+            remaining_lease,
         };
         self.observer
             .tell(|observer| observer.renewal_failed(&event));
@@ -652,7 +654,7 @@ impl Session {
             return several.renew(again);
         }
         let Reentry { ttl, count, .. } = *again;
-        hold.change(|its| its.record_request(ttl));
+        hold.change(|lease| lease.record_request(ttl));
         let request = hold.renew_for(ttl, count);
         let answer = self.connection.ask(&request, again.until, again.stop);
         let failed = |fault: Fault| {
@@ -669,9 +671,9 @@ impl Session {
             NotRenewed::Failed(self.error(RENEWING, hold.entry().name(), unexpected))
         })?;
         if renewed.is_ok() {
-            hold.change(|its| {
-                its.set_policy(again.lease, ttl, Instant::now());
-                its.prolong(answer.sent_at, ttl);
+            hold.change(|lease| {
+                lease.set_policy(again.lease, ttl, Instant::now());
+                lease.prolong(answer.sent_at, ttl);
             });
         }
         Ok((renewed, answer.sent_at))

@@ -24,7 +24,7 @@ impl Is {
         match verdict {
             Verdict::Answer(_) => Self::Answer,
             Verdict::SendText => Self::Text,
-            Verdict::Elsewhere(to) if to.is_asking => Self::Asking,
+            Verdict::Elsewhere(redirection) if redirection.is_asking => Self::Asking,
             Verdict::Elsewhere(_) => Self::Moved,
             Verdict::Later(_) => Self::Later,
             Verdict::Never(_) => Self::Never,
@@ -222,7 +222,9 @@ fn a_redirection_names_a_slot_and_a_node() {
         ("", None),
     ] {
         let found = Redirection::of(&error(&format!("-MOVED {detail}")), false);
-        let found = found.as_ref().map(|its| (its.slot, &*its.host, its.port));
+        let found = found
+            .as_ref()
+            .map(|redirection| (redirection.slot, &*redirection.host, redirection.port));
         assert_eq!(found, expected, "{detail}");
     }
 }

@@ -93,12 +93,12 @@ proptest! {
     #[test]
     fn a_url_is_understood_or_refused_without_its_password(url in nearly_urls()) {
         match Server::of(&url) {
-            Err(Error::InvalidSetting { reason: what, .. }) => prop_assert!(what.starts_with("url: ") && !what.contains(PASSWORD), "{what}"),
+            Err(Error::InvalidSetting { reason, .. }) => prop_assert!(reason.starts_with("url: ") && !reason.contains(PASSWORD), "{reason}"),
             Err(other) => prop_assert!(false, "{other:?}"),
             Ok(found) => {
                 prop_assert!(found.db >= 0);
                 let is_login = [&found.login.username, &found.login.password].into_iter().flatten();
-                if is_login.clone().any(|its| its.contains(PASSWORD)) {
+                if is_login.clone().any(|part| part.contains(PASSWORD)) {
                     let user = found.login.username.as_deref().unwrap_or_default();
                     let shown = format!("{found:?}{:?}", found.login);
                     prop_assert!(user.contains(PASSWORD) || !shown.contains(PASSWORD));
@@ -136,7 +136,7 @@ fn server(url: &str) -> Server {
 
 fn refusal(url: &str) -> String {
     match Server::of(url) {
-        Err(Error::InvalidSetting { reason: what, .. }) => what,
+        Err(Error::InvalidSetting { reason, .. }) => reason,
         other => panic!("{url}: {:?}", other.map(|_| ())),
     }
 }
@@ -147,13 +147,13 @@ fn tcp(host: &str, port: u16) -> Address {
 
 #[test]
 fn one_server_is_named_by_its_address() {
-    let one = server("redis://alice:s%20ecret@[::1]:7000/3");
-    assert_eq!(one.deployment, Deployment::Single(tcp("::1", 7000)));
-    assert_eq!(one.deployment.to_string(), "[::1]:7000");
-    assert_eq!(one.login.username.as_deref(), Some("alice"));
-    assert_eq!(one.login.password.as_deref(), Some("s ecret"));
-    assert_eq!((one.is_encrypted, one.db), (false, 3));
-    assert!(!format!("{one:?}{:?}", one.login).contains("ecret"));
+    let parsed = server("redis://alice:s%20ecret@[::1]:7000/3");
+    assert_eq!(parsed.deployment, Deployment::Single(tcp("::1", 7000)));
+    assert_eq!(parsed.deployment.to_string(), "[::1]:7000");
+    assert_eq!(parsed.login.username.as_deref(), Some("alice"));
+    assert_eq!(parsed.login.password.as_deref(), Some("s ecret"));
+    assert_eq!((parsed.is_encrypted, parsed.db), (false, 3));
+    assert!(!format!("{parsed:?}{:?}", parsed.login).contains("ecret"));
     // Schemes have no case.
     let shouted = server("REDIS://h:7").deployment;
     assert_eq!(shouted, Deployment::Single(tcp("h", 7)));
@@ -188,13 +188,13 @@ fn encrypted(insecure: bool) -> ConnectionAddr {
 fn what_the_client_crate_is_given_is_one_server() {
     let settings = || RedisConnectionInfo::default().set_password("p@:/ \u{fc}");
     let user = settings().set_username("a:b").set_db(3);
-    let one = Server::of_info(&info(ConnectionAddr::Tcp("::1".into(), 7000), user));
-    let one = one.expect("good settings");
-    assert_eq!(one.deployment, Deployment::Single(tcp("::1", 7000)));
-    assert_eq!(one.login.username.as_deref(), Some("a:b"));
-    assert_eq!(one.login.password.as_deref(), Some("p@:/ \u{fc}"));
-    assert_eq!((one.is_encrypted, one.db), (false, 3));
-    assert!(!format!("{one:?}{:?}", one.login).contains("p@"));
+    let parsed = Server::of_info(&info(ConnectionAddr::Tcp("::1".into(), 7000), user));
+    let parsed = parsed.expect("good settings");
+    assert_eq!(parsed.deployment, Deployment::Single(tcp("::1", 7000)));
+    assert_eq!(parsed.login.username.as_deref(), Some("a:b"));
+    assert_eq!(parsed.login.password.as_deref(), Some("p@:/ \u{fc}"));
+    assert_eq!((parsed.is_encrypted, parsed.db), (false, 3));
+    assert!(!format!("{parsed:?}{:?}", parsed.login).contains("p@"));
 
     let path = ConnectionAddr::Unix("/run/a b.sock".into());
     let unix = Server::of_info(&info(path, settings().set_username("")));
@@ -241,9 +241,12 @@ fn what_the_client_crate_is_given_follows_the_rules_for_urls() {
         (encrypted(true), secret(), of_tls),
     ] {
         match Server::of_info(&info(addr, settings)) {
-            Err(Error::InvalidSetting { reason: what, .. }) => {
-                assert!(what.starts_with("connection_info: "), "{what}");
-                assert!(what.contains(said) && !what.contains("secret"), "{what}");
+            Err(Error::InvalidSetting { reason, .. }) => {
+                assert!(reason.starts_with("connection_info: "), "{reason}");
+                assert!(
+                    reason.contains(said) && !reason.contains("secret"),
+                    "{reason}"
+                );
             }
             other => panic!("{said}: {other:?}"),
         }
@@ -260,9 +263,12 @@ fn what_the_client_crate_cannot_read_is_said_without_its_password() {
         ("redis://u:1?protocol=secret@h", "Invalid protocol version"),
     ] {
         match info_of(url) {
-            Err(Error::InvalidSetting { reason: what, .. }) => {
-                assert!(what.starts_with("connection_info: "), "{what}");
-                assert!(what.contains(said) && !what.contains("secret"), "{what}");
+            Err(Error::InvalidSetting { reason, .. }) => {
+                assert!(reason.starts_with("connection_info: "), "{reason}");
+                assert!(
+                    reason.contains(said) && !reason.contains("secret"),
+                    "{reason}"
+                );
             }
             other => panic!("{said}: {:?}", other.map(|_| ())),
         }
@@ -345,9 +351,12 @@ fn what_is_wrong_with_a_url_is_said_without_its_password() {
             "the database has to be a number",
         ),
     ] {
-        let what = refusal(url);
-        assert!(what.starts_with("url: ") && what.contains(said), "{what}");
-        assert!(!what.contains("secret"), "{what}");
+        let reason = refusal(url);
+        assert!(
+            reason.starts_with("url: ") && reason.contains(said),
+            "{reason}"
+        );
+        assert!(!reason.contains("secret"), "{reason}");
     }
 }
 

@@ -108,7 +108,7 @@ struct World {
     now_ms: u64,
     waiting: [Arc<TestListener>; 3],
     numbers: [Option<u64>; 3],
-    left: Left,
+    budget: Left,
     // The connection and the server.
     connections: u8,
     connected: bool,
@@ -136,13 +136,13 @@ fn commands(bytes: &[u8]) -> impl Iterator<Item = Sent> {
 }
 
 impl World {
-    fn new(left: Left) -> Self {
+    fn new(budget: Left) -> Self {
         Self {
             channels: Channels::default(),
             now_ms: 0,
             waiting: Default::default(),
             numbers: [None; 3],
-            left,
+            budget,
             connections: 0,
             connected: false,
             inbox: VecDeque::new(),
@@ -158,15 +158,15 @@ impl World {
 
     fn try_take(&mut self, step: Step) -> bool {
         let now = self.now();
-        let spend = |left: &mut u8| {
-            let some = *left > 0;
-            *left = left.saturating_sub(1);
+        let spend = |count: &mut u8| {
+            let some = *count > 0;
+            *count = count.saturating_sub(1);
             some
         };
         let name = |waiter: usize| Arc::from(NAMES[LISTENS_TO[waiter]]);
         match step {
             Step::Begin(waiter) => {
-                if self.numbers[waiter].is_some() || !spend(&mut self.left.begins[waiter]) {
+                if self.numbers[waiter].is_some() || !spend(&mut self.budget.begins[waiter]) {
                     return false;
                 }
                 let name: Arc<str> = name(waiter);
@@ -193,7 +193,7 @@ impl World {
             }
             Step::Release(name) => {
                 let channel = self.channels.wanted.get(NAMES[name]);
-                channel.is_some_and(|its| its.lingers_until.is_some()) && {
+                channel.is_some_and(|channel| channel.lingers_until.is_some()) && {
                     self.channels.end_lingering(NAMES[name]);
                     let mut waiters = (0..3).filter(|waiter| LISTENS_TO[*waiter] == name);
                     let wanted = waiters.any(|waiter| self.numbers[waiter].is_some());
@@ -202,7 +202,7 @@ impl World {
                 }
             }
             Step::Publish(name) => {
-                spend(&mut self.left.messages) && {
+                spend(&mut self.budget.messages) && {
                     self.publish(name);
                     true
                 }
@@ -210,25 +210,28 @@ impl World {
             Step::Run(says) => self.serve(says),
             Step::Read => self.read(),
             Step::Housekeep => {
-                let ends = |its: &Channels| {
-                    let ends = NAMES.map(|name| its.wanted.get(name)?.lingers_until);
+                let ends = |channels: &Channels| {
+                    let ends = NAMES.map(|name| channels.wanted.get(name)?.lingers_until);
                     ends.map(|until| until.filter(|until| *until > now))
                 };
-                let before = ends(&self.channels);
+                let ends_before = ends(&self.channels);
                 self.channels.end_lingering_until(now);
-                let after = ends(&self.channels);
-                assert_eq!(before, after, "a subscription lingers for its time");
+                let ends_after = ends(&self.channels);
+                assert_eq!(
+                    ends_before, ends_after,
+                    "a subscription lingers for its time"
+                );
                 self.channels.ask_again(now);
                 true
             }
             Step::Tick(ms) => {
-                spend(&mut self.left.ticks) && {
+                spend(&mut self.budget.ticks) && {
                     self.now_ms += ms;
                     true
                 }
             }
             Step::Lose => {
-                self.connected && spend(&mut self.left.losses) && {
+                self.connected && spend(&mut self.budget.losses) && {
                     self.channels.lost();
                     self.connected = false;
                     self.inbox.clear();
@@ -266,16 +269,16 @@ impl World {
         let Some(next) = self.inbox.front().copied() else {
             return false;
         };
-        let left = match (says, next) {
+        let count = match (says, next) {
             (Says::Refused, Sent::Unsubscribe(_)) => return false,
-            (Says::Refused, _) => &mut self.left.refusals,
-            (Says::Busy, _) => &mut self.left.busy,
+            (Says::Refused, _) => &mut self.budget.refusals,
+            (Says::Busy, _) => &mut self.budget.busy,
             _ => &mut u8::MAX.clone(),
         };
-        if *left == 0 {
+        if *count == 0 {
             return false;
         }
-        *left -= 1;
+        *count -= 1;
         self.inbox.pop_front();
         self.replies.push_back(says);
         // An UNSUBSCRIBE that was postponed may come after the next SUBSCRIBE, or not at all.
@@ -319,24 +322,24 @@ impl Explore for World {
         let waiting = self.waiting.each_ref().map(copied);
         let of = |number: u64| {
             let mut numbers = self.numbers.iter();
-            let at = numbers.position(|its| *its == Some(number));
+            let at = numbers.position(|listed| *listed == Some(number));
             Arc::clone(&waiting[at.expect("it listens")])
         };
-        let channel = |(name, its): (&Arc<str>, &Channel)| {
-            let waiters = its.waiters.iter();
-            let waiters = waiters.map(|its| RegisteredListener {
-                number: its.number,
-                listener: of(its.number) as _,
+        let channel = |(name, wanted): (&Arc<str>, &Channel)| {
+            let waiters = wanted.waiters.iter();
+            let waiters = waiters.map(|waiter| RegisteredListener {
+                number: waiter.number,
+                listener: of(waiter.number) as _,
             });
             let waiters = waiters.collect();
-            (Arc::clone(name), Channel { waiters, ..*its })
+            (Arc::clone(name), Channel { waiters, ..*wanted })
         };
-        let exchange = self.channels.exchange.as_ref().map(|its| Exchange {
-            sharded: its.sharded,
-            unwritten: its.unwritten.clone(),
-            awaiting: its.awaiting.clone(),
-            postponed: its.postponed.clone(),
-            again_at: its.again_at,
+        let exchange = self.channels.exchange.as_ref().map(|exchange| Exchange {
+            sharded: exchange.sharded,
+            unwritten: exchange.unwritten.clone(),
+            awaiting: exchange.awaiting.clone(),
+            postponed: exchange.postponed.clone(),
+            again_at: exchange.again_at,
         });
         Self {
             channels: Channels {
@@ -356,22 +359,25 @@ impl Explore for World {
     fn digest(&self) -> u64 {
         let mut hasher = Digest::default();
         let h = &mut hasher;
-        (self.now_ms, self.left, self.may_repeat).hash(h);
+        (self.now_ms, self.budget, self.may_repeat).hash(h);
         (self.connections, self.connected, self.subscribed).hash(h);
         (&self.inbox, &self.replies).hash(h);
         self.numbers.map(|number| number.is_some()).hash(h);
-        self.waiting.each_ref().map(|its| *its.0.lock()).hash(h);
+        self.waiting
+            .each_ref()
+            .map(|listener| *listener.0.lock())
+            .hash(h);
         self.channels.refused.hash(h);
         let ms = |at: Instant| at.saturating_duration_since(*BEGIN).as_millis();
         for name in NAMES {
-            if let Some(its) = self.channels.wanted.get(name) {
-                let waiters = its.waiters.iter().map(|its| {
+            if let Some(channel) = self.channels.wanted.get(name) {
+                let waiters = channel.waiters.iter().map(|waiter| {
                     let mut numbers = self.numbers.iter();
-                    numbers.position(|number| *number == Some(its.number))
+                    numbers.position(|number| *number == Some(waiter.number))
                 });
                 waiters.collect::<Vec<_>>().hash(h);
-                its.lingers_until.map(ms).hash(h);
-                (its.asked, its.confirmed, its.refused).hash(h);
+                channel.lingers_until.map(ms).hash(h);
+                (channel.asked, channel.confirmed, channel.refused).hash(h);
             }
         }
         for (at, name) in &self.channels.lingering {
@@ -389,7 +395,7 @@ impl Explore for World {
                     again,
                 } => {
                     let wanted = self.channels.wanted.get(channel);
-                    let is_current = wanted.is_some_and(|its| its.epoch == *epoch);
+                    let is_current = wanted.is_some_and(|wanted| wanted.epoch == *epoch);
                     (channel, is_current, again).hash(h);
                 }
                 ChannelCommand::Unsubscribe { channel } => channel.hash(h),
@@ -402,12 +408,12 @@ impl Explore for World {
 
     fn can(&self, step: Step) -> bool {
         match step {
-            Step::Begin(waiter) => self.numbers[waiter].is_none() && self.left.begins[waiter] > 0,
+            Step::Begin(waiter) => self.numbers[waiter].is_none() && self.budget.begins[waiter] > 0,
             Step::End(waiter) | Step::Leave(waiter) => self.numbers[waiter].is_some(),
             Step::Run(_) => !self.inbox.is_empty(),
             Step::Read => !self.replies.is_empty(),
-            Step::Tick(_) => self.left.ticks > 0,
-            Step::Lose => self.connected && self.left.losses > 0,
+            Step::Tick(_) => self.budget.ticks > 0,
+            Step::Lose => self.connected && self.budget.losses > 0,
             Step::Connect => !self.connected,
             Step::Release(_) | Step::Publish(_) | Step::Housekeep => true,
         }
@@ -415,9 +421,9 @@ impl Explore for World {
 
     /// Also writes what there is to be written.
     fn take(&mut self, step: Step) -> bool {
-        let took = self.try_take(step);
+        let was_taken = self.try_take(step);
         self.inbox.extend(commands(&self.channels.taken()));
-        took
+        was_taken
     }
 
     fn check(&self) {
@@ -430,8 +436,11 @@ impl Explore for World {
         }
         for (at, name) in NAMES.into_iter().enumerate() {
             let channel = self.channels.wanted.get(name);
-            assert!(channel.is_none_or(|its| !its.is_unused()), "of no use");
-            if channel.is_some_and(|its| its.confirmed) {
+            assert!(
+                channel.is_none_or(|channel| !channel.is_unused()),
+                "of no use"
+            );
+            if channel.is_some_and(|channel| channel.confirmed) {
                 let ends = self.inbox.contains(&Sent::Unsubscribe(at));
                 assert!(self.subscribed[at] && !ends, "no message would come");
             }
@@ -442,7 +451,7 @@ impl Explore for World {
             };
             let channel = self.channels.wanted.get(NAMES[LISTENS_TO[waiter]]);
             let channel = channel.expect("it is wanted");
-            assert!(channel.waiters.iter().any(|its| its.number == *number));
+            assert!(channel.waiters.iter().any(|known| known.number == *number));
             let knows = *self.waiting[waiter].0.lock();
             let is_answered = channel.is_answered();
             assert_eq!(knows.is_answered, is_answered, "it knows how it stands");
@@ -481,7 +490,7 @@ impl Explore for World {
 #[test]
 fn whoever_waits_is_subscribed_and_misses_no_message_in_every_schedule() {
     let of = |begins, [messages, refusals, busy, ticks, losses]: [u8; 5]| {
-        let left = Left {
+        let budget = Left {
             begins,
             messages,
             refusals,
@@ -490,7 +499,7 @@ fn whoever_waits_is_subscribed_and_misses_no_message_in_every_schedule() {
             losses,
         };
         explore(
-            World::new(left),
+            World::new(budget),
             &STEPS,
             if asked_for("deep") { 2 } else { 8 },
         )

@@ -46,9 +46,9 @@ impl Connection {
     /// Does one step of housekeeping, a few milliseconds long: reads replies that nobody waits for, sends what the ledger has,
     /// and replaces a connection whose login is old.
     pub(crate) fn housekeep(self: &Arc<Self>) -> WorkLeft {
-        let left = self.housekeep_step(UNREAD);
+        let work_left = self.housekeep_step(UNREAD);
         self.renew_login();
-        left
+        work_left
     }
 
     /// A step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became

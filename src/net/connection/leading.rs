@@ -75,8 +75,8 @@ impl Connection {
         let mut has_looked_again = false;
         loop {
             let mut state = self.state.lock();
-            let mut mine = call.state.lock();
-            if let Some(outcome) = outcome(&state, &mine) {
+            let mut call_state = call.state.lock();
+            if let Some(outcome) = outcome(&state, &call_state) {
                 return outcome;
             }
             // The call has moved to another node. The thread that reads there wakes no thread that waits here.
@@ -96,7 +96,7 @@ impl Connection {
                 is_late && !has_to_stop && !has_looked_again && !in_flight.has_read_all_by(until);
             if (is_late || has_to_stop) && !looks_again {
                 // `leave` locks all calls, this one too.
-                drop(mine);
+                drop(call_state);
                 // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
                 // would strand all followers, so it is passed on: rule 4 at `ReadLeadership`.
                 let next = up.leadership.leave(call, in_flight);
@@ -109,14 +109,14 @@ impl Connection {
                     false => WaitFault::Stopped,
                 });
             }
-            let own_sent_at = is_own.then_some(mine.sent_at);
+            let own_sent_at = is_own.then_some(call_state.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
             // Only once a read has found nothing since the call was sent; until then its reply might lie unread.
             if !looks_again
                 && in_flight.is_silent(patience)
-                && in_flight.has_read_all_by(mine.sent_at)
+                && in_flight.has_read_all_by(call_state.sent_at)
             {
-                drop(mine);
+                drop(call_state);
                 drop(state);
                 // Another thread may drop the connection first, or read a reply. `fail_silent` looks again under the mutex.
                 self.fail_silent(generation);
@@ -139,7 +139,7 @@ impl Connection {
                 false => up.leadership.lead(call),
             };
             if let Some(reader) = reader {
-                drop(mine);
+                drop(call_state);
                 drop(state);
                 self.lead(reader, generation, Some(call), now, slice_ends);
                 continue;
@@ -151,12 +151,12 @@ impl Connection {
             // than two slices away, that may be too late, so wait with a time limit.
             let is_soon = looks_again || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
-            mine = call.follow(mine, most);
+            call_state = call.follow(call_state, most);
             // A thread with its reply returns without the connection's mutex, for which all threads woken together compete.
             // Only the thread with the reader gives a call its reply, and taking the reader has ended an appointment: rule
             // 3. So a call that is done is not appointed, and its thread need not `leave`.
-            if let CallPhase::Done(value) = &mine.phase {
-                return Ok((value.clone(), mine.sent_at));
+            if let CallPhase::Done(value) = &call_state.phase {
+                return Ok((value.clone(), call_state.sent_at));
             }
         }
     }
@@ -288,7 +288,7 @@ impl Connection {
             return Then::Gone;
         }
         let mut next = Some(first);
-        for left in (0..AT_ONCE).rev() {
+        for replies_left in (0..AT_ONCE).rev() {
             let Some(value) = next.take() else {
                 break;
             };
@@ -313,11 +313,13 @@ impl Connection {
                 Received::Part => {}
                 Received::Stray => return Then::Fail(socket::unasked()),
             }
-            if left == 0 || !reader.has_unread() {
+            if replies_left == 0 || !reader.has_unread() {
                 break;
             }
             // Bytes that no command has asked for must not be taken for the reply to the next command.
-            let is_due = state.up(generation).is_some_and(|(_, its)| its.due() > 0);
+            let is_due = state
+                .up(generation)
+                .is_some_and(|(_, in_flight)| in_flight.due() > 0);
             match reader.next_unread() {
                 _ if !is_due => return Then::Fail(socket::unasked()),
                 Ok(value) => next = value,
@@ -514,13 +516,14 @@ pub(super) mod appointments {
 
     /// Like `led`, at one of several nodes.
     fn led_at(node: usize) -> (Connection, Reader, UnixStream) {
-        let (connection, (ours, server)) = (connection(node), UnixStream::pair().expect("a pair"));
-        ours.set_write_timeout(Some(GLANCE)).expect("a limit");
+        let (connection, (client, server)) =
+            (connection(node), UnixStream::pair().expect("a pair"));
+        client.set_write_timeout(Some(GLANCE)).expect("a limit");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         let mut state = connection.state.lock();
         connection.install(
             &mut state,
-            Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
+            Duplex::over(Socket::Plain(OwnedFd::from(client).into())),
         );
         let (up, _) = state.up(1).expect("it is up");
         let reader = up.leadership.take_from_anyone().expect("nobody leads");
@@ -650,7 +653,7 @@ pub(super) mod appointments {
         let (done, is_done) = bounded(1);
         let connection = &connection;
         thread::scope(|scope| {
-            let left = scope.spawn(move || elsewhere.wait(moved, until, &|| false));
+            let waiter = scope.spawn(move || elsewhere.wait(moved, until, &|| false));
             are_followed(std::slice::from_ref(moved));
             assert!(connection.send(moved).is_some());
             // A second thread follows the call here, and times out before the first thread is scheduled.
@@ -658,8 +661,8 @@ pub(super) mod appointments {
             assert!(matches!(follows, Err(WaitFault::TimedOut)), "{follows:?}");
             connection.step_down(reader, 1, Instant::now(), Served::default());
             moved.wake();
-            let left = left.join().expect("it does not panic");
-            assert!(matches!(left, Err(WaitFault::NoReply(_))), "{left:?}");
+            let outcome = waiter.join().expect("it does not panic");
+            assert!(matches!(outcome, Err(WaitFault::NoReply(_))), "{outcome:?}");
             let call = send(connection);
             scope.spawn(move || done.send(connection.wait(&call, until, &|| false)));
             let answers = server.write_all(b"+PONG\r\n+PONG\r\n");

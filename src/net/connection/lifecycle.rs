@@ -186,7 +186,7 @@ impl Connection {
         };
         let is_known = down
             .attempts
-            .extract_if(.., |its| Arc::ptr_eq(its, by))
+            .extract_if(.., |attempt| Arc::ptr_eq(attempt, by))
             .count()
             > 0;
         match made {
@@ -439,10 +439,10 @@ mod successors {
 
     /// A connection that was greeted, and the server's end of it.
     fn successor() -> (Duplex, UnixStream) {
-        let (ours, server) = UnixStream::pair().expect("a pair");
+        let (client, server) = UnixStream::pair().expect("a pair");
         server.set_read_timeout(Some(GENEROUS)).expect("a limit");
         (
-            Duplex::over(Socket::Plain(OwnedFd::from(ours).into())),
+            Duplex::over(Socket::Plain(OwnedFd::from(client).into())),
             server,
         )
     }

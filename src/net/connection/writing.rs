@@ -262,7 +262,7 @@ pub(super) mod tests {
     fn housekeeping_is_woken_for_bytes_that_no_thread_goes_on_to_write() {
         let (connection, mut server, woken) = unled();
         let connection = &connection;
-        let (mut left, mut was_woken) = (0, false);
+        let (mut bytes_left, mut was_woken) = (0, false);
         thread::scope(|scope| {
             scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
             for _ in 0..500 {
@@ -276,15 +276,18 @@ pub(super) mod tests {
                         scope.spawn(send);
                     }
                 });
-                (left, was_woken) = (unwritten(connection), woken.take() > 0);
-                if left > 0 {
+                (bytes_left, was_woken) = (unwritten(connection), woken.take() > 0);
+                if bytes_left > 0 {
                     break;
                 }
             }
             connection.close();
         });
         // On one core there may be nothing left in any round.
-        assert!(left == 0 || was_woken, "{left} bytes are left to nobody");
+        assert!(
+            bytes_left == 0 || was_woken,
+            "{bytes_left} bytes are left to nobody"
+        );
     }
 
     #[test]
@@ -306,11 +309,11 @@ pub(super) mod tests {
             let was_woken = woken.take() > 0;
             connection.housekeep();
             let is_kept = connection.state.lock().pipeline.owes();
-            let left = unwritten(connection);
+            let bytes_left = unwritten(connection);
             connection.close();
             assert!(
-                was_woken && !is_kept && left == 0,
-                "{was_woken} {is_kept} {left}"
+                was_woken && !is_kept && bytes_left == 0,
+                "{was_woken} {is_kept} {bytes_left}"
             );
         });
     }
@@ -334,7 +337,7 @@ pub(super) mod tests {
                     .state
                     .lock()
                     .up(1)
-                    .is_none_or(|its| its.1.unwritten.is_full())
+                    .is_none_or(|up| up.1.unwritten.is_full())
             };
             while !is_full() {
                 thread::yield_now();

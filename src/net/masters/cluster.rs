@@ -33,8 +33,8 @@ impl Masters {
             })
         };
         let reply = ask(&["CLUSTER", "SLOTS"])?;
-        let wrong = |what: std::io::ErrorKind, why: &str| {
-            RedisError::from(std::io::Error::new(what, format!("{address} {why}")))
+        let wrong = |kind: std::io::ErrorKind, why: &str| {
+            RedisError::from(std::io::Error::new(kind, format!("{address} {why}")))
         };
         let shards =
             shards(&reply, address, self.endpoint.server.is_encrypted).ok_or_else(|| {

@@ -217,15 +217,15 @@ impl Masters {
     }
 
     /// Which node a redirection by the node `from` names. `MOVED` also says that the slot is there from now on.
-    pub(crate) fn redirected(&self, from: usize, to: &Redirection) -> usize {
+    pub(crate) fn redirected(&self, from: usize, redirection: &Redirection) -> usize {
         // A single server has every slot.
         let Some(asked) = self.address(from) else {
             return from;
         };
         let mut table = self.table.write();
-        let node = table.called(&named_by(to, &asked));
-        if !to.is_asking && table.owner(to.slot) != Some(node) {
-            table.moved(to.slot, node);
+        let node = table.called(&named_by(redirection, &asked));
+        if !redirection.is_asking && table.owner(redirection.slot) != Some(node) {
+            table.moved(redirection.slot, node);
             drop(table);
             self.record_change();
             self.doubt();
@@ -314,7 +314,9 @@ impl Masters {
             self.end(asking, Instant::now(), Some(err.into()));
         }
         let sentinel = asking.service.sentinel();
-        MutexGuard::unlocked(asking, || sentinel.iter().for_each(|its| its.shut_down()));
+        MutexGuard::unlocked(asking, || {
+            sentinel.iter().for_each(|socket| socket.shut_down())
+        });
     }
 
     /// Asks, and tells the waiting threads the outcome. Returns the Sentinel that has answered, to be listened to.
@@ -333,7 +335,9 @@ impl Masters {
         // If the client was closed during the questions, `stop` did not find this Sentinel to shut it down. So it is dropped
         // here.
         let sentinel = asked.ok().flatten().filter(|_| !asking.is_closed);
-        asking.service.sentinel = sentinel.as_ref().map(|its| Arc::downgrade(&its.writer));
+        asking.service.sentinel = sentinel
+            .as_ref()
+            .map(|sentinel| Arc::downgrade(&sentinel.writer));
         sentinel
     }
 
@@ -358,20 +362,20 @@ impl Masters {
 
     /// Asks the Sentinels, or the nodes, in turn until one has answered.
     fn ask_around(&self) -> RedisResult<Option<Duplex>> {
-        let those = match &self.endpoint.server.deployment {
+        let servers = match &self.endpoint.server.deployment {
             Deployment::Sentinel { sentinels, .. } => sentinels.clone(),
             Deployment::Cluster { seeds } => self.table.read().witnesses(seeds),
             Deployment::Single(_) => return Ok(None),
         };
         // A server that does not answer costs its share, and the others are asked only afterwards. A server far away needs
         // four round trips, and more with TLS. So a longer `connect_timeout` gives each server more, within limits.
-        let all = u32::try_from(those.len()).unwrap_or(u32::MAX);
+        let all = u32::try_from(servers.len()).unwrap_or(u32::MAX);
         let share = (self.connect_timeout / all.saturating_add(1)).clamp(SHARE, 4 * SHARE);
         let first = self.asking.lock().first;
         let mut failures = Vec::new();
-        for n in 0..those.len() {
-            let at = (first + n) % those.len();
-            let failure = match self.ask_one(&those[at], share) {
+        for n in 0..servers.len() {
+            let at = (first + n) % servers.len();
+            let failure = match self.ask_one(&servers[at], share) {
                 Ok(sentinel) => {
                     // A node of a cluster may be cut off without knowing it, so the next round begins with another one.
                     self.asking.lock().first = at + usize::from(self.is_cluster);
@@ -382,7 +386,7 @@ impl Masters {
             report!(
                 Debug,
                 "asking {} for the masters failed: {failure}",
-                those[at]
+                servers[at]
             );
             failures.push(failure);
         }
@@ -427,14 +431,14 @@ mod tests {
         let server = Server::of("redis+cluster://127.0.0.1:1/");
         let masters = Masters::new(Endpoint::new(server.expect("a good URL")), SLICE, || {});
         let redirected = |host: &str, is_asking| {
-            let to = Redirection {
+            let redirection = Redirection {
                 slot: 7,
                 host: host.into(),
                 port: 1,
                 is_asking,
             };
             masters.doubted.store(false, Ordering::Relaxed);
-            let node = masters.redirected(0, &to);
+            let node = masters.redirected(0, &redirection);
             (node, masters.is_doubted(), masters.version())
         };
         assert_eq!(redirected("a", false), (0, true, 1));

@@ -94,7 +94,7 @@ impl Service {
     /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover.
     fn lags(&mut self, named: &NamedMaster) -> bool {
         let lags = named.epoch < self.epoch;
-        let is_later = |its: &NamedMaster| its.epoch < named.epoch;
+        let is_later = |master: &NamedMaster| master.epoch < named.epoch;
         if lags && self.behind.as_ref().is_none_or(is_later) {
             self.behind = Some(named.clone());
         }

@@ -50,7 +50,11 @@ pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Ve
             return None;
         }
         let mut nodes = vec![names(master, asked, by_name)?];
-        nodes.extend(replicas.iter().filter_map(|its| names(its, asked, by_name)));
+        nodes.extend(
+            replicas
+                .iter()
+                .filter_map(|replica| names(replica, asked, by_name)),
+        );
         Some(SlotRange { slots, nodes })
     };
     ranges.iter().map(read).collect()
@@ -82,10 +86,10 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
         return None;
     };
     let port = number(port)?;
-    let also = |what: &str| match rest {
+    let also = |key: &str| match rest {
         [_, Value::Array(said), ..] => {
             let mut pairs = said.chunks_exact(2);
-            pairs.find_map(|pair| (text(&pair[0]) == Some(what)).then(|| text(&pair[1]))?)
+            pairs.find_map(|pair| (text(&pair[0]) == Some(key)).then(|| text(&pair[1]))?)
         }
         _ => None,
     };
@@ -103,12 +107,12 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
 }
 
 /// The node that a redirection names. A redirection without a host means the host of `asked`.
-pub(super) fn named_by(to: &Redirection, asked: &Address) -> Address {
-    let host = match (&*to.host, asked) {
+pub(super) fn named_by(redirection: &Redirection, asked: &Address) -> Address {
+    let host = match (&*redirection.host, asked) {
         ("" | "?", Address::Tcp(host, _)) => host,
-        _ => &to.host,
+        _ => &redirection.host,
     };
-    Address::Tcp(host.clone(), to.port)
+    Address::Tcp(host.clone(), redirection.port)
 }
 
 /// The master of each slot.
@@ -198,9 +202,9 @@ impl Table {
     }
 
     /// Stores that a slot has moved.
-    pub(super) fn moved(&mut self, slot: u16, to: usize) {
+    pub(super) fn moved(&mut self, slot: u16, node: usize) {
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
-            *owner = to;
+            *owner = node;
         }
     }
 

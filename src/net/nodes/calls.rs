@@ -108,15 +108,15 @@ impl Nodes {
             None => (Call::attempt(attempt()), None),
         };
         loop {
-            let (to, generation) = match sent.take() {
+            let (connection, generation) = match sent.take() {
                 Some(generation) => (self.at(&call), generation),
                 None => self.send(&call, until, stop)?,
             };
-            let answered = to.wait(&call, until, stop);
+            let answered = connection.wait(&call, until, stop);
             let why = match answered {
                 Ok((reply, sent_at)) => {
                     let kind = call.request.kind();
-                    match self.verdict(reply, &call, kind, to, generation) {
+                    match self.verdict(reply, &call, kind, connection, generation) {
                         Verdict::Answer(value) => {
                             return Ok(Answer {
                                 value,
@@ -131,13 +131,15 @@ impl Nodes {
                         }
                         Verdict::Later(err) => refused_for_now.insert(err).clone(),
                         Verdict::Never(err) => {
-                            return Err(Fault::Refused(with_types(to, &call, until, stop, err)));
+                            return Err(Fault::Refused(with_types(
+                                connection, &call, until, stop, err,
+                            )));
                         }
                     }
                 }
                 // A guarded command may have run, and must not run twice, so its caller gets an error.
                 Err(fault) if call.request.is_sent_once && call.was_sent() => {
-                    return Err(self.unknown(to, fault, refused_for_now.take()));
+                    return Err(self.unknown(connection, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
                     // The server may have executed the call, or may still do so. The undo has the number of this attempt, and
@@ -146,14 +148,14 @@ impl Nodes {
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
-                    let why = self.unanswered(to, fault, refused_for_now.take())?;
+                    let why = self.unanswered(connection, fault, refused_for_now.take())?;
                     // The undo is queued first, so the new attempt, which has a new number, goes behind it.
                     call = Call::attempt(attempt());
                     why
                 }
             };
             let (doing, pause) = (call.request.doing, BackOff::SERVER.after(failures));
-            Self::rest(to, doing, why, pause, until, stop)?;
+            Self::rest(connection, doing, why, pause, until, stop)?;
             failures += 1;
         }
     }
@@ -186,17 +188,17 @@ impl Nodes {
         stop: &dyn Fn() -> bool,
     ) -> Result<(&Arc<Connection>, u64), Fault> {
         let known = self.destination(call).map(|node| self.connection(node));
-        let mut to = match known {
+        let mut connection = match known {
             Some(known) => known,
             None => self.up(call, until, stop)?,
         };
         loop {
-            if let Some(generation) = to.send(call) {
-                return Ok((to, generation));
+            if let Some(generation) = connection.send(call) {
+                return Ok((connection, generation));
             }
             // `send` queues nothing without a connection, nor an attempt that has to wait for the backlog first.
-            to = self.up(call, until, stop)?;
-            to.wait_for_backlog(until, stop)?;
+            connection = self.up(call, until, stop)?;
+            connection.wait_for_backlog(until, stop)?;
             call.record_waited();
         }
     }
@@ -204,7 +206,7 @@ impl Nodes {
     /// `Ok(why)` if another attempt is worth it, otherwise the fault.
     fn unanswered(
         &self,
-        to: &Connection,
+        connection: &Connection,
         fault: WaitFault,
         refused_for_now: Option<RedisError>,
     ) -> Result<RedisError, Fault> {
@@ -215,15 +217,15 @@ impl Nodes {
             }
             WaitFault::TimedOut => {
                 // The reply may still be due. Housekeeping reads it, or finds the connection silent and drops it.
-                to.doubt();
-                to.housekeep_soon();
-                Err(match (to.no_answer(), refused_for_now) {
+                connection.doubt();
+                connection.housekeep_soon();
+                Err(match (connection.no_answer(), refused_for_now) {
                     (Fault::Late(_), Some(why)) => Fault::Unreachable(why),
                     (fault, _) => fault,
                 })
             }
             WaitFault::Stopped => {
-                to.housekeep_soon();
+                connection.housekeep_soon();
                 Err(Fault::Stopped)
             }
             WaitFault::Closed => Err(Fault::Closed),
@@ -233,11 +235,11 @@ impl Nodes {
     /// Why there is no answer to a command that was sent, and may have been executed or still may.
     fn unknown(
         &self,
-        to: &Connection,
+        connection: &Connection,
         fault: WaitFault,
         refused_for_now: Option<RedisError>,
     ) -> Fault {
-        match self.unanswered(to, fault, refused_for_now) {
+        match self.unanswered(connection, fault, refused_for_now) {
             Ok(why) => Fault::Unknown(why),
             Err(fault) => fault.into_unknown(),
         }
@@ -258,8 +260,8 @@ impl Nodes {
                     }
                     // The release is in the ledger, or on the connection to another node by now. `bring` sends it if it is in
                     // the ledger.
-                    let to = self.up(call, until, &|| false)?;
-                    to.bring(&call.request);
+                    let connection = self.up(call, until, &|| false)?;
+                    connection.bring(&call.request);
                     if matches!(call.state.lock().phase, CallPhase::Idle(_)) {
                         std::thread::sleep(BackOff::SERVER.first);
                     }
@@ -278,7 +280,7 @@ impl Nodes {
 
 /// Adds what the first keys hold to a refusal whose reason is the type of a key, since the server does not name the key.
 fn with_types(
-    to: &Connection,
+    connection: &Connection,
     refused: &Call,
     until: Instant,
     stop: &dyn Fn() -> bool,
@@ -290,12 +292,12 @@ fn with_types(
     let mut found = Vec::new();
     for key in refused.request.asked_keys().take(TYPES) {
         let key = String::from_utf8_lossy(key);
-        let what = Request::command("asking what a key holds", &["TYPE", &key]);
-        let asking = Call::question(what);
-        if to.send(&asking).is_none() {
+        let request = Request::command("asking what a key holds", &["TYPE", &key]);
+        let asking = Call::question(request);
+        if connection.send(&asking).is_none() {
             break;
         }
-        match to.wait(&asking, until, stop) {
+        match connection.wait(&asking, until, stop) {
             Ok((Value::SimpleString(kind), _)) if kind == "none" => {}
             Ok((Value::SimpleString(kind), _)) => {
                 found.push(format!("the key `{}` holds a {kind}", excerpt(&key)));

@@ -62,21 +62,21 @@ pub(crate) struct Nodes {
 /// lock and its release look a connection up three times (bench: 64 threads on 64 locks).
 #[derive(Default)]
 struct Numbered {
-    these: [OnceLock<Arc<Connection>>; 16],
+    first: [OnceLock<Arc<Connection>>; 16],
     more: OnceLock<Box<Self>>,
 }
 
 impl Numbered {
     fn place(&self, node: usize) -> &OnceLock<Arc<Connection>> {
-        match self.these.get(node) {
+        match self.first.get(node) {
             Some(place) => place,
-            None => (self.more.get_or_init(Box::default)).place(node - self.these.len()),
+            None => (self.more.get_or_init(Box::default)).place(node - self.first.len()),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<Connection>> {
-        let parts = std::iter::successors(Some(self), |its| its.more.get().map(Box::as_ref));
-        parts.flat_map(|its| its.these.iter().filter_map(OnceLock::get))
+        let parts = std::iter::successors(Some(self), |part| part.more.get().map(Box::as_ref));
+        parts.flat_map(|part| part.first.iter().filter_map(OnceLock::get))
     }
 }
 
@@ -185,7 +185,7 @@ impl Nodes {
     /// Does the background work at each connection, and in the ledger.
     fn work(&self, work: impl Fn(&Arc<Connection>) -> WorkLeft) -> WorkLeft {
         self.map.want();
-        let mut left = self.give_up_useless();
+        let mut work_left = self.give_up_useless();
         for call in self.ledger.take_asked() {
             // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets
             // it and answers `ASK` again; by that time the connection made here may be up.
@@ -194,7 +194,7 @@ impl Nodes {
         }
         // The rest is taken by the connections below. This creates those that are missing, and their housekeeping dials.
         for node in self.ledger.nodes() {
-            left = left.max(WorkLeft::Later);
+            work_left = work_left.max(WorkLeft::Later);
             match node {
                 Some(node) => _ = self.connection(node),
                 None => self.map.doubt(),
@@ -206,13 +206,13 @@ impl Nodes {
             if has_changed && !self.map.is_master(connection.node) {
                 connection.retire();
             }
-            left = left.max(work(connection));
+            work_left = work_left.max(work(connection));
             if !self.are_one() && connection.is_missed() {
                 // The node may not be a master any more.
                 self.map.doubt();
             }
         }
-        left
+        work_left
     }
 
     /// Settles entries of the ledger that are useless. Not all at once, since an outage may leave very many.
@@ -312,15 +312,16 @@ impl Nodes {
             let why = match self.destination(call) {
                 None => socket::timed_out("no master is known for the key's slot"),
                 Some(node) => {
-                    let to = self.connection(node);
+                    let connection = self.connection(node);
                     // In a cluster, another node may get the slot while this one is unreachable.
                     let turn = match self.are_one() {
                         true => until,
                         false => until.min(Instant::now() + socket::SLICE),
                     };
-                    let stood = to.up(turn, &|| stop() || self.destination(call) != Some(node));
+                    let stood =
+                        connection.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
-                        Ok(()) => return Ok(to),
+                        Ok(()) => return Ok(connection),
                         // `stop` has noticed that another node has the slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
@@ -355,7 +356,7 @@ impl Nodes {
         reply: Value,
         call: &Call,
         kind: RequestKind,
-        to: &Connection,
+        connection: &Connection,
         generation: u64,
     ) -> Verdict {
         let verdict = verdict(reply, || call.asked(kind, !self.are_one()));
@@ -365,9 +366,9 @@ impl Nodes {
         match &verdict {
             Verdict::Answer(_) => {}
             Verdict::SendText => call.send_text(),
-            Verdict::Elsewhere(to) => {
-                let node = self.map.redirected(call.node(), to);
-                call.redirect(to.is_asking.then_some(node));
+            Verdict::Elsewhere(redirection) => {
+                let node = self.map.redirected(call.node(), redirection);
+                call.redirect(redirection.is_asking.then_some(node));
             }
             Verdict::Later(err) | Verdict::Never(err) => {
                 call.reset_redirections();
@@ -375,7 +376,7 @@ impl Nodes {
                     Reach::Slots => self.map.doubt(),
                     Reach::Master => {
                         self.map.doubt();
-                        to.leave_when_answered(generation, err);
+                        connection.leave_when_answered(generation, err);
                     }
                     Reach::Request | Reach::Keys | Reach::Data | Reach::Everything => {}
                 }

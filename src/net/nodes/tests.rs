@@ -91,11 +91,11 @@ fn a_release_that_is_redirected_before_the_client_is_closed_counts_as_given_up()
     let moved = has_moved(&nodes, "a", 1);
     assert_eq!(nodes.submit(&release("a")), None, "it is kept");
     for is_asking in [false, true] {
-        let to = Redirection {
+        let redirection = Redirection {
             is_asking,
             ..moved.clone()
         };
-        nodes.ledger.redirect(&release("a"), 0, &to);
+        nodes.ledger.redirect(&release("a"), 0, &redirection);
     }
     assert_eq!(nodes.close(), (3, 0));
     assert_eq!(nodes.close(), (0, 0));
@@ -108,12 +108,12 @@ fn a_node_keeps_its_connection_however_many_there_are_and_a_closed_client_has_no
         has_moved(&nodes, "a", port);
     }
     let numbers = [0, 40, 15, 16, 33];
-    let those = numbers.map(|node| Arc::clone(nodes.connection(node)));
-    for (node, its) in numbers.into_iter().zip(&those) {
-        assert_eq!(its.node, node);
-        assert!(Arc::ptr_eq(its, nodes.connection(node)));
+    let connections = numbers.map(|node| Arc::clone(nodes.connection(node)));
+    for (node, connection) in numbers.into_iter().zip(&connections) {
+        assert_eq!(connection.node, node);
+        assert!(Arc::ptr_eq(connection, nodes.connection(node)));
     }
-    let all = nodes.connections.all().map(|its| its.node);
+    let all = nodes.connections.all().map(|connection| connection.node);
     assert_eq!(all.collect::<Vec<_>>(), [0, 15, 16, 33, 40]);
     nodes.close();
     for node in [40, 41] {
@@ -153,8 +153,8 @@ fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() 
     let nodes = at("redis://127.0.0.1:1/", &releases);
     for _ in 0..4 * USELESS {
         let mut release = release("a");
-        let its = Arc::get_mut(&mut release).and_then(|its| its.deferred.as_mut());
-        its.expect("a release").useful_until = Instant::now();
+        let deferred = Arc::get_mut(&mut release).and_then(|call| call.deferred.as_mut());
+        deferred.expect("a release").useful_until = Instant::now();
         assert_eq!(nodes.submit(&release), None, "it is kept");
     }
     for step in 1..=5 {
@@ -168,8 +168,8 @@ fn other_duties_are_looked_after_while_the_releases_of_an_outage_are_given_up() 
 #[test]
 fn a_redirection_that_is_not_understood_is_shown_as_it_is() {
     let nodes = nodes(&Arc::default());
-    let one = at("redis://127.0.0.1:1/", &Arc::default());
-    for (nodes, is_one) in [(nodes, false), (one, true)] {
+    let single = at("redis://127.0.0.1:1/", &Arc::default());
+    for (nodes, is_one) in [(nodes, false), (single, true)] {
         let call = release("a");
         let said = nodes.verdict(
             says("MOVED somewhere"),

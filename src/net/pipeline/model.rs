@@ -185,19 +185,19 @@ fn the_replies_around_one_that_counts_are_part_of_the_same_call() {
                 replies.push((Value::Int(2), Some(&call)));
             }
             replies.push((okay(), Some(&next)));
-            let own = replies.len() - 1;
+            let call_replies = replies.len() - 1;
             for (value, of) in replies.into_iter().take(answers) {
-                let whose = match pipeline.reply(value, now, &silent) {
+                let replied = match pipeline.reply(value, now, &silent) {
                     Received::Of(replied) => Some(Arc::as_ptr(&replied.call)),
                     Received::Part => None,
                     Received::Stray => panic!("{asking} {waits} {answers}: it is due"),
                 };
-                assert_eq!(whose, of.map(Arc::as_ptr), "{asking} {waits} {answers}");
+                assert_eq!(replied, of.map(Arc::as_ptr), "{asking} {waits} {answers}");
             }
             let awaiting = pipeline.in_flight().expect("a connection").due();
             pipeline.lost(&RedisError::from(std::io::Error::other("away")));
             let outcome = call.outcome().expect("either way");
-            if answers < own {
+            if answers < call_replies {
                 // Half of an answer is none.
                 assert!(
                     outcome.is_err() && awaiting == 2,
@@ -207,7 +207,7 @@ fn the_replies_around_one_that_counts_are_part_of_the_same_call() {
                 let answer = outcome.expect("a reply");
                 assert_eq!(answer.value, Value::Int(7));
                 assert_eq!(answer.acknowledged, waits.then_some((2, 1)));
-                assert_eq!(awaiting, usize::from(answers == own));
+                assert_eq!(awaiting, usize::from(answers == call_replies));
             }
         }
     }
@@ -235,7 +235,7 @@ struct World {
     /// How often each was found to be settled.
     settled: [u8; 4],
     heard: Heard,
-    left: Left,
+    budget: Left,
     // The server.
     knows: [bool; 2],
     runs: [u8; 4],
@@ -301,7 +301,7 @@ fn steps(commands: &[usize]) -> Vec<Step> {
 }
 
 impl World {
-    fn new(left: Left) -> Self {
+    fn new(budget: Left) -> Self {
         Self {
             pipeline: pipeline(),
             now_ms: 0,
@@ -309,7 +309,7 @@ impl World {
             submitted: [false; 4],
             settled: [0; 4],
             heard: Heard::default(),
-            left,
+            budget,
             knows: [false; 2],
             runs: [0; 4],
             inbox: Vec::new(),
@@ -322,7 +322,9 @@ impl World {
 
     fn id(&self, call: &Arc<Call>) -> usize {
         let ids = self.calls.iter();
-        let mut ids = ids.enumerate().filter(|(_, its)| Arc::ptr_eq(its, call));
+        let mut ids = ids
+            .enumerate()
+            .filter(|(_, known)| Arc::ptr_eq(known, call));
         ids.next().expect("one of ours").0
     }
 
@@ -355,7 +357,11 @@ impl World {
 
     /// Writes so many of the bytes, and `meanwhile` another thread submits.
     fn write(&mut self, most: impl Fn(usize) -> usize, meanwhile: Option<usize>) -> bool {
-        let Some(in_flight) = self.pipeline.in_flight().filter(|its| its.has_bytes()) else {
+        let Some(in_flight) = self
+            .pipeline
+            .in_flight()
+            .filter(|in_flight| in_flight.has_bytes())
+        else {
             return false;
         };
         let bytes = in_flight.unwritten.take();
@@ -408,7 +414,7 @@ impl World {
         };
         let id = command.id;
         let (deferred, by_text) = (self.calls[id].deferred.is_some(), command.by_text);
-        let (now, before) = (at(self.now_ms), self.heard.0.lock().len());
+        let (now, heard_before) = (at(self.now_ms), self.heard.0.lock().len());
         if says != Says::Ran {
             self.here[id] = false;
         }
@@ -422,8 +428,8 @@ impl World {
         match (deferred, says) {
             (false, _) => self.settled[id] += 1,
             (true, Says::Ran) => {
-                let replayed = heard[before..] == [(id, Some(true))];
-                assert!(replayed || heard[before..] == [(id, Some(false))]);
+                let replayed = heard[heard_before..] == [(id, Some(true))];
+                assert!(replayed || heard[heard_before..] == [(id, Some(false))]);
                 assert!(replayed || self.runs[id] == 1, "{id} ran before");
                 self.settled[id] += 1;
             }
@@ -434,7 +440,7 @@ impl World {
                 assert!(says != Says::NoScript || !by_text);
                 assert_eq!(
                     ended,
-                    heard[before..] == [(id, None)],
+                    heard[heard_before..] == [(id, None)],
                     "given up in its time"
                 );
                 self.settled[id] += u8::from(ended);
@@ -466,7 +472,7 @@ impl World {
             waited.contains(&0),
             "undone if it may have run"
         );
-        assert!(undone.is_none_or(|its| its.by_text && its.id == UNDOING));
+        assert!(undone.is_none_or(|command| command.by_text && command.id == UNDOING));
         for id in waited {
             self.settled[id] += u8::from(self.calls[id].deferred.is_none());
         }
@@ -483,8 +489,8 @@ impl Explore for World {
 
     fn copy(&self) -> Self {
         let calls: Vec<_> = (0..4).map(command).collect();
-        for (from, to) in self.calls.iter().zip(&calls) {
-            *to.state.lock() = from.state.lock().clone();
+        for (call, copy) in self.calls.iter().zip(&calls) {
+            *copy.state.lock() = call.state.lock().clone();
         }
         let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
         let ledger = Arc::new(self.pipeline.ledger.copy(of));
@@ -502,13 +508,13 @@ impl Explore for World {
     fn digest(&self) -> u64 {
         let mut hasher = Digest::default();
         let h = &mut hasher;
-        (self.now_ms, self.submitted, self.settled, self.left).hash(h);
+        (self.now_ms, self.submitted, self.settled, self.budget).hash(h);
         (self.knows, self.runs, self.here, self.introduced).hash(h);
         (&self.inbox, &self.arrived, &self.replies).hash(h);
         for call in &self.calls {
-            let its = call.state.lock();
-            std::mem::discriminant(&its.phase).hash(h);
-            (ms(its.sent_at), its.by_text, its.sendings, its.seq).hash(h);
+            let state = call.state.lock();
+            std::mem::discriminant(&state.phase).hash(h);
+            (ms(state.sent_at), state.by_text, state.sendings, state.seq).hash(h);
         }
         let kept = self.pipeline.ledger.calls();
         let kept: Vec<_> = kept.iter().map(|call| self.id(call)).collect();
@@ -531,22 +537,24 @@ impl Explore for World {
 
     fn can(&self, step: Step) -> bool {
         let in_flight = self.pipeline.in_flight.as_ref();
-        let (connected, left) = (in_flight.is_some(), self.left);
+        let (connected, budget) = (in_flight.is_some(), self.budget);
         let has_bytes = || in_flight.is_some_and(InFlight::has_bytes);
         match step {
             Step::Submit(id) => !self.submitted[id] && (connected || id == 1 || id == 2),
             Step::Write => has_bytes(),
-            Step::WritePart => left.partial > 0 && has_bytes(),
-            Step::WritePartAndSubmit(id) => left.partial > 0 && has_bytes() && !self.submitted[id],
+            Step::WritePart => budget.partial > 0 && has_bytes(),
+            Step::WritePartAndSubmit(id) => {
+                budget.partial > 0 && has_bytes() && !self.submitted[id]
+            }
             Step::Run => !self.arrived.is_empty(),
-            Step::Refuse(_) => left.refusals > 0 && !self.arrived.is_empty(),
-            Step::Forget => left.forgets > 0 && self.knows != [false; 2],
+            Step::Refuse(_) => budget.refusals > 0 && !self.arrived.is_empty(),
+            Step::Forget => budget.forgets > 0 && self.knows != [false; 2],
             Step::Read => !self.replies.is_empty(),
-            Step::Lose { .. } => connected && left.losses > 0,
+            Step::Lose { .. } => connected && budget.losses > 0,
             Step::Connect => !connected,
             Step::Feed => connected && !self.pipeline.ledger.is_empty(),
             Step::Bring(id) => connected && self.submitted[id] && self.settled[id] == 0,
-            Step::Tick(_) => left.ticks > 0,
+            Step::Tick(_) => budget.ticks > 0,
             Step::End => !self.pipeline.ledger.is_empty(),
         }
     }
@@ -554,35 +562,37 @@ impl Explore for World {
     fn take(&mut self, step: Step) -> bool {
         let now = at(self.now_ms);
         let connected = self.pipeline.in_flight.is_some();
-        let spend = |left: &mut u8| {
-            let some = *left > 0;
-            *left = left.saturating_sub(1);
+        let spend = |count: &mut u8| {
+            let some = *count > 0;
+            *count = count.saturating_sub(1);
             some
         };
         match step {
             Step::Submit(id) => self.submit(id),
             Step::Write => self.write(|len| len, None),
             Step::WritePart => {
-                self.can(step) && spend(&mut self.left.partial) && self.write(|len| len / 2, None)
+                self.can(step) && spend(&mut self.budget.partial) && self.write(|len| len / 2, None)
             }
             Step::WritePartAndSubmit(id) => {
                 self.can(step)
-                    && spend(&mut self.left.partial)
+                    && spend(&mut self.budget.partial)
                     && self.write(|len| len / 2, Some(id))
             }
             Step::Run => self.serve(None),
             Step::Refuse(says) => {
-                !self.arrived.is_empty() && spend(&mut self.left.refusals) && self.serve(Some(says))
+                !self.arrived.is_empty()
+                    && spend(&mut self.budget.refusals)
+                    && self.serve(Some(says))
             }
             Step::Forget => {
-                self.knows != [false; 2] && spend(&mut self.left.forgets) && {
+                self.knows != [false; 2] && spend(&mut self.budget.forgets) && {
                     self.knows = [false; 2];
                     true
                 }
             }
             Step::Read => self.read(),
             Step::Lose { runs } => {
-                connected && spend(&mut self.left.losses) && {
+                connected && spend(&mut self.budget.losses) && {
                     self.lose(runs);
                     true
                 }
@@ -605,7 +615,7 @@ impl Explore for World {
                 is_brought
             }
             Step::Tick(ms) => {
-                spend(&mut self.left.ticks) && {
+                spend(&mut self.budget.ticks) && {
                     self.now_ms += ms;
                     true
                 }
@@ -627,7 +637,11 @@ impl Explore for World {
     fn check(&self) {
         let kept = self.pipeline.ledger.calls();
         let in_flight = self.pipeline.in_flight.as_ref();
-        let awaiting = || in_flight.into_iter().flat_map(|its| &its.awaiting);
+        let awaiting = || {
+            in_flight
+                .into_iter()
+                .flat_map(|in_flight| &in_flight.awaiting)
+        };
         for (id, call) in self.calls.iter().enumerate() {
             let is_this = |other: &&Arc<Call>| Arc::ptr_eq(other, call);
             let waits = awaiting().filter(is_this).count();
@@ -698,14 +712,14 @@ fn next_command(bytes: &mut Vec<u8>) -> Option<Command> {
 fn every_schedule_answers_each_command_once_in_order_or_sends_it_again() {
     let of = |commands: &[usize], limits: [u8; 5]| {
         let [partial, forgets, refusals, losses, ticks] = limits;
-        let left = Left {
+        let budget = Left {
             partial,
             forgets,
             refusals,
             losses,
             ticks,
         };
-        explore(World::new(left), &steps(commands), 16)
+        explore(World::new(budget), &steps(commands), 16)
     };
     let states = of(&[0, 1, 2, 3], [0, 0, 0, 1, 0])
         + of(&[0, 2, 3], [0, 0, 0, 2, 0])
@@ -745,7 +759,7 @@ fn so_do_long_schedules_in_which_much_goes_wrong() {
                 world.check();
             }
         }
-        refused += u32::from(world.left.refusals < 5);
+        refused += u32::from(world.budget.refusals < 5);
         world.drain();
     }
     assert!(refused > 200, "{refused}");

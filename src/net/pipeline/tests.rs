@@ -33,7 +33,7 @@ fn release(now: Instant) -> Arc<Call> {
     })
 }
 
-fn to(node: usize) -> Pipeline {
+fn pipeline_to(node: usize) -> Pipeline {
     leading(node, &Arc::new(Ledger::of_one()))
 }
 
@@ -129,14 +129,14 @@ fn attempt() -> Arc<Call> {
 fn an_attempt_waits_once_for_the_many_that_were_given_up_before_it() {
     let now = Instant::now();
     for given_up in [AT_ONCE - 2, AT_ONCE - 1] {
-        let mut pipeline = to(0);
+        let mut pipeline = pipeline_to(0);
         pipeline.connected(now);
         for _ in 0..given_up {
             assert!(pipeline.submit(&attempt(), now));
         }
         let mut undo = release(now);
         Arc::get_mut(&mut undo)
-            .and_then(|its| its.deferred.as_mut())
+            .and_then(|call| call.deferred.as_mut())
             .expect("a release")
             .undo = true;
         assert!(pipeline.submit(&undo, now));
@@ -162,7 +162,7 @@ fn an_attempt_waits_once_for_the_many_that_were_given_up_before_it() {
 #[test]
 fn a_thread_leaves_its_bytes_to_the_leader_unless_a_third_of_the_commands_are_unwritten() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     let mut writes = Vec::new();
     for due in 1..=20 {
@@ -182,7 +182,7 @@ fn a_thread_leaves_its_bytes_to_the_leader_unless_a_third_of_the_commands_are_un
 #[test]
 fn asking_goes_in_front_and_its_reply_does_not_count() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     let (asked, plain) = (release(now), release(now));
     asked.state.lock().asking = true;
@@ -225,7 +225,7 @@ fn what_one_node_could_not_take_another_takes_in_its_order_and_after_a_rest() {
 #[test]
 fn a_release_of_which_no_byte_was_written_is_not_a_repetition_when_it_is_sent() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     let calls = [release(now), release(now)];
     assert!(pipeline.submit(&calls[0], now));
@@ -241,7 +241,7 @@ fn a_release_of_which_no_byte_was_written_is_not_a_repetition_when_it_is_sent() 
 #[test]
 fn a_release_that_is_rejected_for_now_is_sent_again_after_a_rest() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     assert!(pipeline.submit(&release(now), now));
     pipeline.reply(says("-LOADING Redis is loading"), now, &Silent);
@@ -255,7 +255,7 @@ fn a_release_that_is_rejected_for_now_is_sent_again_after_a_rest() {
 #[test]
 fn a_call_of_which_no_byte_was_written_counts_as_never_sent() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     let calls = [(); 3].map(|()| Call::question(Request::command("asking", &["PING"])));
     assert!(pipeline.submit(&calls[0], now));
@@ -270,7 +270,7 @@ fn a_call_of_which_no_byte_was_written_counts_as_never_sent() {
 #[test]
 fn a_batch_is_taken_once_the_former_is_answered() {
     let now = Instant::now();
-    let mut pipeline = to(0);
+    let mut pipeline = pipeline_to(0);
     let calls: Vec<_> = (0..=AT_ONCE).map(|_| release(now)).collect();
     for call in &calls {
         assert!(!pipeline.submit(call, now), "there is no connection");
@@ -292,7 +292,7 @@ fn a_batch_is_taken_once_the_former_is_answered() {
 #[test]
 fn a_call_is_where_it_was_sent_last() {
     let now = Instant::now();
-    let mut pipeline = to(3);
+    let mut pipeline = pipeline_to(3);
     pipeline.connected(now);
     let request = Request::command("asking", &["HLEN", "k"]);
     let call = Call::attempt(Attempt {

@@ -7,27 +7,27 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 #[test]
 fn a_request_is_packed_like_the_redis_crate_packs_it() {
     let request = Request::script("testing", &SCRIPT, &["k e\ny"], &["o:1", "1500"]);
-    let mut ours = Vec::new();
-    request.write(&mut ours, true);
-    let theirs = redis::cmd("EVAL")
+    let mut written = Vec::new();
+    request.write(&mut written, true);
+    let expected = redis::cmd("EVAL")
         .arg(TEXT)
         .arg(1)
         .arg("k e\ny")
         .arg("o:1")
         .arg(1500)
         .get_packed_command();
-    assert_eq!(ours, theirs);
-    ours.clear();
-    request.write(&mut ours, false);
+    assert_eq!(written, expected);
+    written.clear();
+    request.write(&mut written, false);
     let hash = redis::Script::new(TEXT);
-    let theirs = redis::cmd("EVALSHA")
+    let expected = redis::cmd("EVALSHA")
         .arg(hash.get_hash())
         .arg(1)
         .arg("k e\ny")
         .arg("o:1")
         .arg(1500)
         .get_packed_command();
-    assert_eq!(ours, theirs);
+    assert_eq!(written, expected);
 }
 
 #[test]
@@ -35,11 +35,11 @@ fn so_is_one_of_any_length() {
     for length in 0..3 * TYPICAL {
         let key = "k".repeat(length);
         let request = Request::script("testing", &SCRIPT, &[&key, "l"], &["o:1", "1500"]);
-        let mut ours = Vec::new();
-        request.write(&mut ours, true);
-        let mut theirs = redis::cmd("EVAL");
-        let theirs = theirs.arg(TEXT).arg(2).arg(&key).arg("l");
-        assert_eq!(ours, theirs.arg("o:1").arg(1500).get_packed_command());
+        let mut written = Vec::new();
+        request.write(&mut written, true);
+        let mut expected = redis::cmd("EVAL");
+        let expected = expected.arg(TEXT).arg(2).arg(&key).arg("l");
+        assert_eq!(written, expected.arg("o:1").arg(1500).get_packed_command());
         let keys: Vec<_> = request.keys().collect();
         assert_eq!(keys, [key.as_bytes(), b"l"]);
     }
@@ -50,18 +50,18 @@ fn several_become_one_with_the_keys_and_arguments_of_all() {
     let request = |key: &str, arg: &str| Request::script("testing", &SCRIPT, &[key], &[arg, ""]);
     let long = "k".repeat(2 * TYPICAL);
     let requests = [request("a\r\n", "1"), request(&long, "2"), request("", "3")];
-    let mut ours = Vec::new();
-    Request::together(requests.to_vec()).write(&mut ours, true);
-    let mut theirs = redis::cmd("EVAL");
-    theirs.arg(TEXT).arg(3).arg("a\r\n").arg(&long).arg("");
+    let mut written = Vec::new();
+    Request::together(requests.to_vec()).write(&mut written, true);
+    let mut expected = redis::cmd("EVAL");
+    expected.arg(TEXT).arg(3).arg("a\r\n").arg(&long).arg("");
     for arg in ["1", "", "2", "", "3", ""] {
-        theirs.arg(arg);
+        expected.arg(arg);
     }
-    assert_eq!(ours, theirs.get_packed_command());
-    let (mut one, mut alone) = (Vec::new(), Vec::new());
-    Request::together(requests[1..2].to_vec()).write(&mut one, false);
+    assert_eq!(written, expected.get_packed_command());
+    let (mut batch, mut alone) = (Vec::new(), Vec::new());
+    Request::together(requests[1..2].to_vec()).write(&mut batch, false);
     requests[1].write(&mut alone, false);
-    assert_eq!(one, alone);
+    assert_eq!(batch, alone);
     assert!(requests[0].can_join(&requests[1], &SCRIPT));
     assert!(!requests[0].can_join(&Request::command("testing", &["PING"]), &SCRIPT));
     static OTHER: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));

@@ -90,11 +90,11 @@ impl Dial {
 
     /// How much time is left; an error if none is, or nobody needs the connection.
     pub(in crate::net) fn left(&self) -> RedisResult<Duration> {
-        let left = self.ends.saturating_duration_since(Instant::now());
-        if left.is_zero() || self.progress.is_given_up() {
+        let time_left = self.ends.saturating_duration_since(Instant::now());
+        if time_left.is_zero() || self.progress.is_given_up() {
             return Err(self.progress.reason());
         }
-        Ok(left.max(GLANCE))
+        Ok(time_left.max(GLANCE))
     }
 
     /// Sets the [`reason`](DialProgress::reason) for the step that begins now.
@@ -109,10 +109,10 @@ impl Dial {
     }
 
     /// Runs something that nothing bounds in time; its duration extends the deadline.
-    pub(in crate::net) fn unbounded<T>(&mut self, what: impl FnOnce() -> T) -> T {
+    pub(in crate::net) fn unbounded<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.progress.is_patient.store(true, Ordering::Relaxed);
-        let done = what();
+        let done = work();
         self.progress.is_patient.store(false, Ordering::Relaxed);
         self.ends += began.elapsed();
         done

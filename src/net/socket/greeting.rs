@@ -17,22 +17,22 @@ use crate::verdict::{self, Reach, is_crowded};
 
 /// A command of the greeting.
 struct GreetingStep {
-    what: &'static str,
+    command: &'static str,
     request: Request,
 }
 
 impl GreetingStep {
-    fn new(what: &'static str, args: &[&str]) -> Self {
+    fn new(command: &'static str, args: &[&str]) -> Self {
         Self {
-            what,
-            request: Request::command("greeting redis", &[&[what], args].concat()),
+            command,
+            request: Request::command("greeting redis", &[&[command], args].concat()),
         }
     }
 
     /// Whether Redis may answer so. Any other answer comes from a server of another protocol, or is this
     /// client's own request, from a socket that is connected to itself.
     fn is_answered_by(&self, reply: &Value) -> bool {
-        match self.what {
+        match self.command {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
             "HELLO" | "ROLE" => matches!(reply, Value::Array(_)),
             "WAIT" => matches!(reply, Value::Int(_)),
@@ -63,7 +63,7 @@ pub(super) fn greet(
             has_heard = true;
             match reply.extract_error() {
                 Ok(reply) if step.is_answered_by(&reply) => step.answered(endpoint, &reply)?,
-                Ok(reply) => return Err(strange(step.what, &reply)),
+                Ok(reply) => return Err(strange(step.command, &reply)),
                 Err(err) if step.needs_time(&err) => {
                     again.push(step);
                     dial.record_not_ready(err);
@@ -105,7 +105,7 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<GreetingStep> {
     let server = &endpoint.server;
     let name = format!("{}:{role}", server.names);
     let auth = login.auth().map(|request| GreetingStep {
-        what: "AUTH",
+        command: "AUTH",
         request,
     });
     let mut steps = Vec::from_iter(auth);
@@ -138,7 +138,7 @@ fn needs_role(endpoint: &Endpoint) -> bool {
 
 impl GreetingStep {
     fn answered(&self, endpoint: &Endpoint, reply: &Value) -> RedisResult<()> {
-        match self.what {
+        match self.command {
             "ROLE" if !endpoint.learn_role(reply) && endpoint.proves_master => Err(
                 io::Error::other("a Sentinel named it as the master, but it is a replica").into(),
             ),
@@ -154,7 +154,7 @@ impl GreetingStep {
 
     /// Whether it has to be sent again.
     fn needs_time(&self, err: &RedisError) -> bool {
-        let is_optional = match self.what {
+        let is_optional = match self.command {
             "CLIENT" | "INFO" | "HELLO" => true,
             "PING" => !keeps_out(err),
             _ => false,
@@ -164,7 +164,7 @@ impl GreetingStep {
 
     /// Whether the connection is usable all the same, and if not, why.
     fn refused(&self, endpoint: &Endpoint, login: &Login, err: RedisError) -> RedisResult<()> {
-        match self.what {
+        match self.command {
             // The server sends this to a client that it does not accept, whatever the request, and closes the connection.
             _ if is_crowded(&err) || err.code() == Some("DENIED") => Err(err),
             // Only operators need the name, so a user that may not set it can still lock.
@@ -198,19 +198,19 @@ impl GreetingStep {
     }
 }
 
-fn strange(what: &str, reply: &Value) -> RedisError {
+fn strange(command: &str, reply: &Value) -> RedisError {
     let reply = format!("{reply:?}");
     let said = format!(
-        "unexpected reply to {what}: {}; is this a Redis server?",
+        "unexpected reply to {command}: {}; is this a Redis server?",
         excerpt(&reply)
     );
     io::Error::new(io::ErrorKind::ConnectionAborted, said).into()
 }
 
 /// Adds to a refusal what was asked for.
-fn adding(err: &RedisError, what: &str) -> RedisError {
+fn adding(err: &RedisError, hint: &str) -> RedisError {
     let detail = err.detail().unwrap_or_default().trim_end_matches('.');
-    reword_server_error(err, &format!("{detail}; {what}"))
+    reword_server_error(err, &format!("{detail}; {hint}"))
 }
 
 /// The error for a rejected `WAIT`: transient if the text mentions replicas, since the server may be a replica now.
@@ -219,20 +219,20 @@ fn without_wait(err: &RedisError) -> RedisError {
     if said.contains("replica") {
         return io::Error::other(said).into();
     }
-    let what = "replica_ack needs WAIT, which the server rejects";
-    (ErrorKind::InvalidClientConfig, what, said).into()
+    let description = "replica_ack needs WAIT, which the server rejects";
+    (ErrorKind::InvalidClientConfig, description, said).into()
 }
 
 /// Adds what to check if the connection ended, or the reply was no RESP: the server may speak TLS or another protocol.
 fn explained(err: RedisError) -> RedisError {
-    let what = match err.kind() {
+    let hint = match err.kind() {
         ErrorKind::Parse => "the server does not speak the protocol of redis; is the port right?",
         _ if err.is_connection_dropped() => "the server closed the connection during the greeting",
         _ => return err,
     };
     io::Error::new(
         io::ErrorKind::ConnectionAborted,
-        format!("{what}; if it speaks TLS, use rediss://"),
+        format!("{hint}; if it speaks TLS, use rediss://"),
     )
     .into()
 }

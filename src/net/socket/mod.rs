@@ -116,21 +116,21 @@ impl Endpoint {
     /// and of the outcome of the first attempt.
     pub(in crate::net) fn log(&self, role: &str, failure: Option<&RedisError>) {
         let server = self.to_string();
-        let before = (self.was_there.lock()).insert(server.clone(), failure.is_none());
+        let was_reachable = (self.was_there.lock()).insert(server.clone(), failure.is_none());
         let Some(why) = failure else {
-            if before == Some(false) {
+            if was_reachable == Some(false) {
                 report!(Info, "redis, {self}, is reachable again");
             }
-            if before != Some(true) {
+            if was_reachable != Some(true) {
                 self.observer.tell(|observer| observer.server_up(&server));
             }
             return;
         };
         report!(Debug, "connecting to {self:?} failed ({role}): {why}");
-        if before == Some(true) {
+        if was_reachable == Some(true) {
             report!(Warn, "redis, {self}, is unreachable: {why}");
         }
-        if before != Some(false) {
+        if was_reachable != Some(false) {
             let why = why.to_string();
             self.observer
                 .tell(|observer| observer.server_down(&server, &why));
@@ -556,8 +556,8 @@ pub(crate) fn parsed(mut bytes: &[u8], limit: usize) -> RedisResult<Value> {
     parser.next(&mut bytes)
 }
 
-pub(crate) fn timed_out(what: &'static str) -> RedisError {
-    io::Error::new(io::ErrorKind::TimedOut, what).into()
+pub(crate) fn timed_out(reason: &'static str) -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, reason).into()
 }
 
 /// There are more replies than commands, so no later reply can be trusted.

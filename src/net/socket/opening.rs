@@ -56,9 +56,9 @@ fn look_up(
 ) -> RedisResult<Vec<SocketAddr>> {
     let key = (std::process::id(), host.to_owned(), port);
     let mut all = LOOKED_UP.lock();
-    let its = all.entry(key.clone()).or_default();
-    let found = if its.threads < LOOK_UPS {
-        its.threads += 1;
+    let look_up = all.entry(key.clone()).or_default();
+    let found = if look_up.threads < LOOK_UPS {
+        look_up.threads += 1;
         drop(all);
         let found = dial.unbounded(resolver).map_err(|err| {
             let why = format!("the host was not found: {err}; check its name");
@@ -66,19 +66,19 @@ fn look_up(
         });
         let mut all = LOOKED_UP.lock();
         // Still the same entry: only the last counted thread removes it, and this one is counted.
-        if let Entry::Occupied(mut its) = all.entry(key) {
-            its.get_mut().threads -= 1;
+        if let Entry::Occupied(mut entry) = all.entry(key) {
+            entry.get_mut().threads -= 1;
             // All that wait now get this answer. Threads that come later wait for the next one.
-            let told = std::mem::take(&mut its.get_mut().next);
-            if its.get().threads == 0 {
-                its.remove();
+            let told = std::mem::take(&mut entry.get_mut().next);
+            if entry.get().threads == 0 {
+                entry.remove();
             }
             *told.0.lock() = Some(found.clone());
             told.1.notify_all();
         }
         found
     } else {
-        let next = Arc::clone(&its.next);
+        let next = Arc::clone(&look_up.next);
         drop(all);
         let mut found = next.0.lock();
         loop {
@@ -121,8 +121,8 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
         // Closed by a reset: otherwise the port stays taken for a while.
         socket.set_linger(Some(Duration::ZERO))?;
-        let what = "no server listens there, and the socket was connected to itself";
-        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, what));
+        let reason = "no server listens there, and the socket was connected to itself";
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason));
     }
     // On a real network every second small write would wait for an acknowledgement.
     socket.set_tcp_nodelay(true)?;

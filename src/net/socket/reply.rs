@@ -64,7 +64,7 @@ pub(super) struct Parser {
 
 struct Open {
     elements: Vec<Value>,
-    left: usize,
+    missing: usize,
 }
 
 enum Token {
@@ -183,7 +183,7 @@ impl Parser {
                 Err(TokenError::TooLarge(why)) if !self.skips => return Err(too_large(why)),
                 Err(TokenError::TooLarge(why)) => {
                     // Each open array still counts the element that is under way.
-                    let others = self.open.drain(..).map(|open| open.left - 1);
+                    let others = self.open.drain(..).map(|open| open.missing - 1);
                     self.skipping = Some(Skipping {
                         why,
                         tokens: 1 + others.sum::<usize>(),
@@ -211,9 +211,9 @@ impl Parser {
             let mut value = match token {
                 Token::Value(value) => value,
                 Token::Array(0) => Value::Array(Vec::new()),
-                Token::Array(left) => {
-                    let elements = Vec::with_capacity(left.min(16));
-                    self.open.push(Open { elements, left });
+                Token::Array(missing) => {
+                    let elements = Vec::with_capacity(missing.min(16));
+                    self.open.push(Open { elements, missing });
                     continue;
                 }
             };
@@ -224,8 +224,8 @@ impl Parser {
                     return Ok(Some(value));
                 };
                 open.elements.push(value);
-                open.left -= 1;
-                if open.left > 0 {
+                open.missing -= 1;
+                if open.missing > 0 {
                     break;
                 }
                 value = Value::Array(std::mem::take(&mut open.elements));
@@ -421,8 +421,8 @@ fn no_reply(why: String) -> RedisError {
         .into()
 }
 
-fn too_large(what: String) -> RedisError {
-    io::Error::new(io::ErrorKind::InvalidData, what).into()
+fn too_large(reason: String) -> RedisError {
+    io::Error::new(io::ErrorKind::InvalidData, reason).into()
 }
 
 #[cfg(test)]

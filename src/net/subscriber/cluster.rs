@@ -45,9 +45,9 @@ impl Subscriber {
     }
 
     /// The node has said that another one has the channel of the oldest command.
-    pub(super) fn follow(&self, to: &Redirection) {
-        self.map.redirected(self.node, to);
-        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == to.slot;
+    pub(super) fn follow(&self, redirection: &Redirection) {
+        self.map.redirected(self.node, redirection);
+        let is_meant = |channel: &str| slot_of(channel.as_bytes()) == redirection.slot;
         self.state.lock().channels.moved(is_meant);
     }
 

@@ -41,13 +41,13 @@ fn map() -> Arc<Masters> {
 /// The slot of the channel moves to the node with this port.
 fn moves(map: &Masters, channel: &str, port: u16) {
     let slot = slot_of(channel.as_bytes());
-    let to = Redirection {
+    let redirection = Redirection {
         slot,
         host: "127.0.0.1".into(),
         port,
         is_asking: false,
     };
-    map.redirected(0, &to);
+    map.redirected(0, &redirection);
 }
 
 #[test]

@@ -53,11 +53,11 @@ fn parsed(line: &str) -> Value {
     redis::parse_redis_value(format!("{line}\r\n").as_bytes()).expect("a reply")
 }
 
-fn moved(to: usize) -> Redirection {
+fn moved(node: usize) -> Redirection {
     Redirection {
         slot: slot_of(b"k"),
         host: "h".into(),
-        port: u16::try_from(to).expect("one of two"),
+        port: u16::try_from(node).expect("one of two"),
         is_asking: false,
     }
 }
@@ -120,7 +120,7 @@ struct World {
     /// Which node has the slot, and which one the client sends to.
     master: usize,
     known: usize,
-    left: Left,
+    budget: Left,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -172,7 +172,7 @@ fn steps(threads: usize) -> Vec<Step> {
 
 impl World {
     /// Thread `t` waits for the call `waits[t]`; `at[id]` is the node of a call.
-    fn new(waits: &[usize], at: &[usize], left: Left) -> Self {
+    fn new(waits: &[usize], at: &[usize], budget: Left) -> Self {
         let ledger = Arc::new(Ledger::at("redis+cluster://127.0.0.1:1/"));
         let node = |node| {
             let mut pipeline = Pipeline::new(node, Arc::clone(&ledger));
@@ -202,7 +202,7 @@ impl World {
             calls,
             master: 0,
             known: 0,
-            left,
+            budget,
         };
         // Both nodes have their numbers.
         for node in [0, 1] {
@@ -214,7 +214,7 @@ impl World {
     fn id(&self, call: &Arc<Call>) -> usize {
         let mut calls = self.calls.iter();
         calls
-            .position(|its| Arc::ptr_eq(its, call))
+            .position(|other| Arc::ptr_eq(other, call))
             .expect("one of ours")
     }
 
@@ -342,7 +342,7 @@ impl World {
 impl Node {
     fn is_in_place(&self) -> bool {
         let leadership = self.leadership.as_ref();
-        leadership.is_some_and(|its| its.reader().is_some())
+        leadership.is_some_and(|leadership| leadership.reader().is_some())
     }
 }
 
@@ -351,17 +351,17 @@ impl Explore for World {
 
     fn copy(&self) -> Self {
         let calls: Vec<_> = (0..self.calls.len()).map(call).collect();
-        for (from, to) in self.calls.iter().zip(&calls) {
-            *to.state.lock() = from.state.lock().clone();
-            to.set_node(from.node());
+        for (call, copy) in self.calls.iter().zip(&calls) {
+            *copy.state.lock() = call.state.lock().clone();
+            copy.set_node(call.node());
         }
         let of = |call: &Arc<Call>| Arc::clone(&calls[self.id(call)]);
         let ledger = Arc::new(self.ledger.copy(of));
         let node = |node: &Node| Node {
             pipeline: node.pipeline.copy(&ledger, of),
-            leadership: node.leadership.as_ref().map(|its| ReadLeadership {
-                reader: its.reader,
-                appointed: its.appointed.as_ref().map(of),
+            leadership: node.leadership.as_ref().map(|leadership| ReadLeadership {
+                reader: leadership.reader,
+                appointed: leadership.appointed.as_ref().map(of),
             }),
             unread: node.unread.clone(),
         };
@@ -378,19 +378,19 @@ impl Explore for World {
     fn digest(&self) -> u64 {
         let mut hasher = Digest::default();
         let h = &mut hasher;
-        (&self.threads, self.master, self.known, self.left).hash(h);
+        (&self.threads, self.master, self.known, self.budget).hash(h);
         for call in &self.calls {
-            let its = call.state.lock();
-            std::mem::discriminant(&its.phase).hash(h);
-            (its.followed(), its.redirected, call.node()).hash(h);
+            let state = call.state.lock();
+            std::mem::discriminant(&state.phase).hash(h);
+            (state.followed(), state.redirected, call.node()).hash(h);
         }
         for node in &self.nodes {
             node.unread.hash(h);
             let awaiting: Vec<_> = node.pipeline.awaiting().map(|call| self.id(call)).collect();
             let leadership = node.leadership.as_ref();
-            let appointed = leadership.and_then(|its| its.appointed.as_ref());
+            let appointed = leadership.and_then(|leadership| leadership.appointed.as_ref());
             let appointed = appointed.map(|call| self.id(call));
-            let is_in_place = leadership.map(|its| its.reader.is_some());
+            let is_in_place = leadership.map(|leadership| leadership.reader.is_some());
             (awaiting, appointed, is_in_place).hash(h);
         }
         hasher.finish()
@@ -412,18 +412,18 @@ impl Explore for World {
             },
             Step::Wake(t) => matches!(doing(t), Doing::Follows { is_woken: true, .. }),
             Step::Late(t) => {
-                self.left.late > 0 && !self.threads[t].is_late && doing(t) != Doing::Done
+                self.budget.late > 0 && !self.threads[t].is_late && doing(t) != Doing::Done
             }
             Step::Read(t, replies) => match doing(t) {
                 Doing::Leads(at) => self.nodes[at].unread.len() >= replies,
                 _ => false,
             },
             Step::PutBack(t) => leads(t),
-            Step::Panic(t) => leads(t) && self.left.panics > 0,
+            Step::Panic(t) => leads(t) && self.budget.panics > 0,
             Step::Glance(at) => {
                 let last = self.threads.len() - 1;
                 let is_free = doing(last) == Doing::Done;
-                self.left.glances > 0 && is_free && self.nodes[at].is_in_place()
+                self.budget.glances > 0 && is_free && self.nodes[at].is_in_place()
             }
             Step::Answer(at, reply) => {
                 let node = &self.nodes[at];
@@ -434,8 +434,8 @@ impl Explore for World {
                 let is_release = next.deferred.is_some();
                 match reply {
                     Reply::Yes => !is_release || self.master == at,
-                    Reply::Later => is_release && self.left.rejections > 0,
-                    Reply::Moved => is_release && (self.master != at || self.left.moves > 0),
+                    Reply::Later => is_release && self.budget.rejections > 0,
+                    Reply::Moved => is_release && (self.master != at || self.budget.moves > 0),
                 }
             }
             Step::Connect(at) => self.nodes[at].leadership.is_none(),
@@ -460,25 +460,25 @@ impl Explore for World {
             Step::Wake(t) => self.end_following(t),
             // A thread whose time is nearly up follows with a limit.
             Step::Late(t) => {
-                self.left.late -= 1;
+                self.budget.late -= 1;
                 self.threads[t].is_late = true;
                 self.end_following(t);
             }
             Step::Read(t, replies) => self.read(t, self.node_of(t), replies),
             Step::PutBack(t) => self.step_down(t, self.node_of(t)),
             Step::Panic(t) => {
-                self.left.panics -= 1;
+                self.budget.panics -= 1;
                 self.fail(self.node_of(t));
                 self.threads[t].doing = Doing::Done;
             }
             Step::Glance(at) => {
-                self.left.glances -= 1;
+                self.budget.glances -= 1;
                 self.take_reader(self.threads.len() - 1, at);
             }
             Step::Answer(at, reply) => {
-                self.left.rejections -= u8::from(reply == Reply::Later);
+                self.budget.rejections -= u8::from(reply == Reply::Later);
                 if reply == Reply::Moved && self.master == at {
-                    self.left.moves -= 1;
+                    self.budget.moves -= 1;
                     self.master = 1 - at;
                 }
                 self.nodes[at].unread.push_back(reply);
@@ -531,19 +531,19 @@ impl Explore for World {
             }
         }
         for (id, call) in self.calls.iter().enumerate() {
-            let its = call.state.lock();
-            let awaits = matches!(its.phase, CallPhase::Awaiting);
-            let (sending, count) = its.followed();
+            let state = call.state.lock();
+            let awaits = matches!(state.phase, CallPhase::Awaiting);
+            let (sending, count) = state.followed();
             let of_this = |thread: &&Thread| {
                 thread.waits_for == Some(id)
-                    && matches!(thread.doing, Doing::Follows { sending: its, .. } if its == sending)
+                    && matches!(thread.doing, Doing::Follows { sending: followed, .. } if followed == sending)
             };
             let follow: Vec<_> = self.threads.iter().filter(of_this).collect();
             assert_eq!(follow.len(), count as usize, "rule 5: followers of {id}");
             for thread in &self.threads {
                 let Doing::Follows {
                     node,
-                    sending: its,
+                    sending: followed,
                     is_woken,
                 } = thread.doing
                 else {
@@ -551,7 +551,7 @@ impl Explore for World {
                 };
                 if thread.waits_for == Some(id) && !is_woken {
                     assert!(
-                        awaits && its == sending,
+                        awaits && followed == sending,
                         "rule 6: nobody wakes who waits for {id}"
                     );
                     assert_eq!(node, call.node(), "rule 5: {id} is elsewhere");
@@ -593,14 +593,14 @@ impl Explore for World {
 fn whoever_waits_is_woken_or_leads_in_every_schedule() {
     let of = |waits: &[usize], at: &[usize], limits: [u8; 5]| {
         let [late, moves, rejections, panics, glances] = limits;
-        let left = Left {
+        let budget = Left {
             late,
             moves,
             rejections,
             panics,
             glances,
         };
-        explore(World::new(waits, at, left), &steps(waits.len()), 16)
+        explore(World::new(waits, at, budget), &steps(waits.len()), 16)
     };
     let states = of(&[0, 0, 1], &[0, 1], [1, 1, 0, 1, 0])
         + of(&[0, 1], &[0, 0], [1, 1, 1, 0, 0])

@@ -44,18 +44,18 @@ fn what_a_sentinel_says_is_an_address_or_that_it_knows_none() {
 
 fn sockets<const N: usize>() -> [Arc<Socket>; N] {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let to = listener.local_addr().expect("it is bound");
-    let connect = || std::net::TcpStream::connect(to).expect("it listens");
+    let address = listener.local_addr().expect("it is bound");
+    let connect = || std::net::TcpStream::connect(address).expect("it listens");
     [(); N].map(|()| Arc::new(Socket::Plain(connect())))
 }
 
 #[test]
 fn connections_to_masters_of_earlier_failovers_are_cut() {
-    let [first, second, late, gone] = sockets();
+    let [first, second, late, dropped] = sockets();
     let mut service = Service::default();
-    assert!(service.made(1, &gone).is_empty() && service.made(1, &first).is_empty());
-    drop(gone);
-    let is = |cut: &[Arc<Socket>], socket| matches!(cut, [its] if Arc::ptr_eq(its, socket));
+    assert!(service.made(1, &dropped).is_empty() && service.made(1, &first).is_empty());
+    drop(dropped);
+    let is = |cut: &[Arc<Socket>], socket| matches!(cut, [other] if Arc::ptr_eq(other, socket));
     assert!(is(&service.made(2, &second), &first));
     // A Sentinel that lags behind has named this one.
     assert!(is(&service.made(1, &late), &late));

@@ -15,7 +15,7 @@ fn bulk(text: &str) -> Value {
 }
 
 fn node(host: Value, port: i64, said: &[&str]) -> Value {
-    let said = said.iter().map(|its| bulk(its)).collect();
+    let said = said.iter().map(|word| bulk(word)).collect();
     Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(said)])
 }
 
@@ -92,13 +92,17 @@ fn a_redirection_without_a_host_leads_to_the_host_that_was_asked() {
         ("", "seed"),
         ("?", "seed"),
     ] {
-        let to = Redirection {
+        let redirection = Redirection {
             slot: 3999,
             host: host.into(),
             port: 6381,
             is_asking: false,
         };
-        assert_eq!(named_by(&to, &asked), tcp(expected, 6381), "{host}");
+        assert_eq!(
+            named_by(&redirection, &asked),
+            tcp(expected, 6381),
+            "{host}"
+        );
     }
 }
 
@@ -129,10 +133,10 @@ fn slots_go_to_whom_the_last_word_gives_them() {
     assert!(!known.is_master(0) && known.is_master(1) && known.is_master(2));
     assert_eq!(witnesses(&known), addresses(&[2, 4]));
     // A slot moves to a known node, and another slot to an unknown node.
-    for (slot, host, port, to) in [(7, "10.0.0.1", 2, 1), (8, "10.0.0.9", 9, 3)] {
+    for (slot, host, port, expected) in [(7, "10.0.0.1", 2, 1), (8, "10.0.0.9", 9, 3)] {
         let node = known.called(&tcp(host, port));
         known.moved(slot, node);
-        assert_eq!((known.owner(slot), node), (Some(to), to));
+        assert_eq!((known.owner(slot), node), (Some(expected), expected));
     }
     assert_eq!((known.owner(6), known.owner(9)), (Some(2), Some(2)));
     assert!(known.is_named(1) && !known.is_named(3));
@@ -224,10 +228,10 @@ proptest! {
         shards(&other, &asked, by_name);
         let moved = redis::parse_redis_value(format!("-MOVED {moved}\r\n").as_bytes());
         let moved = moved.expect("a reply");
-        if let Verdict::Elsewhere(to) = verdict(moved, || RequestFacts::question(true)) {
-            let node = known.called(&named_by(&to, &asked));
-            known.moved(to.slot, node);
-            prop_assert_eq!(known.owner(to.slot), Some(node).filter(|_| to.slot < SLOTS));
+        if let Verdict::Elsewhere(redirection) = verdict(moved, || RequestFacts::question(true)) {
+            let node = known.called(&named_by(&redirection, &asked));
+            known.moved(redirection.slot, node);
+            prop_assert_eq!(known.owner(redirection.slot), Some(node).filter(|_| redirection.slot < SLOTS));
         }
         known.witnesses(&[]);
         let is_known = |owner: &usize| *owner == NOBODY || *owner < known.nodes.len();

@@ -3,14 +3,14 @@ use super::*;
 #[test]
 fn a_socket_that_is_connected_to_itself_found_nobody_and_leaves_the_port() {
     use redis::io::tcp::socket2::{Domain, Socket, Type};
-    let own = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    own.bind(&any.into()).expect("a port");
-    let addr = own.local_addr().expect("it is bound");
-    own.connect(&addr).expect("itself");
-    let refused = prepare(&SockRef::from(&own)).map_err(|err| err.kind());
+    socket.bind(&any.into()).expect("a port");
+    let addr = socket.local_addr().expect("it is bound");
+    socket.connect(&addr).expect("itself");
+    let refused = prepare(&SockRef::from(&socket)).map_err(|err| err.kind());
     assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
-    drop(own);
+    drop(socket);
     let server = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     server.bind(&addr).expect("the port is free at once");
 }
@@ -55,7 +55,7 @@ fn few_threads_look_the_same_host_up_however_many_want_to() {
         let late = ask("slow.test", Duration::from_millis(10)).expect_err("no answer yet");
         assert!(late.is_timeout(), "{late}");
         let waits = scope.spawn(move || ask("slow.test", generous));
-        let is_waited_for = |its: &LookUp| Arc::strong_count(&its.next) > 1;
+        let is_waited_for = |look_up: &LookUp| Arc::strong_count(&look_up.next) > 1;
         while !LOOKED_UP.lock().values().any(is_waited_for) {
             std::thread::yield_now();
         }
@@ -93,13 +93,13 @@ fn an_idle_connection_is_kept_alive() {
 fn whichever_address_of_a_name_answers_is_used() {
     use std::net::TcpListener;
     let dial = Dial::by_itself("test", Duration::from_secs(10));
-    for own in ["127.0.0.1", "[::1]"] {
-        let Ok(listener) = TcpListener::bind(format!("{own}:0")) else {
+    for host in ["127.0.0.1", "[::1]"] {
+        let Ok(listener) = TcpListener::bind(format!("{host}:0")) else {
             continue; // a machine without IPv6
         };
         let addr = listener.local_addr().expect("it is bound");
         let others = ["127.0.0.2", "127.0.0.1", "[::1]"].into_iter();
-        let others = others.filter(|other| *other != own);
+        let others = others.filter(|other| *other != host);
         let others = others.map(|ip| format!("{ip}:{}", addr.port()).parse().expect("both"));
         for mut addrs in [others.collect::<Vec<_>>(), Vec::new()] {
             addrs.push(addr);

@@ -35,10 +35,10 @@ impl TlsContext {
                 format!("the server's certificate expired {} ago", span(ago))
             }
             NotValidYetContext { time, not_before } => {
-                let left = not_before.as_secs().saturating_sub(time.as_secs());
+                let until_valid = not_before.as_secs().saturating_sub(time.as_secs());
                 format!(
                     "the server's certificate becomes valid in {}; is the clock of this machine right?",
-                    span(left)
+                    span(until_valid)
                 )
             }
             // `BadSignature`: the certificate names a CA that is trusted, but was signed with another key.

@@ -39,13 +39,13 @@ pub(in crate::net::socket) fn secure(
         .map_err(|err| context.explain(&err))?;
     dial.set_reason(timed_out(BEGINNING));
     while tls.is_handshaking() || tls.wants_write() {
-        let left = Some(dial.left()?);
+        let time_left = Some(dial.left()?);
         if tls.wants_write() {
-            socket.set_write_timeout(left)?;
+            socket.set_write_timeout(time_left)?;
             done(tls.write_tls(&mut &socket))?;
             continue;
         }
-        socket.set_read_timeout(left)?;
+        socket.set_read_timeout(time_left)?;
         match done(tls.read_tls(&mut &socket))? {
             None => continue,
             Some(0) => return Err(closed(io::ErrorKind::UnexpectedEof)),
@@ -76,6 +76,6 @@ fn is_pause(err: &io::Error) -> bool {
 }
 
 fn closed(kind: io::ErrorKind) -> RedisError {
-    let what = "the server closed the connection during the TLS handshake; does it speak TLS on this port?";
-    io::Error::new(kind, what).into()
+    let reason = "the server closed the connection during the TLS handshake; does it speak TLS on this port?";
+    io::Error::new(kind, reason).into()
 }

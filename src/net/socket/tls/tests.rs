@@ -336,7 +336,7 @@ fn only_the_server_ends_a_connection() {
     pair.stream.socket.0.lock().coming.extend(rest);
     assert!(!pair.stream.has_ended(), "the other half");
 
-    for (what, end) in [
+    for (case, end) in [
         ("a word", (|pair| pair.says(b"-ERR\r\n")) as fn(&mut Pair)),
         ("a goodbye", |pair| pair.server.send_close_notify()),
         ("an end", |pair| {
@@ -352,7 +352,7 @@ fn only_the_server_ends_a_connection() {
             assert!(!pair.stream.has_ended());
             end(&mut pair);
             pair.deliver();
-            assert!(pair.stream.has_ended(), "{what}");
+            assert!(pair.stream.has_ended(), "{case}");
         }
     }
 }
