@@ -122,11 +122,8 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
-    /// Waiting threads of this process go first; with a fair lock, those of all processes. Blocks for one round trip, at
-    /// most for the command timeout. Several round trips are needed if this process has just had the lock for its whole
-    /// tenure (see below), and if too few masters of a [`RedLock`](crate::RedLock) reply. A contended
-    /// [`MultiLock`](crate::MultiLock) is asked for again for up to 250 ms, or longer if the server is far away (see *Order*
-    /// there).
+    /// Waiting threads of this process go first; with a fair lock, those of all processes. Usually blocks for one round trip,
+    /// at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -137,14 +134,18 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If another thread of this process has the lock, the call returns `Ok(None)` without a round trip. If the calling
-    /// thread has it and the lock is reentrant, the call returns a guard, also without one. In three cases the call asks
-    /// Redis all the same: another thread has a fair lock; other threads read, and this one asks to read but cannot join
-    /// their hold; the calling thread has the lock by a hold with a fixed lease. A process that has just had the lock for
-    /// its whole tenure ([`Config::tenure`](crate::Config::tenure)) lets other processes go first. The call then first
-    /// awaits the reply to this process's last release, and pauses for 1 ms if other processes wait. A
-    /// [`SpinLock`](crate::SpinLock) always pauses, since it cannot know whether others wait. So does a
-    /// [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its masters have already replied that no other process waits.
+    /// **No round trip** is needed if a thread of this process has the lock. If that is another thread, the call returns
+    /// `Ok(None)`. If it is the calling thread, the call returns a guard, or [`Error::WouldDeadlock`] if the lock is not
+    /// reentrant. In three cases Redis is asked all the same: another thread
+    /// has a fair lock; other threads read, and this one asks to read but cannot join their hold; the calling thread locks
+    /// again while its hold has a fixed lease.
+    ///
+    /// **Several round trips** are needed if this process has just had the lock for its whole tenure
+    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits the reply to
+    /// this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock) always
+    /// pauses, since it cannot know whether others wait. So does a [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its
+    /// masters have already replied that no other process waits. A `RedLock` also needs several if too few masters reply. A
+    /// contended [`MultiLock`](crate::MultiLock) may ask for 250 ms, or longer if the servers are far away (see *Order* there).
     ///
     /// # Errors
     ///
