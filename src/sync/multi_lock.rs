@@ -60,14 +60,10 @@ use crate::sync::traits::Lock;
 /// that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
-/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a thread makes an
-/// exception from *Waiting* if it finds a member taken only a moment ago: the holder of that member may be collecting a set
-/// too, and soon give the member back. The thread releases the members that sort after that one, keeps those before it, and
-/// asks for it again for as long as two round trips take. Then the thread goes on as in *Waiting*. If the taken member is
-/// the first of the set, there is nothing to keep, so the thread waits at once. `try_lock` asks again for as long as four
-/// round trips take, or for 250 ms if that is longer, but not beyond the command timeout. All this requires that all threads
-/// use the same server addresses and the same lease, since a thread tells by the remaining lease when a member was taken,
-/// and that no thread is stopped for longer than these round trips.
+/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. This requires that all threads
+/// use the same server addresses and the same lease, and that none of them is stopped in the meantime. For this, a thread
+/// that finds a member taken only a moment ago asks for it again: the other thread may be collecting a set too, and soon give
+/// the member back. `try_lock` does so for 250 ms or four round trips, whichever is longer, at most for the command timeout.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

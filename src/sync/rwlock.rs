@@ -61,14 +61,10 @@ use crate::time;
 /// behind that writer for at most 10 s, because its precedence is over after that. A Redisson writer that waits has no
 /// precedence, so readers of this crate overtake it.
 ///
-/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the lock's hash to its own lease. That
-/// is `lockWatchdogTimeout`, or the lease of the Redisson multi-lock through which it reads. Read holds of this crate, even
-/// those with a fixed lease, extend it every 10 s or sooner. If they find it shortened, the next extension follows after a
-/// third of what was left. One case remains: a Redisson client sets a time to live that runs out before the next extension.
-/// If that client unlocks in the meantime, its unlock extends the time to live to what the other readers need, and nothing
-/// is lost. Otherwise the hash expires, and a writer may get the lock while [`is_valid`](RwLockReadGuard::is_valid) of a
-/// read hold of this crate is still true; the next attempt to extend reports the loss. This cannot happen if
-/// `lockWatchdogTimeout` and leases are well over 10 s in every Redisson client.
+/// **Leases beside Redisson.** Give every Redisson client that reads a lease of well over 10 s: its `lockWatchdogTimeout`,
+/// and the lease of a Redisson multi-lock. A Redisson reader sets the time to live of the whole lock to its own lease, and
+/// this crate extends it for its readers every 10 s or sooner. If it runs out before, a writer may get the lock while
+/// [`is_valid`](RwLockReadGuard::is_valid) of a read hold of this crate is still true. The next renewal then reports the loss.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
