@@ -36,14 +36,14 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// with the limits stated there. Where a late write does harm, use a [`FencedLock`](crate::FencedLock) and let the resource
 /// check its token. A `RedLock` has no tokens: their counter would live in one Redis.
 ///
-/// **Acquiring.** All masters are asked at the same time. A master has a twentieth of the lease to reply, at least 50
-/// ms and at most 500 ms, but never more than a quarter of the lease. The lock is held once a majority has granted it
-/// and at least a tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth
-/// and 2 ms for clocks that drift. If too few masters reply, the request is undone on every master, also where no reply
-/// arrived. After a pause of at most 50 ms it is sent again, and so on until the time limit or the command timeout is over;
-/// `try_lock` sends it again once. If the majority grants the lock too late, the request is undone too, and the call returns
-/// [`Error::Redis`]. A master that is down, or has not replied yet, is skipped if the others are enough; its client
-/// reconnects in the background.
+/// **Acquiring.** All masters are asked at the same time. The lock is held once a majority has granted it and at least a
+/// tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth and 2 ms for clocks that
+/// drift. If the majority grants the lock later than that, the grants are undone, and the call returns [`Error::Redis`].
+///
+/// A master has a twentieth of the lease to reply: at least 50 ms, at most 500 ms, and never more than a quarter of the lease.
+/// A master that does not reply in time is skipped if the others are enough, and its client reconnects in the background. If
+/// too few masters reply, the request is undone on every master, also where no reply arrived. After a pause of at most 50 ms
+/// it is sent again: by `try_lock` once, by other calls until their time limit or the command timeout is over.
 ///
 /// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
 /// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
@@ -64,15 +64,12 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed, so only
 /// [`unlock`](RedLockGuard::unlock) notices: it fails if fewer than a majority still had the hold.
 ///
-/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, a single
-/// thread subscribes on every master, and requests the lock when a release is announced. A message from one master is
-/// enough. The subscriptions need not reach all masters: a majority shares at least one master with the holder's majority,
-/// and that master announces the release. If several processes then get a part each and none a majority, they try again
-/// after a random 5 to 50 ms, which doubles up to 80 to 800 ms. Without a message, the thread asks each master whether the
-/// lock is free there (`PTTL`): after a second, then at growing intervals up to 5 s, and when the holder's leases end. The
-/// thread then requests the lock only if a majority reports it free. When a process has used up its tenure and others
-/// listen, its next waiting thread pauses before it asks. The pause is four times as long as the last grant took, from 1 to
-/// 50 ms.
+/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, only the first of
+/// them subscribes on every master, and requests the lock when a master announces a release. If several processes then get
+/// some masters each and none a majority, each tries again after a random pause: of 5 to 50 ms at first, doubling up to 80 to
+/// 800 ms. Without a message, the thread asks whether the lock is free: after a second, then at growing intervals up to 5 s,
+/// and when the holder's lease ends. If a process has had the lock for its whole tenure and others listen, its next thread
+/// pauses for 1 to 50 ms before it asks.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a
