@@ -177,10 +177,9 @@ impl Config {
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
     /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the command
-    /// again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query) are not sent again. Two
-    /// kinds of connections are replaced after a shorter silence. A connection that had been idle for 2 s before the call is
-    /// replaced after a third of the time that the call has left. The connection for renewals is replaced after a quarter of
-    /// the lease, if that is less than half of this time. From 10 ms to an hour. Default: 3 s.
+    /// again, in such a way that it takes effect once. (A connection that was idle before the call, and the one for renewals,
+    /// may be replaced sooner.) [Guarded commands](crate::MutexGuard::query) are not sent again. From 10 ms to an hour.
+    /// Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
@@ -227,11 +226,10 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
-    /// delay those behind them by at most four thirds of it. If no waiter has confirmed its place for half of this time,
-    /// either all have died or Redis was unreachable. Redis cannot tell which. So the next request, such as a newcomer's,
-    /// lets every place live for one more `waiter_lease` from then on. If all waiters had died, the newcomer waits that
-    /// long. A waiter whose place has expired, because its process was stopped for too long, joins the queue at its end. All
-    /// clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// delay those behind them by at most four thirds of it. If no waiter confirms its place any more, Redis cannot tell whether
+    /// all have died or Redis itself was unreachable. The next request then lets every place live for one more `waiter_lease`,
+    /// so a newcomer may wait that long. A waiter whose place has expired, because its process was stopped for too long, joins
+    /// the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -395,12 +393,15 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// A loss that was not noticed before the release is reported when Redis replies to the release. There are four
-    /// exceptions. If the hold was valid when it was released and the lease is over when the reply arrives, nothing is
-    /// reported, since the lease may have ended only in between. If the hold was valid and the release had to be sent twice,
-    /// nothing is reported, since the first sending may have ended the hold. Nothing is reported if the guard of a
-    /// [`RedLock`](crate::RedLock) was dropped instead of unlocked, or for permits of a `Semaphore`. When the listener is
-    /// called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
+    /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
+    /// A loss that was not noticed before the release is reported when Redis replies to the release. Such a loss is not
+    /// reported
+    ///
+    /// - if the hold was valid when it was released, and its lease was over when the reply arrived: the lease may have ended
+    ///   only in between;
+    /// - if the hold was valid, and the release had to be sent twice: the first sending may have ended the hold;
+    /// - if the guard of a [`RedLock`](crate::RedLock) was dropped instead of unlocked;
+    /// - for permits of a `Semaphore`.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first
