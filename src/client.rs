@@ -429,13 +429,16 @@ impl Client {
     /// [`inspect`](Self::inspect) lists.
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
-    /// shows. If only others hold the lock by now, nothing changes. All holds of that owner end, however often its thread
-    /// has locked. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and
-    /// write holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin
-    /// lock. The holder, even one that uses this client, learns of the loss at its next renewal. With a fixed lease, the
-    /// holder learns of it at the release or when the lease ends, but a reader within 10 s. A permit's holder that uses this
-    /// client learns of it at once. Blocks for two round trips, or for three if a Redisson thread both writes and reads;
-    /// each takes at most the command timeout.
+    /// shows. All holds of that owner end, however often its thread has locked. If only others hold the lock by now, nothing
+    /// changes. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and write
+    /// holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin lock.
+    ///
+    /// The holder learns of the loss at its next renewal, even if it uses this client. With a fixed lease, a reader learns of it
+    /// within 10 s, and any other holder at the release or when the lease ends. A permit's holder that uses this client learns
+    /// of it at once.
+    ///
+    /// Blocks for two round trips, or for three if a Redisson thread both writes and reads; each takes at most the command
+    /// timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
