@@ -403,7 +403,7 @@ impl Client {
     /// Lists the locks that are held, and expirable semaphores with permits taken, whose names match a pattern (`*`, `?`
     /// and `[a-z]` as in Redis' `SCAN`).
     ///
-    /// Semaphores and latches are left out: in Redis they are plain numbers, like those of any other program. The
+    /// Plain semaphores ([`Semaphore`]) and latches are left out: in Redis they are plain numbers, like those of any other program. The
     /// iterator goes through the keyspace in steps (`SCAN`, never `KEYS`), one master after the other, over a connection
     /// of its own. Each step blocks at most for the command timeout. A lock that is acquired or released during the
     /// scan may be missing; a name may come twice while Redis resizes its tables.

@@ -30,7 +30,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// | error | what to do |
 /// | --- | --- |
-/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | call again later if [`is_retryable`](Self::is_retryable); after a release, do nothing; otherwise the text says what to change |
+/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | if [`is_retryable`](Self::is_retryable): call again later |
+/// | the same, if [`may_have_run`](Self::may_have_run) | check whether the command has run before you repeat it |
+/// | the same, from a release | nothing: the lock is free when its lease is over, or before |
+/// | the same otherwise | change what the text says |
 /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later |
 /// | [`Lost`](Self::Lost) | stop, or do not begin: somebody else may have worked at the same time, so check or repeat the work |
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
@@ -713,7 +716,8 @@ pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
 pub enum DeadlockReason {
     /// The thread holds the lock already, and either the lock is not reentrant, or the thread asks for an owned guard.
     NotReentrant,
-    /// The thread holds the name as a lock of another kind. (If that is a read-write lock: [`Error::WrongType`].)
+    /// The thread holds the name as a lock of another kind. If one of the two is a read-write lock, the error is
+    /// [`Error::WrongType`] instead.
     OtherKind,
     /// The thread has a read guard and asks to write.
     Reading,

@@ -208,10 +208,13 @@ impl Config {
     /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes get
     /// their turn.
     ///
-    /// A tenure begins when Redis grants the lock to this process. It is over early if another process gets the lock, or if
-    /// no thread of this process has the lock for 5 ms (or for a tenure, if that is longer). Once it has lasted its full
-    /// time, the next thread that asks lets other processes go first. The grant after that begins a new tenure. Zero offers
-    /// the lock to other processes at every release. Fair locks are never passed on. At most 1 s. Default: 5 ms.
+    /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that asks
+    /// lets other processes go first. A tenure also ends when another process gets the lock, or when no thread of this process
+    /// asks for the lock within 5 ms after a release (within the time set here if that is longer). The next grant begins a new
+    /// tenure.
+    ///
+    /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
+    /// Default: 5 ms.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").tenure(std::time::Duration::from_millis(1));
@@ -301,12 +304,14 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, only one of several
-    /// simultaneous acquires may wait for a quarter of the command timeout. The others wait for at most 1/32 of the command
-    /// timeout (94 ms by default), and then also return [`Error::NotReplicated`]. Once an acquire was not acknowledged in
-    /// time, every acquire waits for at most 20 ms, until one is acknowledged. [`Client::open`](crate::Client::open) rejects
-    /// a server that does not know `WAIT`, and a user without the right to call it (`+wait`, with `Majority` also `+role`).
-    /// Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
+    /// The client's other commands wait too, since they share the connection. Two rules limit that delay:
+    ///
+    /// - Of several acquires at the same time, only one waits for a quarter of the command timeout (750 ms by default). The
+    ///   others wait for at most 1/32 of it (94 ms).
+    /// - After an acquire was not acknowledged in time, every acquire waits for at most 20 ms, until one is acknowledged.
+    ///
+    /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
+    /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
     #[must_use]
     pub fn replica_ack(mut self, replicas: ReplicaAck) -> Self {
         self.replica_ack = replicas;

@@ -10,7 +10,7 @@ use crate::sync::kind::{Fair, Owned};
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
 /// let lock = client.fair_lock("counter:3");
 /// {
-///     let _guard = lock.lock()?; // all earlier waiters have had the lock
+///     let _guard = lock.lock()?; // nobody who asked earlier still waits
 /// }
 /// # Ok::<(), redlatch::Error>(())
 /// ```

@@ -106,10 +106,10 @@ impl<A: AnyKind> Handle<A> {
     ///   [`Error::NoQuorum`]; if members of a [`MultiLock`](crate::MultiLock) failed, [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
-    /// - [`Error::WouldDeadlock`]: the thread holds the lock already and the lock is not reentrant, or the thread holds the
-    ///   name as another kind of lock (if that is a read-write lock: [`Error::WrongType`]). A mutex and a reentrant lock are
-    ///   one kind here, and so are both fair locks. If a thread holds a name by a `RedLock` and locks it by one of its
-    ///   clients, or the reverse, this is not detected.
+    /// - [`Error::WouldDeadlock`]: the thread would wait for itself. It holds the lock, and the lock is not reentrant; or it
+    ///   holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and so do both fair locks.
+    ///   If one of the two is a read-write lock, the error is [`Error::WrongType`]. Not detected if a thread holds a name by a
+    ///   `RedLock` and locks it by one of its clients, or the reverse.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -317,11 +317,12 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// A thread may lock again what it holds, by this handle or another; its holds share one lease. If the holds are
-    /// renewed, they stay renewed, whatever lease the second handle has. If both handles have a fixed lease, the holds end
-    /// at the later of the two ends. If only the first handle has a fixed lease, the holds are renewed from then on. While
-    /// the thread's hold has a fixed lease, locking again costs a round trip. A thread that gets the lock from another
-    /// thread of this process gets a slightly shorter lease: a tenth or one tenure is missing, whichever is less.
+    /// If the lock is reentrant, a thread may lock again what it holds, by this handle or another. All holds of the thread
+    /// share one lease. As soon as one of the handles renews, all of them are renewed. If each has a fixed lease, they end at
+    /// the latest of their ends. While the hold has a fixed lease, locking again costs a round trip.
+    ///
+    /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: one tenure is missing, or
+    /// a tenth of the lease if that is less.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

@@ -45,9 +45,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// too few masters reply, the request is undone on every master, also where no reply arrived. After a pause of at most 50 ms
 /// it is sent again: by `try_lock` once, by other calls until their time limit or the command timeout is over.
 ///
-/// **Not acquired.** If no majority grants the lock, but a majority replies (granting it, or saying that others have it),
-/// the lock counts as taken: `try_lock` returns `Ok(None)`, even if other masters failed. Otherwise the call returns
-/// [`Error::NoQuorum`].
+/// **Not acquired.** A master replies in one of two ways: it grants the lock, or it says that others have it. If a majority
+/// replies but no majority grants, the lock counts as taken, and `try_lock` returns `Ok(None)`, even if other masters failed. If
+/// fewer than a majority reply, the call returns [`Error::NoQuorum`].
 ///
 /// **Asking.** For `is_locked` and `remaining_lease`, the lock is free once a majority says so. `force_unlock` returns `true`
 /// if any master had a holder.
@@ -61,8 +61,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
 /// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
-/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed, so only
-/// [`unlock`](RedLockGuard::unlock) notices: it fails if fewer than a majority still had the hold.
+/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed. Before the lease ends, only
+/// [`unlock`](RedLockGuard::unlock) notices such a loss: it fails if fewer than a majority still had the hold.
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, only the first of
 /// them subscribes on every master, and requests the lock when a master announces a release. If several processes then get
@@ -121,11 +121,14 @@ impl Handle<Red> {
     /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value except zero the methods
     /// that lock return [`Error::InvalidSetting`]. Default: zero, a master counts at once.
     ///
-    /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
-    /// later than it could. If a master's `run_id` has changed, it has restarted, or another server, such as a promoted
-    /// replica, has taken its place. The uptime of a replacement says nothing. So a master with a new `run_id` counts only
-    /// once `longest_lease` has passed since an acquire first saw that `run_id`. A client that is opened later cannot notice
-    /// this change. The setting relies on the wall clocks of the masters, which must not be set forward.
+    /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds later than
+    /// it could. If the `run_id` of a master changes (Redis draws one at each start), the master has restarted, or another
+    /// server, such as a promoted replica, has replaced it. The uptime of a replacement does not tell whether it knows the
+    /// holds. So a master with a new `run_id` counts only once `longest_lease` has passed since an acquire first saw that
+    /// `run_id`.
+    ///
+    /// Limits: a client that is opened after the replacement does not see the change, and goes by the uptime. The clocks of the
+    /// masters must not be set forward.
     ///
     /// A hold passed on by another thread of this process was granted under that thread's setting, so use one setting for a
     /// name.

@@ -29,22 +29,22 @@ use crate::time;
 /// thread that reads and asks to write would wait for itself, so it gets
 /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
 ///
-/// **Sharing.** Threads of one process share a read hold. For the client's tenure (5 ms,
-/// [`Config::tenure`](crate::Config::tenure)) after Redis granted the hold, further readers join it without asking
-/// Redis, unless a thread of the process waits to write. When a writer leaves, each process sends one request for those of
-/// its readers that are ahead of its next waiting writer. These readers get the lock together, and those of several
-/// processes at the same time.
+/// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
+/// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the process
+/// waits to write. After the tenure, readers ask Redis for a hold of their own. When a writer releases the lock, each process
+/// asks Redis once for all its readers that asked before its first waiting writer. These readers get the lock together, and
+/// readers of several processes at the same time.
 ///
-/// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked.
-/// Among processes, Redis remembers one waiting writer, which precedes readers that ask later, and one waiting reader, which
-/// precedes writers that ask later. Among all other waiters there is no order: the first to ask after a release gets the
-/// lock. Redis forgets a remembered waiter whose last request is older than
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A thread
-/// that has the lock locks again without waiting. Calls that do not wait, such as [`try_read`](Self::try_read), let a
-/// remembered waiter go first and are not remembered themselves.
+/// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
+/// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask after the remembered writer
+/// wait behind it, and writers that ask after the remembered reader wait behind that one. A waiter has this precedence for the
+/// first 10 s of its wait. All other waiters are in no order: the first to ask after a release gets the lock. Redis forgets a
+/// remembered waiter whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set),
+/// because its process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait,
+/// such as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
 ///
-/// **Starvation.** A waiter goes first only in its first 10 s. So a writer can wait forever if reads of more than 10 s keep
-/// overlapping, if readers of other processes use [`readers_first`](Self::readers_first), or beside Redisson's readers.
+/// **Starvation.** Since precedence ends after 10 s, a writer can wait forever in three cases: reads of more than 10 s keep
+/// overlapping; readers of other processes use [`readers_first`](Self::readers_first); Redisson clients keep reading.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
@@ -53,8 +53,8 @@ use crate::time;
 ///
 /// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
 /// read hold expires by itself, even if other readers renew theirs. A reader that died keeps a writer out until its lease
-/// is over and the living readers have left. If the lock had a longer lease before, for example as a write lock that was
-/// downgraded, and all its readers died, it can stay locked until that lease would have ended.
+/// is over and the living readers have left. A write lock with a long lease that was downgraded can stay locked until
+/// the long lease ends, if all readers die.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
@@ -286,8 +286,8 @@ impl RwLock {
 
     /// Waits until the calling thread holds the lock for writing.
     ///
-    /// Blocks without limit while others read or write, and at most for the client's command timeout (3 s unless set)
-    /// while Redis does not answer.
+    /// Blocks without limit while others read or write, or wait to read and go first, and at most for the client's command
+    /// timeout (3 s unless set) while Redis does not answer.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -171,8 +171,8 @@ impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
 impl<K: Detachable, S: Scope> Guard<K, S> {
     /// Leaves the hold in Redis for `lease`, for another client to adopt: see [`Ticket`].
     ///
-    /// Guards of an `RwLock`, a `MultiLock` or a `RedLock` lack this method. The hold is no longer renewed, and nobody else
-    /// gets the lock before `lease` is over. Once the hold is adopted, Redis rejects commands that this client still sends
+    /// Guards of an `RwLock`, a `MultiLock` or a `RedLock` lack this method. The hold is no longer renewed. Until it is adopted
+    /// or `lease` is over, nobody else gets the lock. Once it is adopted, Redis rejects commands that this client still sends
     /// as the old owner. Blocks for one round trip, at most for the command timeout. If the handle's
     /// [`min_hold`](crate::Mutex::min_hold) ends later than `lease`, the hold stays until then.
     ///
