@@ -92,10 +92,11 @@
 //!
 //! # `Ok(None)` and `Err`
 //!
-//! `Ok(None)`: the lock was taken, or another waiter was first, or Redis was too slow for the time limit;
-//! [`late_is_error`](Mutex::late_is_error) tells these apart. `Err`: Redis is unreachable or rejected the command; [`Error`]
-//! says what to do about each. After either result redlatch releases anything that the attempt may have acquired. A time
-//! limit covers everything that the call does: connecting, asking and waiting.
+//! `Ok(None)`: the lock was taken, or another waiter was first, or Redis was too slow for the time limit (the last is
+//! [`Error::Late`] with [`late_is_error`](Mutex::late_is_error)). `Err`: Redis is unreachable or rejected the command, or the
+//! call cannot succeed, for example because the thread would wait for itself; [`Error`] says what to do about each. After
+//! either result redlatch releases anything that the attempt may have acquired. A time limit covers everything that the call
+//! does: connecting, asking and waiting.
 //!
 //! # What is not promised
 //!

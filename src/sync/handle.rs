@@ -173,7 +173,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock). [`Error::Redis`] also if Redis is known to be unreachable when the time is over:
+    /// As [`lock`](Self::lock); with a `wait` of zero as [`try_lock`](Self::try_lock). [`Error::Redis`] also if Redis is known
+    /// to be unreachable when the time is over:
     /// there is no connection, or nothing has arrived for half the command timeout although a reply was due. Anything
     /// that the attempt may have acquired is released. [`Error::Late`] with [`late_is_error`](Self::late_is_error).
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<A>>> {
