@@ -815,7 +815,7 @@ impl fmt::Display for LossReason {
 pub struct Loss {
     /// The lock's name, as given to the client.
     pub name: String,
-    /// The owner in Redis: `<client uuid>:<number>`; of an [`ExpirablePermit`](crate::ExpirablePermit) its id. Empty for a
+    /// The owner in Redis: `<client id>:<number>`; of an [`ExpirablePermit`](crate::ExpirablePermit) its id. Empty for a
     /// [`SemaphorePermit`](crate::SemaphorePermit), which has no owner; only an [`Observer`](crate::Observer) receives such
     /// a loss.
     pub owner: String,

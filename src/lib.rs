@@ -96,7 +96,7 @@
 //! [`Error::Late`] with [`late_is_error`](Mutex::late_is_error)). `Err`: Redis is unreachable or rejected the command, or the
 //! call cannot succeed, for example because the thread would wait for itself; [`Error`] says what to do about each. After
 //! either result redlatch releases anything that the attempt may have acquired. A time limit covers everything that the call
-//! does: connecting, asking and waiting.
+//! does: connecting, asking and waiting. A limit of zero is one attempt, which may block for the command timeout.
 //!
 //! # What is not promised
 //!

@@ -34,10 +34,10 @@ use crate::report::report;
 /// open until [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer.
 /// If yours wraps another, such as a `Metrics`, forward every method.
 ///
-/// **Counting.** All holds that one thread has of one lock count as one. For each, [`acquired`](Self::acquired) is called
-/// once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is acquired less
-/// released less lost. ([`Stats::holds`](crate::Stats::holds) counts readers that share a hold once, and no permits of a
-/// `Semaphore`.) In detail:
+/// **Counting.** All holds that one thread has of one lock count as one. For each such hold, [`acquired`](Self::acquired) is
+/// called once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is that of the
+/// calls of `acquired`, minus those of `released` and `lost`. ([`Stats::holds`](crate::Stats::holds) counts readers that
+/// share a hold once, and no permits of a `Semaphore`.) In detail:
 ///
 /// - Locking again is not reported, and only the last guard of the thread reports the release.
 /// - Threads that share a read hold in Redis are reported one by one.
@@ -45,9 +45,11 @@ use crate::report::report;
 ///   [`refused`](Self::refused). A `RedLock` is one hold.
 /// - Each permit of an expirable semaphore is a hold. The permits that a [`Semaphore`](crate::Semaphore) grants to
 ///   one call are one hold; permits that are forgotten stay acquired.
-/// - `unlock` waits for Redis, and reports `lost` if the hold had ended. Dropping a guard does not wait, and reports
-///   `released`. If Redis then replies that the hold had ended, only [`Config::on_lost`](crate::Config::on_lost),
-///   [`Stats::lost`](crate::Stats::lost) and the log have that loss.
+/// - `unlock` waits for Redis. It reports `lost` if the hold had already ended, otherwise `released`.
+/// - Dropping a guard does not wait. It reports `released` at once, or nothing if `lost` was reported before. If Redis
+///   replies later that the hold had already ended, the observer is not told. Such a loss is reported by
+///   [`Config::on_lost`](crate::Config::on_lost), with the exceptions listed there, by [`Stats::lost`](crate::Stats::lost)
+///   and by the log.
 /// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.
@@ -141,7 +143,7 @@ pub struct Refused<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// Another thread or process had it, or the calling thread itself.
+    /// Another thread or process had it or went first, or the calling thread itself had it.
     Busy,
     /// The time was up before Redis answered.
     Late,

@@ -119,7 +119,7 @@ macro_rules! counters {
             /// ```no_run
             /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
             /// for (name, kind, value) in client.stats().iter() {
-            ///     println!("redlatch_{name} {value} {kind:?}");
+            ///     println!("{name} {value} {kind:?}");
             /// }
             /// # Ok::<(), redlatch::Error>(())
             /// ```
@@ -153,7 +153,8 @@ macro_rules! counters {
 
 counters! {
     counters:
-    /// Locks and permits granted by Redis.
+    /// Locks and permits granted by Redis. [`Observer::acquired`](crate::Observer::acquired) is also called for those that
+    /// [`local_handoffs`](Self::local_handoffs) and [`shared`](Self::shared) count.
     acquired,
     /// Locks and permits passed on by another thread of this process, without a round trip.
     local_handoffs,
@@ -161,21 +162,22 @@ counters! {
     shared,
     /// Times a thread locked again what it held already.
     reentered,
-    /// Attempts that ended without the lock or permit: another thread or process had it, the time was up, or there
-    /// was an error.
+    /// Attempts that ended without the lock or permit, for any [`RefusalReason`](crate::RefusalReason).
     refused,
     /// Commands sent over the connections for commands and for guarded commands.
     commands,
     /// Waits ended by a message.
     wakes,
-    /// Waits that found the lock free without a message, by polling or when the holder's lease ended: a message was lost, or
-    /// none was sent.
+    /// Waits that ended without the message of a release: the thread found the lock free when it asked by itself, or when
+    /// the holder's lease ended. The message was lost, or none was sent, as when the holder has died. Spin locks and permits
+    /// with a lease do not count.
     missed_messages,
     /// Times this process let other processes acquire first, because its tenure was over.
     yields,
     /// Renewals confirmed by Redis.
     renewals,
-    /// Holds whose renewal failed while they were valid; each counts again only after a renewal that succeeded.
+    /// Failed renewals of valid holds. Failures of one hold in a row count once, until a renewal succeeds. A `RedLock` does
+    /// not count.
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,

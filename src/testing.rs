@@ -139,11 +139,12 @@ impl FakeLock {
         self.order(FakeOutcome::Fail(err));
     }
 
-    /// Queues an error of `unlock`, in a queue of its own: the `unlock` that takes it fails with it. The guard's hold
-    /// ends all the same.
+    /// Queues an error for `unlock`. These errors have a queue of their own: the next `unlock` takes the oldest one and
+    /// returns it. The hold ends all the same.
     ///
-    /// An error about Redis counts as one after the work, like every error of `unlock`: it is not
-    /// [retryable](Error::is_retryable), even if `err` is.
+    /// The returned error is never [retryable](Error::is_retryable), even if `err` is: the work is done, and nobody should
+    /// repeat it. So an [`Error::Redis`] gets `after_work`, as from a real `unlock`. The `unlock` of a lost guard returns
+    /// [`Error::Lost`] and leaves the queue as it is.
     ///
     /// ```
     /// use redlatch::testing::{FakeLock, errors};

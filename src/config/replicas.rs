@@ -21,13 +21,14 @@ pub enum ReplicaAck {
     /// No acknowledgement; `WAIT` is not sent.
     #[default]
     None,
-    /// At least this many replicas.
+    /// At least this many replicas. If fewer are connected, every acquire fails.
     AtLeast(u32),
-    /// A majority of master and replicas together, and at least one replica.
+    /// So many replicas that they and the master are a majority of all these servers, and at least one: 1 of 1 or 2
+    /// replicas, 2 of 3 or 4.
     ///
-    /// Replicas count if they are connected to the master when the lock is acquired; a replica that has just joined
-    /// may count from the next acquire on. With [`AtLeast`](Self::AtLeast) the number needed is fixed: if fewer replicas are
-    /// connected, the acquire fails. Not for a cluster, whose masters may have different numbers of replicas.
+    /// Replicas count if they are connected to the master when the lock is acquired. A replica that has just connected may
+    /// not count until the next acquire. [`Client::open`](crate::Client::open) rejects `Majority` for a cluster, whose
+    /// masters may have different numbers of replicas: use [`AtLeast`](Self::AtLeast).
     Majority,
 }
 

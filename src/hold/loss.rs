@@ -18,8 +18,9 @@ use crate::stats::Counters;
 /// Receives the loss of a hold, once; for a multi-lock, the first loss. Returned by [`Guard::lost`](crate::Guard::lost),
 /// [`ExpirablePermit::lost`](crate::ExpirablePermit::lost) and [`Leadership::lost`](crate::Leadership::lost).
 ///
-/// The channel is disconnected once the loss was received, or the guard was dropped or unlocked; a loss that came earlier
-/// can still be received. Errors are those of [`std::sync::mpsc`].
+/// A loss is received once. After that the channel is disconnected, for clones too: they are the same channel, so only one
+/// of them gets the loss. The channel is also disconnected when the guard is dropped or unlocked. If the hold was lost
+/// before that, the loss can still be received. Errors are those of [`std::sync::mpsc`].
 ///
 /// ```no_run
 /// let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -33,7 +34,6 @@ use crate::stats::Counters;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// Clones receive from the same channel, and only one of them gets the loss: for the others the channel is disconnected.
 /// A loop that works under the lock just checks [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its
 /// own, which ends with the guard:
 ///

@@ -179,7 +179,7 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Ends every call that acquires or waits with this token, now and later. Does not block.
+    /// Cancels the token: calls that acquire or wait with it end, now and later, as described [above](Self). Does not block.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -20,8 +20,8 @@ const DOING: &str = "asking whether redis answers";
 pub struct Health {
     /// Whether the server answered.
     pub reachable: bool,
-    /// For how long [`reachable`](Self::reachable) has had this value; zero at the first check, and at a check that finds
-    /// another value than the check before.
+    /// How long [`reachable`](Self::reachable) has had this value, as seen by the checks: zero at the first check, and at
+    /// each check at which the value changes.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "since_s", serialize_with = "serialized::s")
@@ -29,7 +29,8 @@ pub struct Health {
     pub since: Duration,
     /// Why the server did not answer.
     pub why: Option<String>,
-    /// Of the renewals that are due, the one that has been unconfirmed for the largest part of its lease. `None` if none is due.
+    /// The hold that is closest to being lost: of all holds whose renewal is due, the one without a confirmation for the
+    /// largest part of its lease. `None` if no renewal is due.
     pub renewal: Option<UnconfirmedRenewal>,
 }
 
@@ -55,8 +56,11 @@ pub struct UnconfirmedRenewal {
 }
 
 impl Health {
-    /// Returns whether the server answers, and each hold was renewed within two thirds of its lease. A renewal is due after
-    /// one third, that of a read hold after 10 s if that is sooner.
+    /// Returns whether the server answers, and no renewal is late.
+    ///
+    /// A renewal is due when a third of the lease has passed, for a read hold after 10 s at most. A renewal is late when two
+    /// thirds of the lease have passed without a confirmation. Holds that are not renewed, such as those with a fixed lease,
+    /// do not count.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

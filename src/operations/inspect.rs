@@ -30,7 +30,7 @@ use crate::sync::kind::Red;
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LockKind {
-    /// No lock: there is no key.
+    /// Redis has no key of this name: the lock is free, or the latch is open.
     Free,
     /// A plain lock, held.
     Lock,
@@ -42,10 +42,13 @@ pub enum LockKind {
     RwLock,
     /// A semaphore with permits that expire, of which some are taken.
     ExpirableSemaphore,
-    /// A plain semaphore, an expirable one of which no permit is taken, or a latch that no client of redlatch has used in
-    /// the last day.
+    /// The key is a plain number. Redis cannot tell which of these it is:
+    ///
+    /// - a [`Semaphore`](crate::Semaphore);
+    /// - an [`ExpirableSemaphore`](crate::ExpirableSemaphore) of which no permit is taken;
+    /// - a closed [`Latch`](crate::Latch) that redlatch has not set within the last day.
     Semaphore,
-    /// A latch, closed.
+    /// A closed latch that redlatch has set within the last day. An older one is a [`Semaphore`](Self::Semaphore).
     Latch,
 }
 
@@ -96,13 +99,12 @@ impl fmt::Display for HoldMode {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner as Redis stores it. For redlatch `<id>:<number>`: the [id of the client](crate::Client::id), and the
-    /// number of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit it is
-    /// the id.
+    /// The owner as Redis stores it. For redlatch `<client id>:<number>`: [`Client::id`](crate::Client::id), and the number
+    /// of the acquisition. For Redisson the id of its client, and the number of the thread. For a permit the permit's id.
     pub owner: String,
-    /// How many times the thread holds it. Of an owner of redlatch, this is as of the last renewal, and always 1 for a read
-    /// hold. It is 0 if the name is taken although nobody holds it: after an early release with `min_hold`, or after
-    /// `detach`.
+    /// How many times the owner has locked the name without unlocking it. For an owner of redlatch, the number is as of the
+    /// last renewal, and 1 for a read hold. 0 means that the name stays taken although nobody works under the lock. The
+    /// holder has released it before `min_hold` was over, or has detached it and nobody has adopted it yet.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,

@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_secs(1);
 pub struct Leader {
     /// The term, as the leader knows it by [`Leadership::term`](crate::Leadership::term).
     pub term: u64,
-    /// `<id>:<number>`: the [id of its client](crate::Client::id), and a number.
+    /// The owner in Redis: `<client id>:<number>`, as [`Guard::owner`](crate::Guard::owner).
     pub owner: String,
     /// How long the leadership lasts unless the lease is renewed; `None` if the lease has no end.
     #[cfg_attr(

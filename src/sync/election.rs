@@ -36,13 +36,16 @@ use crate::time;
 /// An election is a [`FencedLock`](crate::FencedLock) of that name, whose holder is the leader and whose tokens are the
 /// terms. An election and a fenced lock of one name exclude each other, and a Redisson `RFencedLock` may take part.
 ///
-/// **If a leader dies**, another process leads when the lease is over (30 s unless
-/// [`Config::lease`](crate::Config::lease) is set). There is one exception: a campaign that begins on the same machine
-/// after the death takes the leadership over at once, under a new term. So a service that is restarted leads again
-/// without a wait. A campaign that was waiting already when the leader died waits until the lease is over. The
-/// exception needs Linux, a former leader whose process has ended and has no connection to Redis, and a Redis user that
-/// may run `CLIENT LIST` and `PUBSUB`. Both processes must belong to the same user and container, without a reboot in
-/// between; after a rebuild with another version of Rust the exception may not apply.
+/// **If a leader dies**, another process leads when the lease is over (30 s unless [`Config::lease`](crate::Config::lease)
+/// is set). A service that is restarted on the dead leader's machine need not wait: a campaign that begins there after the
+/// death leads at once, in a new term. A campaign that was already waiting when the leader died waits until the lease is
+/// over. All of this must be true:
+///
+/// - The machine runs Linux, and was not rebooted in between.
+/// - The old process has ended, and none of its connections to Redis is open.
+/// - The old and the new process run as the same user of the operating system, in the same container.
+/// - The Redis user may run `CLIENT LIST` and `PUBSUB`.
+/// - Both programs were built with the same version of Rust. With different versions, the campaign may have to wait.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).
@@ -304,8 +307,9 @@ impl Leadership {
 
     /// Returns the channel that reports the loss of the leadership. No I/O.
     ///
-    /// The loss is reported no later than when the lease ends. If Redis lost the key, or it was deleted, another
-    /// process can lead earlier, and the next renewal reports the loss. See [`lost`](crate::Guard::lost).
+    /// By the clock of this process, the loss is reported when the lease ends, or earlier. If Redis lost the key, or it was
+    /// deleted, another process can lead earlier, and the next renewal reports the loss. See [`lost`](crate::Guard::lost),
+    /// and for suspended machines [`is_valid`](crate::Guard::is_valid).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

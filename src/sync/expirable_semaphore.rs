@@ -64,9 +64,15 @@ const MOST_IDS: usize = 10_000;
 /// **The number of permits** is first set with [`try_set_permits`](Self::try_set_permits); if it was set before, that call
 /// changes nothing. Until it is set, no call gets a permit, and a *warn* in the log says so, once.
 /// [`set_permits`](Self::set_permits) changes the number. A reduction takes no permit away: it lowers the available number,
-/// which can be negative until enough permits have returned. If the key of the number is deleted or evicted, the number
-/// counts as not set, and permits that are returned do not set it. The next number that is set with `try_set_permits` or
-/// `set_permits` includes the permits that are still taken.
+/// which can be negative until enough permits have returned.
+///
+/// The number is kept in one Redis key. If that key is deleted or evicted, no number is set: no call gets a permit, and a
+/// returned permit does not bring the number back. Set the number again. If permits are still taken, this is the meaning of
+/// `n`:
+///
+/// - [`try_set_permits(n)`](Self::try_set_permits) and [`set_permits(n)`](Self::set_permits): `n` permits in all, the taken
+///   ones included.
+/// - [`add_permits(n)`](Self::add_permits): `n` permits are available, besides the taken ones.
 ///
 /// **Ids.** Each permit has an id of 32 hexadecimal digits. Any process that knows the id, in any language, can
 /// release the permit with [`release_id`](Self::release_id); the holder is then notified of the loss
@@ -149,10 +155,10 @@ impl ExpirableSemaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. If this
-    /// process has just had permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure)),
-    /// the call lets other processes go first, which takes several round trips (see
-    /// [`Handle::try_lock`](crate::Handle::try_lock)).
+    /// Blocks for one round trip, or not at all if another thread of this process is waiting. If this process has just had
+    /// permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure), 5 ms unless set), the
+    /// call lets other processes go first. That takes several round trips (see
+    /// [`Handle::try_lock`](crate::Handle::try_lock)). Blocks at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -172,8 +178,9 @@ impl ExpirableSemaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, round trips included; zero is one attempt. The call does not wait for a later reply;
-    /// a permit that such a reply grants is released.
+    /// `wait` is the whole budget, connecting and round trips included. Zero is one attempt as by
+    /// [`try_acquire`](Self::try_acquire). The call does not wait for a later reply; a permit that such a reply grants is
+    /// released.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -230,10 +237,7 @@ impl ExpirableSemaphore {
         self.endlessly(n)
     }
 
-    /// Tries once to take `n` permits, all or none; `Ok(None)` if fewer are available, or another thread of this
-    /// process is waiting.
-    ///
-    /// Blocks for one round trip or none, at most for the command timeout.
+    /// Tries once to take `n` permits, all or none; otherwise as [`try_acquire`](Self::try_acquire).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -252,7 +256,7 @@ impl ExpirableSemaphore {
 
     /// Waits up to `wait` for `n` permits at once; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget; zero is one attempt.
+    /// `wait` is the whole budget. Zero is one attempt as by [`try_acquire_many`](Self::try_acquire_many).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -341,8 +345,8 @@ impl ExpirableSemaphore {
         self.change(PermitChange::Set(n)).map(drop)
     }
 
-    /// Adds `n` available permits, or removes some if `n` is negative. If no number is set, `n` permits are then available,
-    /// and those that are still taken come on top.
+    /// Adds `n` available permits, or removes some if `n` is negative. If no number is set, `n` permits become available.
+    /// Permits that are still taken do not count towards `n`.
     ///
     /// Blocks for one round trip, at most for the command timeout. If the client resends the request after a lost reply, it
     /// counts once.
@@ -367,9 +371,8 @@ impl ExpirableSemaphore {
 
     /// Deletes the semaphore with the permits that are taken; `false` if there is none.
     ///
-    /// A holder that uses this client is notified of the loss at once ([`LossReason::Forced`]), any other at its next
-    /// renewal, or, if its lease is fixed, at the release or when the lease ends. All threads that want a permit wait until
-    /// a number is set again. Blocks for one round trip, at most for the command timeout. A request that the client resends
+    /// Holders learn of the loss as after [`release_id`](Self::release_id). All threads that want a permit wait until a
+    /// number is set again. Blocks for one round trip, at most for the command timeout. A request that the client resends
     /// after a lost reply counts once, so it deletes no semaphore that was created since.
     ///
     /// ```no_run
@@ -426,7 +429,7 @@ impl ExpirableSemaphore {
         Ok(u64::try_from(self.state()?[1]).unwrap_or(0))
     }
 
-    /// Returns how many permits there are in all, available or taken; zero if the number was never set.
+    /// Returns how many permits there are in all, available or taken; zero if no number is set, even if permits are taken.
     ///
     /// Blocks for one round trip, at most for the command timeout.
     ///
@@ -445,9 +448,14 @@ impl ExpirableSemaphore {
 
     /// Releases the permit with this id, whichever client acquired it; `false` if no permit with this id is taken.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A holder that uses this client is notified of the loss at
-    /// once ([`LossReason::Forced`]), any other at its next renewal, or, if its lease is fixed, at the release or when the
-    /// lease ends. A request that the client resends after a lost reply returns the first answer.
+    /// Blocks for one round trip, at most for the command timeout. A request that the client resends after a lost reply
+    /// returns the first answer.
+    ///
+    /// The holder learns of the loss ([`LossReason::Forced`]):
+    ///
+    /// - at once, if the permit was acquired through this client;
+    /// - otherwise at the next renewal;
+    /// - if the permit is not renewed, at its release, or as [`LossReason::Expired`] when the lease ends.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -583,11 +591,14 @@ impl ExpirableSemaphore {
     /// Moves the end of the permit with this id to `lease` from now, even if that is sooner; `false` if it is not
     /// taken.
     ///
-    /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Meant for permits that no
-    /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). The holder of an
-    /// [`ExpirablePermit`] does not see the new end: its `is_valid` goes by the old one. A renewal by the holder never
-    /// shortens a permit. If this call has set a later end, that end stays, even beyond [`max_hold`](Self::max_hold). If you
-    /// have the [`ExpirablePermit`], call its [`update_lease`](ExpirablePermit::update_lease) instead.
+    /// From 10 ms to 100 years. Blocks for one round trip, at most for the command timeout. Use this for permits that no
+    /// process renews, such as those of [`detach_as_id`](ExpirablePermit::detach_as_id). If a process has the
+    /// [`ExpirablePermit`], call its [`update_lease`](ExpirablePermit::update_lease) there instead, since the holder does
+    /// not learn of a change made here:
+    ///
+    /// - The holder's `is_valid` still goes by the old end.
+    /// - A later end stays: the permit is taken until then or until its release, even beyond [`max_hold`](Self::max_hold).
+    /// - A sooner end is moved back by the holder's next renewal, if that comes in time.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -634,9 +645,9 @@ impl ExpirableSemaphore {
     /// Returns a handle whose permits are renewed for at most `max_hold` after they were granted.
     ///
     /// This limits jobs that hang and permits that are leaked. After `max_hold`, renewal stops, the permit is lost
-    /// ([`LossReason::MaxHold`]), and others can get it once it is dropped, or within one lease of the client.
-    /// `Duration::MAX` means no limit, which is the default. For zero, and together with a fixed lease, the methods that
-    /// acquire return [`Error::InvalidSetting`].
+    /// ([`LossReason::MaxHold`]), and others can get it once it is dropped, or within one lease of the client
+    /// ([`update_lease_of`](Self::update_lease_of) may have set a later end). `Duration::MAX` means no limit, which is the
+    /// default. For zero, and together with a fixed lease, the methods that acquire return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -683,10 +694,10 @@ impl ExpirableSemaphore {
         self
     }
 
-    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
-    /// is available.
+    /// Returns a handle whose calls with a time limit return [`Error::Late`] if Redis was too slow to reply.
     ///
-    /// `Ok(None)` then never means that Redis was too slow. By default both cases are `Ok(None)`.
+    /// By default, such a call returns `Ok(None)` in two cases: no permit was available when Redis last replied, or Redis
+    /// has not replied at all. With this setting, the second case is [`Error::Late`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -821,8 +832,8 @@ impl ExpirablePermit {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the permit ended earlier. [`Error::Redis`] if Redis did not confirm: the release is sent
-    /// again until Redis confirms it, and the lease ends the permit in any case.
+    /// [`Error::Lost`] if the permit ended earlier, by [`Client::close`](crate::Client::close) too. [`Error::Redis`] if
+    /// Redis did not confirm: the release is sent again until Redis confirms it, and the lease ends the permit in any case.
     pub fn release(mut self) -> Result<()> {
         self.released = true;
         if self.session().is_copy() {
@@ -977,10 +988,12 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the permit ended earlier.
-    /// - [`Error::Redis`]: Redis rejected the request or did not answer. In both cases the permit is no longer renewed. The
-    ///   permit counts as valid until its previous end or the end that was asked for, whichever is earlier. If one call got
-    ///   no reply and the next call succeeds, Redis may still execute the first request after the second. So from the second
-    ///   call on, the permit counts as valid for the shorter of the two leases.
+    /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
+    ///   valid until the earlier of two ends: the previous one and the one that was asked for.
+    ///
+    ///   After a call without a reply, Redis may execute that request later than the request of the next call. So even if
+    ///   the next call succeeds, the permit counts as valid only for the shorter of the two leases, counted from the next
+    ///   call.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -170,7 +170,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
         self.held.name()
     }
 
-    /// Returns the owner of the hold as Redis stores it, `<client uuid>:<number>`. No I/O.
+    /// Returns the owner of the hold as Redis stores it: `<client id>:<number>`, with the [id](crate::Client::id) of the
+    /// client. No I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -411,11 +411,10 @@ impl<A: AnyKind> Handle<A> {
         self.each(|part| part.set_command_timeout(timeout))
     }
 
-    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether the lock
-    /// is free.
+    /// Returns a handle whose calls with a time limit return [`Error::Late`] if Redis was too slow to reply.
     ///
-    /// `Ok(None)` then means that the lock was taken, or that another waiter was first, when Redis last replied. By default
-    /// both cases are `Ok(None)`, since most callers treat them alike.
+    /// By default, such a call returns `Ok(None)` in two cases: the lock was taken or another waiter was first when Redis
+    /// last replied, or Redis has not replied at all. With this setting, the second case is [`Error::Late`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

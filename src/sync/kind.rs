@@ -81,7 +81,8 @@ kinds! {
     Red: "RedLock", LockSpec;
 }
 
-/// A kind of lock that a single server keeps, so its guards have [guarded commands](crate::Guard::query).
+/// A kind of lock that a single server keeps, so its guards have [guarded commands](crate::Guard::query). This does not
+/// compile:
 ///
 /// ```compile_fail,E0599
 /// fn by_several(guard: &redlatch::RedLockGuard) -> redlatch::Result<i64> {
@@ -99,7 +100,7 @@ impl OneServer for Spin {}
 impl OneServer for Read {}
 impl OneServer for Write {}
 
-/// A kind of lock whose holds can go to another process: see [`Guard::detach`](crate::Guard::detach).
+/// A kind of lock whose holds can go to another process: see [`Guard::detach`](crate::Guard::detach). This does not compile:
 ///
 /// ```compile_fail,E0599
 /// fn of_several(guard: redlatch::MultiLockGuard) -> redlatch::Result<redlatch::Ticket> {

@@ -40,16 +40,18 @@ const FORGET_ONE: usize = 1;
 /// Without a message a thread asks after a second, then at growing intervals up to 5 s. So a lost message or a deleted key
 /// delays it by at most 5 s. If the server does not allow subscribing, threads only ask like that.
 ///
-/// **Rounds.** A latch that has been opened may be set again at once. A thread that waits for the first count continues when
-/// that round ends, even if it wakes late and finds the second count. A thread that waits for the second count is not
-/// released by the end of the first. For this, a mark beside the count (at `{jobs}:round` for a latch `jobs`) changes
-/// whenever this crate sets, opens or deletes the latch. Redisson's clients do not change the mark: if Redisson clients end
-/// one round and start the next, a waiter that wakes late waits for the end of the next round, as in Redisson.
+/// **Rounds.** A round lasts from setting a count until the latch opens. An open latch can be set again at once. A thread
+/// waits for the end of the round in which it began to wait, and of no other. So the thread continues when that round has
+/// ended, even if it wakes late and the next round has begun.
+///
+/// To tell rounds apart, this crate changes a mark beside the count whenever it sets, opens or deletes the latch. For a
+/// latch `jobs` the mark is at `{jobs}:round`, for a day at most. Redisson does not change the mark. So if Redisson clients
+/// both end a round and start the next one, a thread that wakes late waits until the next round ends too, as in Redisson.
 ///
 /// **Counting once.** If the client sends a request again because a reply or a connection was lost, Redis applies it once.
 /// For this, Redis keeps the result of each request: for a latch `jobs` at `{jobs}:request:<id>`. Later requests of the
-/// client about this latch delete the key; otherwise it expires after two minutes (four command timeouts if that is longer).
-/// A call that the program repeats counts again.
+/// client about this latch delete the key. Otherwise the key expires after two minutes or four command timeouts, whichever
+/// is longer. A call that the program repeats counts again.
 #[derive(Clone)]
 pub struct Latch {
     inner: LockSpec,
@@ -141,10 +143,10 @@ impl Latch {
         }
     }
 
-    /// Waits up to `limit` for the latch to open; `false` if it did not, or if Redis was too slow to say.
+    /// Waits up to `limit` for the latch to open; `false` if it is still closed, or Redis did not reply within `limit`.
     ///
-    /// `limit` is the whole budget, connecting and round trips included. Zero asks once; a duration beyond what the
-    /// clock can represent is no limit.
+    /// `limit` is the whole budget, connecting and round trips included. With a limit of zero, the call asks once, and waits
+    /// for the reply up to the command timeout. A duration beyond what the clock can represent is no limit.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -156,9 +158,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait). [`Error::Redis`] if Redis is known to be unreachable when the time is over, or has not
-    /// answered for the command timeout. With a limit of zero, the call asks once and waits for the reply up to the command
-    /// timeout.
+    /// As [`wait`](Self::wait). A missing reply is [`Error::Redis`] and not `false` if Redis is known to be unreachable when
+    /// the time is over, or has not answered for the whole command timeout.
     pub fn wait_for(&self, limit: Duration) -> Result<bool> {
         self.wait_with(WaitMode::span(limit))
     }

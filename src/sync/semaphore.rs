@@ -51,18 +51,19 @@ use crate::session::shared::SharedSession;
 /// others want few. A release notifies by message; if a message is lost, waiters notice the release by asking every 1
 /// to 5 s.
 ///
-/// **Faults.** A request without a reply is sent again, and Redis applies it once. For this, Redis remembers each request in
-/// a key such as `{mail}:request:<client uuid>:<number>` for a semaphore `mail`. The client's next requests delete the key;
-/// otherwise it expires after two minutes (four command timeouts if that is longer). So a client leaves a handful of such
-/// keys, about 150 bytes each, however often it asks. The keys cost 4 to 5 µs of the server's time per request, about as
-/// much as the rest of the request. If a permit is dropped while Redis is unreachable, or accepts no writes, its return is
-/// retried for up to a minute (two command timeouts if that is longer). After that it stays taken, and
+/// **Faults.** If a reply is lost, the client sends the request again, and Redis applies it once. For this, Redis remembers
+/// each request in a key such as `{mail}:request:<client id>:<number>` for a semaphore `mail`. Later requests of the client
+/// delete these keys. The last few expire after two minutes or four command timeouts, whichever is longer.
+///
+/// If a permit is dropped while Redis is unreachable, or accepts no writes, its return is retried for up to a minute or two
+/// command timeouts, whichever is longer. After that the permit stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
 /// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets the time to live of the semaphore's
-/// key; no other method changes it. A permit that is returned does not create a semaphore that was deleted or has expired.
-/// If another process has created the semaphore again by then, the returned permits come on top of its number.
-/// [`add_permits`](Self::add_permits) creates a semaphore that does not exist, as in Redisson.
+/// key; no other method changes it. [`add_permits`](Self::add_permits) creates a semaphore that does not exist, as in
+/// Redisson. Returning a permit does not. Careful: if the semaphore was deleted or has expired and was created again, a
+/// permit of the old one adds to the number of the new one when it is returned. For a limit per hour,
+/// [`forget`](SemaphorePermit::forget) each permit, as in the example of `try_set_permits_with_ttl`.
 #[derive(Clone)]
 pub struct Semaphore {
     handle: LockSpec,
@@ -78,8 +79,9 @@ pub struct Semaphore {
 /// ```
 ///
 /// Dropping sends the permits back without waiting for Redis; failures are retried, logged and counted.
-/// [`release`](Self::release) waits and reports failures, and [`forget`](Self::forget) keeps the permits taken. A
-/// permit belongs to no thread: any thread may return it. Closing the client returns all its permits.
+/// [`release`](Self::release) waits and reports failures, and [`forget`](Self::forget) keeps the permits taken. A permit
+/// belongs to no thread: any thread may return it. Closing the client returns all its permits, if Redis acknowledges that
+/// [in time](crate::Client::close).
 ///
 /// ```
 /// fn check<T: Send + Sync>() {}
@@ -132,9 +134,10 @@ impl Semaphore {
 
     /// Tries once; `Ok(None)` if no permit is available, or another thread of this process is waiting.
     ///
-    /// Blocks for one round trip or none, at most for the command timeout. A waiting thread is not overtaken. If this
-    /// process has just had permits for its whole tenure, the call lets other processes go first, which takes several round
-    /// trips (see [`Handle::try_lock`](crate::Handle::try_lock)).
+    /// Blocks for one round trip, or not at all if another thread of this process is waiting. If this process has just had
+    /// permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure), 5 ms unless set), the
+    /// call lets other processes go first. That takes several round trips (see
+    /// [`Handle::try_lock`](crate::Handle::try_lock)). Blocks at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -154,8 +157,9 @@ impl Semaphore {
 
     /// Waits up to `wait` for a permit; `Ok(None)` if that was not long enough.
     ///
-    /// `wait` is the whole budget, connecting included; zero is one attempt. The call does not wait for a later reply;
-    /// a permit that such a reply grants is returned.
+    /// `wait` is the whole budget, connecting and round trips included. Zero is one attempt as by
+    /// [`try_acquire`](Self::try_acquire). The call does not wait for a later reply; a permit that such a reply grants is
+    /// returned.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -354,10 +358,12 @@ impl Semaphore {
 
     /// Takes all available permits for good, and returns how many.
     ///
-    /// Blocks for one round trip, at most for the command timeout. If the number is negative, it is returned and set to
-    /// zero, as in Redisson. A negative number, left by `add_permits`, is how many of the next released permits do not
-    /// become available. Draining sets it to zero, so from then on every released permit becomes available. The key keeps
-    /// its time to live, which Redisson's `drainPermits` drops.
+    /// Blocks for one round trip, at most for the command timeout. The key keeps its time to live, which Redisson's
+    /// `drainPermits` drops.
+    ///
+    /// If the number is negative (after [`add_permits`](Self::add_permits) with a negative number), there is nothing to
+    /// take. The call then returns the negative number and sets it to zero, as in Redisson. That cancels the rest of the
+    /// reduction: at −2, the next two returned permits would not become available; after draining they do.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -472,10 +478,10 @@ impl Semaphore {
         self
     }
 
-    /// Returns a handle whose waits with a limit return [`Error::Late`] if Redis was too slow to say whether a permit
-    /// is available.
+    /// Returns a handle whose calls with a time limit return [`Error::Late`] if Redis was too slow to reply.
     ///
-    /// `Ok(None)` then never means that Redis was too slow. By default both cases are `Ok(None)`.
+    /// By default, such a call returns `Ok(None)` in two cases: no permit was available when Redis last replied, or Redis
+    /// has not replied at all. With this setting, the second case is [`Error::Late`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -541,8 +547,8 @@ impl SemaphorePermit {
     ///
     /// - [`Error::Redis`]: Redis rejected the release, or did not answer in time. The release is then retried as
     ///   after a drop.
-    /// - [`Error::Lost`]: the semaphore was deleted, or has expired.
-    /// - [`Error::Closed`]: the client is closed; closing gave back the permits.
+    /// - [`Error::Lost`]: the semaphore no longer exists: it was deleted, or has expired.
+    /// - [`Error::Closed`]: the client is closed; [closing](crate::Client::close) gives back the permits.
     pub fn release(mut self) -> Result<()> {
         let session = &self.shared.session;
         session.check_open()?;

@@ -38,9 +38,9 @@ const WORD: &str = "redlatch-ticket-1";
 /// percent-encoded. With the feature `serde` a ticket is serialized as its text, and deserialized from it.
 ///
 /// A ticket can be adopted once, by any process that has the text. To end the hold earlier, call
-/// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id)
-/// with the permit's id. The text of a ticket names the kind of lock; [`Client::adopt`](crate::Client::adopt) says
-/// which guards fit, and rejects others.
+/// [`force_unlock`](crate::Mutex::force_unlock) on the lock, or [`release_id`](crate::ExpirableSemaphore::release_id) with
+/// the permit's id (note it before you detach). The text of a ticket names the kind of lock;
+/// [`Client::adopt`](crate::Client::adopt) says which guards fit, and rejects others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use = "without the ticket nobody can adopt the hold, and the name stays taken"]
 pub struct Ticket {

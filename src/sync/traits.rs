@@ -54,7 +54,8 @@ use crate::hold::loss::LossReceiver;
 ///
 /// A `Box<dyn Lock>` is also a member of a [`MultiLock`](crate::MultiLock), unless it is a `RedLock` or a lock for tests. An
 /// [`RwLock`](crate::RwLock) is two locks and does not have the trait; its [`read_side`](crate::RwLock::read_side) and
-/// [`write_side`](crate::RwLock::write_side) do. The trait is sealed: only the locks of this crate have it.
+/// [`write_side`](crate::RwLock::write_side) do. The trait is sealed: only the locks of this crate have it. So this does not
+/// compile:
 ///
 /// ```compile_fail,E0277
 /// let client = redlatch::Client::open("redis://127.0.0.1/").unwrap();
@@ -74,7 +75,8 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
         held.ok_or(Error::Closed)
     }
 
-    /// Tries once; `Ok(None)` if somebody else has the lock: see [`Handle::try_lock`](crate::Handle::try_lock).
+    /// Tries once; `Ok(None)` if somebody else has the lock, or goes first: see
+    /// [`Handle::try_lock`](crate::Handle::try_lock).
     ///
     /// # Errors
     ///
