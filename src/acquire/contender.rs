@@ -352,7 +352,7 @@ impl<'a> Contender<'a> {
             session.error(ACQUIRING, &self.lock.name, unexpected)
         })?;
         match (acquired, asked) {
-            (AcquireReply::Taken { tokens, left }, Some(AskedHold { hold, .. })) => {
+            (AcquireReply::Taken { tokens, ttl_left }, Some(AskedHold { hold, .. })) => {
                 self.place = None;
                 // Granted, but too few replicas have it: a failover could grant the lock again.
                 replicated.inspect_err(|_| session.give_back(&hold))?;
@@ -360,25 +360,31 @@ impl<'a> Contender<'a> {
                 if let Some((first, last)) = tokens {
                     hold.set_tokens(first, last);
                 }
-                if left.is_some() {
-                    // Before this grant the read lock's key had only `left` to live. Another client may shorten it again, so
-                    // the hold is renewed as often as that requires.
-                    hold.change(|lease| lease.adapt_keep_lock(left));
+                if ttl_left.is_some() {
+                    // Before this grant the read lock's key had only `ttl_left` to live. Another client may shorten it again,
+                    // so the hold is renewed as often as that requires.
+                    hold.change(|lease| lease.adapt_keep_lock(ttl_left));
                 }
                 Ok(Reply::Granted(hold))
             }
-            (AcquireReply::Busy { left, behind }, Some(AskedHold { hold, place })) => {
+            (
+                AcquireReply::Busy {
+                    retry_after,
+                    behind,
+                },
+                Some(AskedHold { hold, place }),
+            ) => {
                 if place == Place::New {
                     self.keep_place(hold.number, sent_at);
                 }
-                if let (Some(spin), Some(left)) = (&mut self.spin, left) {
-                    spin.record_refusal(sent_at + left);
+                if let (Some(spin), Some(retry_after)) = (&mut self.spin, retry_after) {
+                    spin.record_refusal(sent_at + retry_after);
                 }
                 if let (Some(turn), Some(behind)) = (&mut self.turn, behind) {
                     turn.set_behind(hold.number, behind);
                 }
                 Ok(Reply::Busy(Busy {
-                    retry_after: left,
+                    retry_after,
                     is_contested: false,
                 }))
             }
@@ -409,7 +415,7 @@ impl<'a> Contender<'a> {
         let recorded = self.recorded_hold(&state);
         if recorded
             .as_ref()
-            .is_some_and(|its| its.is_later_than(&hold))
+            .is_some_and(|recorded| recorded.is_later_than(&hold))
         {
             // A later grant, to another thread, is recorded already, which proves that this hold is over.
             drop(state);
@@ -480,8 +486,8 @@ impl<'a> Contender<'a> {
 
 /// When a wait that ends at `deadline` asks its last question.
 fn last_question_at(deadline: Instant) -> Instant {
-    let left = deadline.saturating_duration_since(Instant::now());
-    deadline - (left / 4).min(LAST)
+    let time_left = deadline.saturating_duration_since(Instant::now());
+    deadline - (time_left / 4).min(LAST)
 }
 
 impl Strategy for Contender<'_> {
@@ -562,7 +568,7 @@ impl Strategy for Contender<'_> {
             .last_question_at
             .map(|at| at.saturating_duration_since(Instant::now()));
         let until_last =
-            until_last.filter(|left| !left.is_zero() && self.place.is_some() && *left < pause);
+            until_last.filter(|wait| !wait.is_zero() && self.place.is_some() && *wait < pause);
         self.parks_until_last = until_last.is_some();
         until_last.unwrap_or(pause)
     }

@@ -327,18 +327,18 @@ impl LockSpec {
         // for other processes.
         let deadlocked = self.has_it_otherwise();
         let stop = || deadlocked.is_some() || self.must_stop();
-        let left = |now| lease_left(entry, now);
-        listening.park(self, Signals::default(), wait.deadline(), left, &stop);
+        let time_left = |now| lease_left(entry, now);
+        listening.park(self, Signals::default(), wait.deadline(), time_left, &stop);
         if let Some(wakeup) = listening.take_wakeup() {
             return Ok(Some(wakeup));
         }
         let mut state = entry.lock();
-        let left = state.lock.withdraw(ticket, Instant::now());
-        if let Some(next) = &left {
+        let wakeups = state.lock.withdraw(ticket, Instant::now());
+        if let Some(next) = &wakeups {
             state.store_wakeups(next);
         }
         drop(state);
-        if let Some(next) = left {
+        if let Some(next) = wakeups {
             wake(next);
         }
         match listening.take_wakeup() {

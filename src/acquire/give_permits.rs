@@ -19,9 +19,13 @@ pub(crate) fn give(
 ) -> Option<Arc<Call>> {
     let now = Instant::now();
     let mut state = entry.lock();
-    let Given { to, first, back } = state.local_semaphore().give(permits, since, now);
+    let Given {
+        receivers,
+        first,
+        back,
+    } = state.local_semaphore().give(permits, since, now);
     // These threads are off the queue, and find the wakeup if they give up at this moment: rule 2 at `Entry`.
-    for waiter in &to {
+    for waiter in &receivers {
         waiter.store(Wakeup::Given(since));
     }
     // Queued with the mutex held, so that on the connection it precedes the request of the thread that is first now:
@@ -43,7 +47,7 @@ pub(crate) fn give(
     };
     drop(state);
     // These threads have their permits, and need not wait until the release of the others is written.
-    notify(to);
+    notify(receivers);
     if let Some(release) = &release {
         session.connection.at(release).deliver();
     }

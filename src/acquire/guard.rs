@@ -44,7 +44,7 @@ pub struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
-    came: Came,
+    origin: Came,
     /// The hold was reported to an observer, which has to hear of the end of this guard.
     is_observed: bool,
     /// The report of the end to the observer, once the guard has left the hold.
@@ -96,7 +96,7 @@ impl HeldTarget for GuardInner {
 }
 
 impl GuardInner {
-    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, came: Came) -> Self {
+    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, origin: Came) -> Self {
         Self {
             shared: Arc::clone(&lock.shared),
             command_timeout: lock.command_timeout,
@@ -106,7 +106,7 @@ impl GuardInner {
             thread,
             lost: LossChannel::default(),
             released: false,
-            came,
+            origin,
             is_observed: false,
             ended: None,
         }
@@ -116,11 +116,11 @@ impl GuardInner {
     /// be reported as well.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
-        if self.came == Came::Reentered {
+        if self.origin == Came::Reentered {
             self.hold.observe_again(self.thread);
             return None;
         }
-        Some(self.came == Came::HandedOver)
+        Some(self.origin == Came::HandedOver)
     }
 
     /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
@@ -285,7 +285,7 @@ impl GuardInner {
             session.release(hold, was_lost, now)
         };
         let call = OnceCell::new();
-        let left = state.lock.leave(self.thread, hold, now, &|| {
+        let outcome = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
         // The mutex is held: once it is released, another thread may have the hold, and a loss would not concern this guard.
@@ -294,7 +294,7 @@ impl GuardInner {
         }
         // Read before the hold changes threads, for the same reason.
         let not_lost = hold.check_not_lost();
-        match left {
+        match outcome {
             LeaveOutcome::Nested { count } => {
                 if hold.mode == Mode::Exclusive {
                     hold.count.store(count, Ordering::Relaxed);

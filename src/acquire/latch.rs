@@ -69,8 +69,8 @@ impl Drop for LatchWait<'_> {
 }
 
 /// Whether the round is over that the waiter saw first. Stores that round.
-fn note_round(first_round: &mut Option<Vec<u8>>, seen: LatchState) -> bool {
-    match (seen, &first_round) {
+fn note_round(first_round: &mut Option<Vec<u8>>, state: LatchState) -> bool {
+    match (state, &first_round) {
         (LatchState::Open, _) => true,
         (LatchState::Closed { round, .. }, None) => {
             *first_round = Some(round);
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn another_mark_frees_a_waiter_and_a_lost_one_does_not() {
         let closed = |round: &str| LatchState::Closed {
-            left: 1,
+            count: 1,
             round: round.into(),
         };
         let frees = |first: &str, later: &str| {

@@ -108,15 +108,15 @@ impl Listening {
         self.has_parked
     }
 
-    /// Parks until another thread of this process has woken this one, there is news since `seen`, `stop` returns true,
-    /// or the deadline has passed. Every wait for others is one of these. A long wait is logged, with how long the
+    /// Parks until another thread of this process has woken this one, there is news since `known_signals`, `stop` returns
+    /// true, or the deadline has passed. Every wait for others is one of these. A long wait is logged, with how long the
     /// lease of the holder still lasts, if that is known.
     pub(crate) fn park(
         &mut self,
         spec: &LockSpec,
-        seen: Signals,
+        known_signals: Signals,
         until: Deadline,
-        left: impl Fn(Instant) -> Option<Duration>,
+        lease_left: impl Fn(Instant) -> Option<Duration>,
         stop: &dyn Fn() -> bool,
     ) {
         if !std::mem::replace(&mut self.has_parked, true) {
@@ -133,14 +133,14 @@ impl Listening {
         self.subscriptions.iter().for_each(Subscription::check);
         loop {
             let now = Instant::now();
-            let log_due = self.log_long_wait(spec, now, || left(now));
+            let log_due = self.log_long_wait(spec, now, || lease_left(now));
             // A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight
             // threads. So a wait without a deadline gets none for the log: the watchdog reminds such threads.
             let wakes_at = match (until.instant(), log_due) {
                 (Some(until), Some(due)) => Deadline::at(until.min(due)),
                 _ => until,
             };
-            let is_over = self.waiter().park(seen, wakes_at, stop);
+            let is_over = self.waiter().park(known_signals, wakes_at, stop);
             if is_over || until.has_passed(Instant::now()) {
                 break;
             }
@@ -154,7 +154,7 @@ impl Listening {
         &mut self,
         spec: &LockSpec,
         now: Instant,
-        left: impl FnOnce() -> Option<Duration>,
+        lease_left: impl FnOnce() -> Option<Duration>,
     ) -> Option<Instant> {
         let after = spec.session().log_long_waits;
         let first = || now.checked_add(after).filter(|_| !after.is_zero());
@@ -162,8 +162,8 @@ impl Listening {
         if due.is_some_and(|due| now >= due) {
             let (waited, name, kind) = (now - *began, &spec.name, spec.key.kind);
             *due = now.checked_add(waited);
-            let lease = left().map_or_else(String::new, |left| {
-                format!("; the lease of its holder lasts another {left:.1?}")
+            let lease = lease_left().map_or_else(String::new, |lease_left| {
+                format!("; the lease of its holder lasts another {lease_left:.1?}")
             });
             report!(
                 Info,
@@ -220,7 +220,9 @@ impl Listening {
     /// Whether messages can arrive: the server has not rejected the subscription.
     pub(crate) fn is_notified(&self) -> bool {
         let subscriptions = self.subscriptions.iter();
-        let accepted = subscriptions.filter(|one| !one.is_refused()).count();
+        let accepted = subscriptions
+            .filter(|subscription| !subscription.is_refused())
+            .count();
         self.is_subscribed() && accepted >= self.needed
     }
 

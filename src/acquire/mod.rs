@@ -254,7 +254,7 @@ impl<S: Strategy> Waiting<'_, S> {
             };
             // Read before the request, so that the message of a release which follows this question counts as news, even if
             // the message arrives before the reply.
-            let before = self.strategy.listening().signals();
+            let signals_before = self.strategy.listening().signals();
             let busy = match self.strategy.ask(budget.until) {
                 Ok(Reply::Granted(grant)) => {
                     self.count_rescue();
@@ -284,7 +284,7 @@ impl<S: Strategy> Waiting<'_, S> {
             if is_first_refusal && let Some(reason) = self.spec.has_it_otherwise() {
                 return Err(self.spec.would_deadlock(reason));
             }
-            self.park(busy, before)?;
+            self.park(busy, signals_before)?;
         }
     }
 
@@ -325,19 +325,23 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Subscribes and parks. Returns at once if the subscription is confirmed already. `before`: the signals before the
-    /// request.
-    fn park(&mut self, busy: Busy, before: Signals) -> Result<()> {
+    /// Subscribes and parks. Returns at once if the subscription is confirmed already. `signals_before`: the signals before
+    /// the request.
+    fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
         // News counts from before the request, except in two cases. A thread that has just begun to listen has no earlier
         // news. After a contested round the thread asks again in any case, once its pause is over: messages that arrived
         // during the round, such as those of other masters about the same release, must not cut the pause short.
-        let mut seen = match began_to_listen || busy.is_contested {
+        let mut known_signals = match began_to_listen || busy.is_contested {
             true => listening.signals(),
-            false => before,
+            false => signals_before,
         };
-        if began_to_listen && seen.is_answered && listening.is_notified() && !busy.is_contested {
+        if began_to_listen
+            && known_signals.is_answered
+            && listening.is_notified()
+            && !busy.is_contested
+        {
             // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }
@@ -347,7 +351,7 @@ impl<S: Strategy> Waiting<'_, S> {
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);
         // A confirmation during the park counts as news, so a grant that follows one is no rescue.
-        self.silent_since = is_park.then_some(seen);
+        self.silent_since = is_park.then_some(known_signals);
         let now = Instant::now();
         let park = self.strategy.park_for(cap);
         // Contenders for several servers must come back one by one, or they split the votes again.
@@ -355,7 +359,7 @@ impl<S: Strategy> Waiting<'_, S> {
             true => now + park,
             false => time::on_shared_tick(now, park),
         };
-        let free_at = busy.retry_after.map(|left| now + left);
+        let free_at = busy.retry_after.map(|retry_after| now + retry_after);
         if let Some(free_at) = free_at {
             // A key lives for the whole of its last millisecond.
             until = until.min(free_at + Duration::from_millis(1));
@@ -364,24 +368,24 @@ impl<S: Strategy> Waiting<'_, S> {
         let until = Deadline::at(wait.deadline().earliest(until));
         // With notes, the reply says when to ask again, which need not be the end of a lease.
         let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
-        let left = |now| Some(lease_ends?.saturating_duration_since(now));
+        let lease_left = |now| Some(lease_ends?.saturating_duration_since(now));
         let stop = || spec.must_stop();
         let listening = self.strategy.listening();
         loop {
-            listening.park(spec, seen, until, left, &stop);
+            listening.park(spec, known_signals, until, lease_left, &stop);
             let signals = listening.signals();
             // A confirmation of the subscription does not end the pause after a contested round: all contenders get theirs
             // at about the same moment.
             let goes_on = busy.is_contested
-                && signals.messages == seen.messages
-                && signals.is_answered != seen.is_answered;
+                && signals.messages == known_signals.messages
+                && signals.is_answered != known_signals.is_answered;
             if !goes_on {
                 break;
             }
-            seen = signals;
+            known_signals = signals;
         }
         // Cancelling and closing are signalled as messages.
-        let is_message = listening.signals().messages > seen.messages && !stop();
+        let is_message = listening.signals().messages > known_signals.messages && !stop();
         spec.session().counters.wakes.add(is_message.into());
         Ok(())
     }
@@ -389,7 +393,7 @@ impl<S: Strategy> Waiting<'_, S> {
     /// Counts a grant that no message announced: the message was lost, or none was sent, as when a lease expires.
     fn count_rescue(&mut self) {
         let signals = self.strategy.listening().signals();
-        let is_silent = |seen| !signals.are_news_since(seen);
+        let is_silent = |known_signals| !signals.are_news_since(known_signals);
         let is_rescue = S::COUNTS_MISSED
             && !self.strategy.is_last_question()
             && self.silent_since.is_some_and(is_silent);

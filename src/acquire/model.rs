@@ -201,7 +201,7 @@ struct State<const N: usize> {
     key: Key,
     replica: Key,
     clients: [Client; N],
-    left: Left,
+    faults: Left,
 }
 
 /// How often each fault may still happen.
@@ -224,7 +224,7 @@ struct Left {
 struct Scene {
     /// How often each client comes. A model of two clients has the first two.
     comes: [u8; 3],
-    left: Left,
+    faults: Left,
     /// Time passes. No client subscribes then, and one that waits asks now and then.
     ticks: bool,
     /// Each client comes again and again, holds for a tick, and does all that it can do before the next tick.
@@ -435,7 +435,7 @@ impl<const N: usize> Plain<N> {
             used |= 1 << renewal.number;
         }
         for owner in [state.key.owner, state.replica.owner] {
-            if let Some((_, number)) = owner.filter(|(its, _)| *its == c) {
+            if let Some((_, number)) = owner.filter(|(owner, _)| *owner == c) {
                 used |= 1 << number;
             }
         }
@@ -479,15 +479,15 @@ impl<const N: usize> Plain<N> {
                 }
                 let mut others_listen = false;
                 if state.key.owner.is_none() {
-                    for (its, client) in state.clients.iter_mut().enumerate() {
+                    for (other, client) in state.clients.iter_mut().enumerate() {
                         let listens = matches!(
                             client.subscription,
                             Subscription::Made | Subscription::Confirmed
                         );
                         if listens {
                             client.messages = (client.messages + 1).min(2);
-                            others_listen |= its != c && !is(Variant::CountsOneNode, self.scene);
-                            if its != c && is(Variant::NotifiesOne, self.scene) {
+                            others_listen |= other != c && !is(Variant::CountsOneNode, self.scene);
+                            if other != c && is(Variant::NotifiesOne, self.scene) {
                                 break;
                             }
                         }
@@ -557,9 +557,9 @@ impl<const N: usize> Plain<N> {
             client.cohort.get_or_insert(0);
         }
         self.unsubscribes(client);
-        for (its, other) in state.clients.iter_mut().enumerate() {
+        for (index, other) in state.clients.iter_mut().enumerate() {
             let waits = matches!(other.doing, Doing::Asks | Doing::Parks);
-            if its != c && waits && self.scene.prompt {
+            if index != c && waits && self.scene.prompt {
                 other.overtaken = (other.overtaken + 1).min(OVERTAKEN + 1);
             }
         }
@@ -659,14 +659,14 @@ impl<const N: usize> Plain<N> {
 
     /// The server is another now, and all connections to it are lost.
     fn replaced(&self, state: &mut State<N>, by: Key) {
-        let before = std::mem::replace(&mut state.key, by);
+        let old_key = std::mem::replace(&mut state.key, by);
         for c in 0..state.clients.len() {
             if !state.clients[c].is_down {
                 self.lose(state, c, Fate::Lost);
             }
             let client = &mut state.clients[c];
             // A replica may know the hold, and not its last renewal.
-            client.forgotten |= by != before;
+            client.forgotten |= by != old_key;
             // The old server will not execute any more commands.
             client.late = Few::default();
             if client.subscription != Subscription::No {
@@ -822,27 +822,27 @@ impl<const N: usize> Plain<N> {
 
     /// Faults, and threads that give up.
     fn faults(&self, state: &State<N>, c: usize, add: &mut dyn FnMut(Step, State<N>)) {
-        let (client, left) = (&state.clients[c], state.left);
+        let (client, faults) = (&state.clients[c], state.faults);
         let mut take = |step: Step, change: &dyn Fn(&mut State<N>)| {
             let mut after = *state;
             change(&mut after);
             add(step, after);
         };
-        if left.losses > 0 && !client.is_down && !client.sent.is_empty() {
+        if faults.losses > 0 && !client.is_down && !client.sent.is_empty() {
             let torn = self.scene.ticks;
             let fates = [Fate::Lost, Fate::Late, Fate::LateAndTorn];
             let possible = fates.into_iter().take(if torn { 3 } else { 2 });
             for fate in possible.filter(|fate| *fate == Fate::Lost || client.late.is_empty()) {
                 take(Step::Lose(c, fate), &|state| {
-                    state.left.losses -= 1;
+                    state.faults.losses -= 1;
                     self.lose(state, c, fate);
                 });
             }
         }
         let waits = matches!(client.doing, Doing::Asks | Doing::Parks);
-        if left.ends > 0 && waits {
+        if faults.ends > 0 && waits {
             take(Step::GiveUp(c), &|state| {
-                state.left.ends -= 1;
+                state.faults.ends -= 1;
                 let client = &mut state.clients[c];
                 let (doing, number) = (client.doing, client.number);
                 self.goes(client);
@@ -852,9 +852,9 @@ impl<const N: usize> Plain<N> {
                 }
             });
         }
-        if left.deaf > 0 && client.subscription != Subscription::No {
+        if faults.deaf > 0 && client.subscription != Subscription::No {
             take(Step::LoseSubscription(c), &|state| {
-                state.left.deaf -= 1;
+                state.faults.deaf -= 1;
                 self.is_deaf(&mut state.clients[c]);
             });
         }
@@ -946,13 +946,13 @@ impl<const N: usize> Model for Plain<N> {
             key: Key::default(),
             replica: Key::default(),
             clients: std::array::from_fn(client),
-            left: self.scene.left,
+            faults: self.scene.faults,
         }
     }
 
-    fn next(&self, state: &State<N>, to: &mut Vec<(Step, State<N>)>) {
+    fn next(&self, state: &State<N>, successors: &mut Vec<(Step, State<N>)>) {
         let scene = self.scene;
-        let mut add = |step, after| to.push((step, after));
+        let mut add = |step, after| successors.push((step, after));
         for c in 0..state.clients.len() {
             self.next_of(state, c, &mut add);
             self.faults(state, c, &mut add);
@@ -965,19 +965,19 @@ impl<const N: usize> Model for Plain<N> {
             change(&mut after);
             after
         };
-        if state.left.restarts > 0 {
+        if state.faults.restarts > 0 {
             let after = with(&|state| {
-                state.left.restarts -= 1;
+                state.faults.restarts -= 1;
                 self.replaced(state, Key::default());
             });
             add(Step::Restart, after);
         }
-        if state.left.promotions > 0 {
+        if state.faults.promotions > 0 {
             if state.replica != state.key {
                 add(Step::Replicate, with(&|state| state.replica = state.key));
             }
             let after = with(&|state| {
-                state.left.promotions -= 1;
+                state.faults.promotions -= 1;
                 self.replaced(state, state.replica);
             });
             add(Step::Promote, after);
@@ -992,7 +992,7 @@ impl<const N: usize> Model for Plain<N> {
             }
             add(Step::Tick, with(&|state| self.tick(state)));
         }
-        if scene.prompt && to.is_empty() {
+        if scene.prompt && successors.is_empty() {
             let after = with(&|state| {
                 self.tick(state);
                 // Nothing is renewed here, and no lease ends.
@@ -1006,12 +1006,16 @@ impl<const N: usize> Model for Plain<N> {
                     }
                 }
             });
-            to.push((Step::Tick, after));
+            successors.push((Step::Tick, after));
         }
     }
 
     fn broken(&self, before: &State<N>, step: Step, after: &State<N>) -> Option<&'static str> {
-        let held = after.clients.iter().filter(|its| self.holds(its)).count();
+        let held = after
+            .clients
+            .iter()
+            .filter(|client| self.holds(client))
+            .count();
         let forgotten = after.clients.iter().any(|client| client.forgotten);
         if held > 1 && !forgotten {
             return Some(EXCLUSION);
@@ -1025,11 +1029,11 @@ impl<const N: usize> Model for Plain<N> {
                 return Some(TURNS);
             }
         }
-        let calm = self.scene.left == Left::default() && !self.scene.ticks;
+        let calm = self.scene.faults == Left::default() && !self.scene.ticks;
         if let Step::Run(c) | Step::RunOther(c) = step
             && calm
             && last_reply(after, c) == Some(Reply::Busy)
-            && before.key.owner.is_some_and(|(its, _)| its == c)
+            && before.key.owner.is_some_and(|(owner, _)| owner == c)
         {
             return Some(OWN);
         }
@@ -1038,8 +1042,8 @@ impl<const N: usize> Model for Plain<N> {
 
     fn goals(&self) -> Vec<&'static str> {
         // A command of a torn connection can only end with its lease, and so can a hold whose release a replica lacks.
-        let torn = self.scene.ticks && self.scene.left.losses > 0;
-        let lacks = self.scene.left.promotions > 0;
+        let torn = self.scene.ticks && self.scene.faults.losses > 0;
+        let lacks = self.scene.faults.promotions > 0;
         let mut goals = vec![REACHED; N];
         goals.extend((!torn && !lacks).then_some(UNDONE));
         goals
@@ -1150,7 +1154,7 @@ fn last_reply<const N: usize>(state: &State<N>, c: usize) -> Option<Reply> {
 /// Two clients, without time and faults: no client waits for an event that cannot happen.
 const WAITS: Scene = Scene {
     comes: [2, 2, 0],
-    left: Left {
+    faults: Left {
         losses: 0,
         ends: 0,
         restarts: 0,
@@ -1165,7 +1169,7 @@ const WAITS: Scene = Scene {
 /// Connections are lost, threads give up.
 fn losses(losses: u8, ends: u8, deaf: u8) -> Scene {
     Scene {
-        left: Left {
+        faults: Left {
             losses,
             ends,
             deaf,
@@ -1214,7 +1218,7 @@ fn whoever_waits_gets_it_without_polling_whatever_connections_are_lost() {
         ..Left::default()
     };
     let restarted = Scene {
-        left: restart,
+        faults: restart,
         ..WAITS
     };
     states += keeps("a server that restarts", twice_and_once(restarted));
@@ -1240,7 +1244,7 @@ fn whoever_waits_gets_it_without_polling_whatever_connections_are_lost() {
 
 #[test]
 fn two_never_hold_it_unless_the_server_forgets() {
-    let with = |left| Scene { left, ..LEASES };
+    let with = |faults| Scene { faults, ..LEASES };
     let mut states = keeps("leases", LEASES);
     states += keeps(
         "a restart",
@@ -1347,11 +1351,11 @@ fn each_of_three_clients_gets_it() {
         keeps("a lost connection of three, one comes twice", lost);
         let both = once_each(losses(1, 1, 0));
         keeps("a lost connection of three, and one gives up", both);
-        let left = Left {
+        let faults = Left {
             restarts: 1,
             ..Left::default()
         };
-        let restarted = once_each(Scene { left, ..WAITS });
+        let restarted = once_each(Scene { faults, ..WAITS });
         keeps("a server of three clients that restarts", restarted);
         keeps("leases of three", once_each(LEASES));
     }

@@ -96,12 +96,12 @@ impl Members {
     pub(crate) fn new(mut parts: Vec<LockSpec>) -> Self {
         let mut fault = None;
         parts.sort_by_cached_key(LockSpec::key_and_server);
-        parts.dedup_by(|other, one| {
-            let has_same_key = other.key_and_server() == one.key_and_server();
-            if has_same_key && !one.is_same(other) {
+        parts.dedup_by(|other, kept| {
+            let has_same_key = other.key_and_server() == kept.key_and_server();
+            if has_same_key && !kept.is_same(other) {
                 fault = Some(Arc::from(format!(
                     "two members of the multi-lock have the key `{}`, and differ in their kinds, clients or settings",
-                    one.name
+                    kept.name
                 )));
             }
             has_same_key
@@ -275,9 +275,9 @@ impl Members {
         let mut held = HeldMembers(all.clone().map(|_| None).collect());
         // A thread that has waited was refused before.
         let mut was_refused = waited_for.is_some();
-        if let Some((index, one)) = waited_for {
+        if let Some((index, guard)) = waited_for {
             // Its lease runs, or is renewed, during the other questions; `acquire` checks at the end whether it is still valid.
-            held.0[index] = Some(one);
+            held.0[index] = Some(guard);
         }
         let (mut goes_on_until, mut pauses) = (None, pacer());
         loop {
@@ -345,7 +345,7 @@ impl Members {
                     refused = Some((index, InTheWay::Here));
                     break;
                 }
-                Ok(one) => pending.push((index, one)),
+                Ok(attempt) => pending.push((index, attempt)),
                 Err(err) => return Err(vec![(index, err)]),
             }
         }
@@ -355,13 +355,13 @@ impl Members {
         }
         let (mut failures, mut too_late) = (Vec::new(), false);
         // Every attempt is finished, even after a refusal: its reply may be a grant, which has to be kept or released.
-        for (index, one) in pending {
-            match self.parts[index].finish(Ok(one)) {
-                Ok(Outcome::Granted(one)) => held[index] = Some(one),
+        for (index, attempt) in pending {
+            match self.parts[index].finish(Ok(attempt)) {
+                Ok(Outcome::Granted(guard)) => held[index] = Some(guard),
                 Ok(Outcome::Busy(busy)) => {
-                    let left = busy.retry_after;
+                    let lease_left = busy.retry_after;
                     if refused.is_none_or(|(first, _)| index < first) {
-                        refused = Some((index, InTheWay::Elsewhere { left }));
+                        refused = Some((index, InTheWay::Elsewhere { lease_left }));
                     }
                 }
                 Ok(Outcome::TooLate) => too_late = true,
@@ -382,10 +382,12 @@ impl Members {
         pending: &mut [(usize, Pending<'_>)],
         round: WaitMode,
     ) -> std::result::Result<(), (usize, Error)> {
-        let contenders = pending.iter_mut().filter_map(|(index, one)| match one {
-            Pending::Contends(contender) => Some((*index, contender)),
-            _ => None,
-        });
+        let contenders = pending
+            .iter_mut()
+            .filter_map(|(index, attempt)| match attempt {
+                Pending::Contends(contender) => Some((*index, contender)),
+                _ => None,
+            });
         let mut asking: Vec<_> = contenders.collect();
         let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
@@ -394,8 +396,12 @@ impl Members {
             (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.
-        asking.iter_mut().for_each(|(_, one)| one.ask_ahead());
-        asking.iter().for_each(|(_, one)| one.send_ahead());
+        asking
+            .iter_mut()
+            .for_each(|(_, contender)| contender.ask_ahead());
+        asking
+            .iter()
+            .for_each(|(_, contender)| contender.send_ahead());
         Ok(())
     }
 
@@ -486,7 +492,9 @@ impl HeldMembers {
         let unlocking: Vec<_> = late
             .map(|held| (held.name().to_owned(), held.queue_unlock()))
             .collect();
-        let queued = unlocking.iter().filter_map(|(_, one)| one.as_ref().ok());
+        let queued = unlocking
+            .iter()
+            .filter_map(|(_, result)| result.as_ref().ok());
         queued.for_each(Unlocking::send);
         unlocking
     }

@@ -74,7 +74,7 @@ pub(super) fn take<G: Grants>(
     let _contending = session.contending();
     spec.check_going()?;
     session.start_watchdog()?;
-    let mut one = Permits {
+    let mut contender = Permits {
         spec,
         wait,
         permits,
@@ -84,11 +84,11 @@ pub(super) fn take<G: Grants>(
         yields_after: None,
         listening: Listening::new(spec.command_timeout),
     };
-    let taken = match one.enter() {
-        true => acquire::acquire(&mut one, spec, wait),
+    let taken = match contender.enter() {
+        true => acquire::acquire(&mut contender, spec, wait),
         false => Ok(Outcome::Busy(Busy::default())),
     };
-    drop(one);
+    drop(contender);
     if !matches!(taken, Ok(Outcome::Granted(_))) {
         session.watchdog.housekeep_soon();
     }
@@ -137,9 +137,9 @@ impl<G: Grants> Permits<'_, G> {
 
     /// Parks until another thread of this process wakes it.
     fn park(&mut self, until: Deadline) {
-        let (spec, seen) = (self.spec, self.listening.signals());
+        let (spec, signals) = (self.spec, self.listening.signals());
         let stop = || spec.must_stop();
-        self.listening.park(spec, seen, until, |_| None, &stop);
+        self.listening.park(spec, signals, until, |_| None, &stop);
     }
 
     fn is_handed_over(&self) -> bool {
@@ -317,11 +317,14 @@ impl<G: Grants> Strategy for Permits<'_, G> {
                     None => Reply::HandedOver,
                 })
             }
-            Ok(PermitsAcquired::TooFew { left, is_set }) => {
+            Ok(PermitsAcquired::TooFew {
+                retry_after,
+                is_set,
+            }) => {
                 self.record_refusal(is_set);
                 Ok(Reply::Busy(Busy {
                     // By then enough permits may have expired.
-                    retry_after: left,
+                    retry_after,
                     ..Busy::default()
                 }))
             }

@@ -59,7 +59,10 @@ impl Grants for PlainPermits {
     }
 
     fn read(reply: Value) -> std::result::Result<PermitsAcquired, Unexpected> {
-        let too_few = |is_set| PermitsAcquired::TooFew { left: None, is_set };
+        let too_few = |is_set| PermitsAcquired::TooFew {
+            retry_after: None,
+            is_set,
+        };
         match script::integer(reply)? {
             1 => Ok(PermitsAcquired::Taken { ends_at: 0 }),
             0 => Ok(too_few(true)),

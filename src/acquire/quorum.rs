@@ -24,7 +24,7 @@ pub(crate) fn ask(
     let stop = || lock.must_stop();
     let mut again = false;
     // The previous round, if too many servers were unreachable in it or rejected the request.
-    let mut before: Option<Short> = None;
+    let mut previous_short: Option<Short> = None;
     loop {
         let short = match quorum.ask(entry, request, until, &stop) {
             QuorumReply::Granted(hold) => return Ok(Reply::Granted(hold)),
@@ -40,7 +40,7 @@ pub(crate) fn ask(
         // before it.
         let (now, pause) = (Instant::now(), pause());
         if now + pause >= until {
-            let short = short.unless_cut_short(now >= until, before);
+            let short = short.unless_cut_short(now >= until, previous_short);
             return Err(NoReply::Unanswered(short.into()));
         }
         // The first repetition follows at once: the connections may have been idle for so long that they are broken.
@@ -52,7 +52,7 @@ pub(crate) fn ask(
             }
             time::sleep_unless(pause, &stop);
         }
-        before = short.cannot_agree().then_some(short);
+        previous_short = short.cannot_agree().then_some(short);
         again = true;
         // Too few servers answered, so nothing is known about the lock any more.
         request.is_busy = false;

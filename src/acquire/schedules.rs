@@ -137,12 +137,12 @@ impl Process {
         }
     }
 
-    fn store(&self, state: &mut State, by: usize, to: usize, wakeup: Wakeup) {
+    fn store(&self, state: &mut State, by: usize, waiter: usize, wakeup: Wakeup) {
         if self.is(Variant::StoredLate) {
-            state.threads[by].stores = Some((to, wakeup));
+            state.threads[by].stores = Some((waiter, wakeup));
         } else {
-            state.threads[to].wakeup = Some(wakeup);
-            state.threads[by].wakes = Some(to);
+            state.threads[waiter].wakeup = Some(wakeup);
+            state.threads[by].wakes = Some(waiter);
         }
     }
 
@@ -254,11 +254,11 @@ impl Model for Process {
         }
     }
 
-    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+    fn next(&self, state: &State, successors: &mut Vec<(Step, State)>) {
         let mut take = |step: Step, change: &dyn Fn(&mut State)| {
             let mut after = state.clone();
             change(&mut after);
-            to.push((step, after));
+            successors.push((step, after));
         };
         for (t, thread) in state.threads.iter().enumerate() {
             if let Some((waiter, wakeup)) = thread.stores {

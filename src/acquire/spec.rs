@@ -234,12 +234,12 @@ impl LockSpec {
                 // If threads wait already, most likely the holder is not that new.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
-            InTheWay::Elsewhere { left } => left.is_some_and(|left| {
+            InTheWay::Elsewhere { lease_left } => lease_left.is_some_and(|lease_left| {
                 // Redis counts in whole milliseconds.
                 let ms = Duration::from_millis(1);
                 [lease, session.lease]
                     .into_iter()
-                    .any(|lease| left <= lease + ms && lease <= left + span + ms)
+                    .any(|lease| lease_left <= lease + ms && lease <= lease_left + span + ms)
             }),
         }
     }
@@ -328,8 +328,8 @@ impl LockSpec {
         let has = |key: &EntryKey, mode| {
             let is_mine = |entry: Arc<Entry>| {
                 let state = entry.lock();
-                let mine = state.lock.count(thread, mode);
-                mine.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
+                let own_hold = state.lock.count(thread, mode);
+                own_hold.is_some_and(|(hold, _)| hold.is_valid(Instant::now()))
             };
             registry.known(key).is_some_and(is_mine)
         };
@@ -555,10 +555,10 @@ impl fmt::Debug for LockSpec {
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
-    /// The holder in Redis. `left`: how much of the holder's lease is left, or for a read-write lock when to ask again, if
-    /// that is earlier. Then [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the age of the hold. `None` if
+    /// The holder in Redis. `lease_left`: how much of the holder's lease is left, or for a read-write lock when to ask again,
+    /// if that is earlier. Then [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the age of the hold. `None` if
     /// the lease has no end, or if nothing is known about it.
-    Elsewhere { left: Option<Duration> },
+    Elsewhere { lease_left: Option<Duration> },
 }
 
 /// The parameters of a requested hold: its lease, and the thread that will have it.

@@ -42,14 +42,14 @@ impl Spin {
 
     /// The lease of the present holder ends at `ends_at`.
     pub(super) fn record_refusal(&mut self, ends_at: Instant) {
-        let before = self.ends_at.unwrap_or(ends_at);
-        if ends_at > before + LATER {
+        let earliest_end = self.ends_at.unwrap_or(ends_at);
+        if ends_at > earliest_end + LATER {
             self.pacer.reset();
             self.attempts = 0;
             self.ends_at = Some(ends_at);
         } else {
             // The earliest end stays, so that several small moves add up to another lease.
-            self.ends_at = Some(before.min(ends_at));
+            self.ends_at = Some(earliest_end.min(ends_at));
         }
     }
 

@@ -69,7 +69,7 @@ impl Turn {
 
     /// The note that goes with the next request.
     pub(crate) fn note(&self, waiter_lease: Duration, now: Instant) -> Note<'_> {
-        let left = |until: Instant| until.saturating_duration_since(now);
+        let time_left = |until: Instant| until.saturating_duration_since(now);
         Note {
             behind: if now < self.precedes_until {
                 &self.behind
@@ -78,7 +78,7 @@ impl Turn {
             },
             lives: self
                 .waits_until
-                .map_or(Duration::ZERO, left)
+                .map_or(Duration::ZERO, time_left)
                 .min(waiter_lease),
         }
     }

@@ -87,10 +87,10 @@ pub(crate) fn yield_to_others<S: Strategy>(
         // needed.
         acquire::listen(strategy, spec)?;
     }
-    let left = asks_by.saturating_duration_since(Instant::now());
+    let time_left = asks_by.saturating_duration_since(Instant::now());
     let most = match wait.asks_again() {
-        true => left,
-        false => left.min(PAUSE),
+        true => time_left,
+        false => time_left.min(PAUSE),
     };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);

@@ -432,10 +432,10 @@ impl Hold {
     /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Only permits give `None`, and
     /// they are not reentered, so re-entry reads its replies without this.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
-        let before = self.permit_ends_at();
-        let mut ends_at = before;
+        let previous_end = self.permit_ends_at();
+        let mut ends_at = previous_end;
         let renewed = (self.entry().protocol.kind().renewed)(reply, &mut ends_at)?;
-        if ends_at != before {
+        if ends_at != previous_end {
             self.set_ends_at(ends_at);
         }
         Ok(renewed)
@@ -460,10 +460,10 @@ impl Hold {
     /// How long the name is kept if the hold is released `now`. The clock is read only for a hold whose name may be kept.
     pub(crate) fn kept_for(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
         let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
-        let left = |until| time::instant(until).saturating_duration_since(now());
+        let time_left = |until| time::instant(until).saturating_duration_since(now());
         (until > 0)
-            .then(|| left(until))
-            .filter(|left| !left.is_zero())
+            .then(|| time_left(until))
+            .filter(|kept_for| !kept_for.is_zero())
     }
 
     /// The request that releases the hold.
@@ -477,9 +477,9 @@ impl Hold {
         let owner = self.owner();
         let entry = self.entry();
         let mut release = match self.kept_for(|| now) {
-            Some(left) => {
+            Some(kept_for) => {
                 let protocol = &entry.protocol;
-                let keep = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), left);
+                let keep = (protocol.kind().keep)(protocol, self.mode, owner.as_bytes(), kept_for);
                 entry.deferred(keep, &owner, useful_until, undo)
             }
             None => entry.release(self.mode, &owner, useful_until, undo),
@@ -567,8 +567,8 @@ impl Hold {
     /// The thread has one more guard.
     pub(crate) fn observe_again(&self, thread: u64) {
         let mut all = self.extras().observed.lock();
-        if let Some(its) = all.iter_mut().find(|its| its.thread == thread) {
-            its.guards += 1;
+        if let Some(watched) = all.iter_mut().find(|watched| watched.thread == thread) {
+            watched.guards += 1;
         }
     }
 
@@ -579,7 +579,7 @@ impl Hold {
         if self.loss().is_some() {
             return None;
         }
-        let at = all.iter().position(|its| its.thread == thread)?;
+        let at = all.iter().position(|watched| watched.thread == thread)?;
         all[at].guards -= 1;
         (all[at].guards == 0).then(|| all.swap_remove(at).observed)
     }

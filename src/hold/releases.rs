@@ -41,13 +41,13 @@ impl OnReply for Releases {
                     return;
                 };
                 self.counters.releases_of_lost.add(1);
-                let what = match reason {
+                let cause = match reason {
                     _ if release.has_no_lease => "no number of permits is set",
                     LossReason::TakenOver => "another owner held it",
                     _ => "it was no longer held",
                 };
                 let doing = Self::doing(release);
-                report!(Warn, "{doing} came too late: {what}");
+                report!(Warn, "{doing} came too late: {cause}");
                 // The holder let go in time, and the lease may have ended before Redis executed the release, for example during
                 // an outage. Permits without a lease are no holds.
                 let may_have_ended =

@@ -126,8 +126,8 @@ impl Renewable {
     pub(crate) fn record_failed(&self, now: Instant) -> Option<(&Hold, Duration)> {
         match self {
             Self::Hold(hold) if !hold.is_part() => {
-                let left = hold.with_lease(|lease| lease.record_renewal_failed(now));
-                left.map(|left| (&**hold, left))
+                let valid_for = hold.with_lease(|lease| lease.record_renewal_failed(now));
+                valid_for.map(|valid_for| (&**hold, valid_for))
             }
             _ => None,
         }

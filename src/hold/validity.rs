@@ -245,10 +245,10 @@ impl Lease {
     /// A renewal failed. Returns for how long the hold is still certain, if it is and this is the first failure since a
     /// renewal was confirmed.
     pub(crate) fn record_renewal_failed(&mut self, now: Instant) -> Option<Duration> {
-        let left = self.until.saturating_sub(time::nanos(now));
-        let is_first = self.is_renewed && self.renewal != RenewalProgress::Failed && left > 0;
+        let nanos_left = self.until.saturating_sub(time::nanos(now));
+        let is_first = self.is_renewed && self.renewal != RenewalProgress::Failed && nanos_left > 0;
         self.renewal = RenewalProgress::Failed;
-        is_first.then(|| Duration::from_nanos(left))
+        is_first.then(|| Duration::from_nanos(nanos_left))
     }
 
     /// How long ago the last confirmed request was sent, if a renewal is due. When that request was sent is not stored. The

@@ -62,8 +62,8 @@ pub(crate) trait Housekeeping: Send + Sync {
     /// lock.
     fn lose(&self, hold: &Arc<Hold>, reason: LossReason);
 
-    /// A renewal of `hold` failed; the hold is still valid for `left`.
-    fn renewal_failed(&self, hold: &Hold, left: Duration);
+    /// A renewal of `hold` failed; the hold is still valid for `valid_for`.
+    fn renewal_failed(&self, hold: &Hold, valid_for: Duration);
 
     /// Called when something is renewed: checks the connection over which the release will have to be sent.
     fn look_after_connection(&self);
@@ -167,7 +167,7 @@ impl Watchdog {
     pub(crate) fn housekeep_by(&self, at: Instant) {
         let at = time::nanos(at);
         let mut state = self.state.lock();
-        state.housekeep_at = Some(state.housekeep_at.map_or(at, |before| before.min(at)));
+        state.housekeep_at = Some(state.housekeep_at.map_or(at, |planned| planned.min(at)));
         self.wake_at(state, at);
     }
 
@@ -194,12 +194,13 @@ impl Watchdog {
         let now = Instant::now();
         let holds = all.into_iter().filter_map(|renewal| match renewal {
             Renewable::Hold(hold) => {
-                let (span, lease) = hold.with_lease(|its| (its.unconfirmed_for(now), its.ttl()));
+                let (span, lease) =
+                    hold.with_lease(|lease| (lease.unconfirmed_for(now), lease.ttl()));
                 Some((span?.as_secs_f64() / lease.as_secs_f64(), span?, hold))
             }
             Renewable::Places(_) => None,
         });
-        let (_, span, hold) = holds.max_by(|(one, ..), (other, ..)| one.total_cmp(other))?;
+        let (_, span, hold) = holds.max_by(|(part, ..), (other, ..)| part.total_cmp(other))?;
         Some((hold, span))
     }
 
@@ -374,17 +375,17 @@ impl WatchdogThread {
                 task.nodes.keep_up_with(&task.commands);
             }
             let ends = Instant::now() + HOUSEKEEP_AFTER;
-            let left = loop {
-                let left = task.client.housekeep().max(task.nodes.housekeep());
+            let work_left = loop {
+                let work_left = task.client.housekeep().max(task.nodes.housekeep());
                 // A backlog of housekeeping must delay neither a renewal nor the report of a loss.
-                if left != WorkLeft::More
+                if work_left != WorkLeft::More
                     || !self.dispatch(Duration::ZERO)
                     || Instant::now() >= ends
                 {
-                    break left;
+                    break work_left;
                 }
             };
-            match left {
+            match work_left {
                 WorkLeft::Nothing => {}
                 WorkLeft::Later => task.watchdog.housekeep_soon(),
                 WorkLeft::Soon => task.watchdog.housekeep_by(Instant::now() + 2 * SLICE),

@@ -92,8 +92,8 @@ impl<R> Cohort<R> {
         let Others::First { until } = self.others else {
             return None;
         };
-        let left = until.saturating_duration_since(now);
-        (!left.is_zero()).then(|| left.min(self.tenure()))
+        let debt_left = until.saturating_duration_since(now);
+        (!debt_left.is_zero()).then(|| debt_left.min(self.tenure()))
     }
 
     pub(super) fn has_started(&self) -> bool {

@@ -499,7 +499,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     /// The shared hold that the thread has, below an exclusive one or alone.
     pub(crate) fn shared_by(&self, thread: u64) -> Option<&H> {
         let mut shared = self.shared.iter();
-        let shared = shared.find(|its| its.index_of(thread).is_some())?;
+        let shared = shared.find(|group| group.index_of(thread).is_some())?;
         Some(&shared.hold)
     }
 
@@ -649,7 +649,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             };
             let waiter = self.queue.pop().map(|first| first.waiter);
             match admitted {
-                Admitted::Shares(hold) => wakeups.joined.extend(waiter.map(|its| (its, hold))),
+                Admitted::Shares(hold) => {
+                    wakeups.joined.extend(waiter.map(|waiter| (waiter, hold)))
+                }
                 Admitted::Contends => wakeups.contend = waiter,
             }
         }

@@ -66,8 +66,8 @@ impl<W> WaitQueue<W> {
     /// Removes the threads that match.
     pub(super) fn take_if(&mut self, matches: impl Fn(&W) -> bool) -> impl Iterator<Item = W> {
         let waiting = std::mem::take(&mut self.waiting).into_iter();
-        let (taken, left): (VecDeque<_>, _) = waiting.partition(|(_, waiting)| matches(waiting));
-        self.waiting = left;
+        let (taken, kept): (VecDeque<_>, _) = waiting.partition(|(_, waiting)| matches(waiting));
+        self.waiting = kept;
         taken.into_iter().map(|(_, waiting)| waiting)
     }
 
@@ -99,15 +99,15 @@ mod tests {
             assert_eq!(queue.is_first(tickets[leaves]), leaves == 0);
             assert_eq!(queue.remove(tickets[leaves]), Some(leaves));
             assert_eq!(queue.remove(tickets[leaves]), None);
-            let left: Vec<_> = (0..5).filter(|n| *n != leaves).collect();
-            assert!(queue.iter().eq(&left));
-            assert!(queue.is_first(tickets[left[0]]));
-            assert_eq!(queue.remove(tickets[left[1]]), Some(left[1]));
-            assert_eq!(queue.pop_if(|first| *first != left[0]), None);
-            assert_eq!(queue.pop_if(|first| *first == left[0]), Some(left[0]));
-            assert_eq!((queue.len(), queue.front()), (2, Some(&left[2])));
-            assert!(queue.take_if(|n| *n == left[2]).eq([left[2]]));
-            assert!(queue.take_if(|_| true).eq(left[3..].iter().copied()));
+            let rest: Vec<_> = (0..5).filter(|n| *n != leaves).collect();
+            assert!(queue.iter().eq(&rest));
+            assert!(queue.is_first(tickets[rest[0]]));
+            assert_eq!(queue.remove(tickets[rest[1]]), Some(rest[1]));
+            assert_eq!(queue.pop_if(|first| *first != rest[0]), None);
+            assert_eq!(queue.pop_if(|first| *first == rest[0]), Some(rest[0]));
+            assert_eq!((queue.len(), queue.front()), (2, Some(&rest[2])));
+            assert!(queue.take_if(|n| *n == rest[2]).eq([rest[2]]));
+            assert!(queue.take_if(|_| true).eq(rest[3..].iter().copied()));
             assert!(queue.is_empty());
             assert!(queue.push(0) > tickets[4], "a ticket is used once");
         }

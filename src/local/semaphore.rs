@@ -54,7 +54,7 @@ pub(crate) struct LocalSemaphore<W, R> {
 #[must_use = "threads that are given permits have to be woken"]
 pub(crate) struct Given<W> {
     /// Queued threads that were handed their permits.
-    pub(crate) to: Vec<W>,
+    pub(crate) receivers: Vec<W>,
     /// The first in the queue, to be called if anything was released: it may be new, or its request may succeed now.
     pub(crate) first: Option<W>,
     /// How many go back to Redis: too few for the first in the queue, if there is one.
@@ -153,7 +153,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     /// A thread releases permits that Redis granted to this process at `since`.
     pub(crate) fn give(&mut self, permits: u32, since: Instant, now: Instant) -> Given<W> {
         let mut given = Given {
-            to: Vec::new(),
+            receivers: Vec::new(),
             first: None,
             back: 0,
         };
@@ -161,18 +161,18 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         if self.closed {
             return given;
         }
-        let mut left = permits;
+        let mut permits_left = permits;
         if self.cohort.is_within_tenure(since, now) {
             // The first that needs more than is left ends the loop: a later thread must not overtake it.
-            while let Some(first) = self.queue.pop_if(|first| first.need <= left) {
-                left -= first.need;
-                given.to.push(first.waiter);
+            while let Some(first) = self.queue.pop_if(|first| first.need <= permits_left) {
+                permits_left -= first.need;
+                given.receivers.push(first.waiter);
             }
         }
         // Permits that were handed over stay counted: rule 3.
-        self.out -= u64::from(left);
-        given.back = left;
-        if left > 0 || !given.to.is_empty() {
+        self.out -= u64::from(permits_left);
+        given.back = permits_left;
+        if permits_left > 0 || !given.receivers.is_empty() {
             given.first = self.first();
         }
         given
@@ -195,8 +195,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
 
     /// Takes these threads off the queue.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
-        let dismissed = self.queue.take_if(|it| concerns(&it.waiter));
-        dismissed.map(|it| it.waiter).collect()
+        let dismissed = self.queue.take_if(|queued| concerns(&queued.waiter));
+        dismissed.map(|queued| queued.waiter).collect()
     }
 
     /// Closes the semaphore, and returns how many permits threads of this process have.

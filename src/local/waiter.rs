@@ -52,9 +52,9 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Whether a message, a confirmation or the loss of a subscription has arrived since `seen`.
-    pub(crate) fn are_news_since(self, seen: Self) -> bool {
-        self.messages > seen.messages || self.is_answered != seen.is_answered
+    /// Whether a message, a confirmation or the loss of a subscription has arrived since `earlier`.
+    pub(crate) fn are_news_since(self, earlier: Self) -> bool {
+        self.messages > earlier.messages || self.is_answered != earlier.is_answered
     }
 }
 
@@ -97,11 +97,16 @@ impl<W> WaitingThread<W> {
         self.changed.notify_one();
     }
 
-    /// Parks until the thread has a wakeup, there is news since `seen`, `stop` returns true, or the deadline has
+    /// Parks until the thread has a wakeup, there is news since `known_signals`, `stop` returns true, or the deadline has
     /// passed; may also return early for no reason. Returns whether the wait is over, other than by the deadline.
-    pub(crate) fn park(&self, seen: Signals, until: Deadline, stop: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn park(
+        &self,
+        known_signals: Signals,
+        until: Deadline,
+        stop: &dyn Fn() -> bool,
+    ) -> bool {
         let is_over = |state: &WaiterState<W>| {
-            state.wakeup.is_some() || state.signals.are_news_since(seen) || stop()
+            state.wakeup.is_some() || state.signals.are_news_since(known_signals) || stop()
         };
         // Held until the condition variable has queued this thread: rule 1.
         let state = self.lock();
@@ -112,8 +117,8 @@ impl<W> WaitingThread<W> {
             // This is no loop: after a spurious wake-up the caller looks at its own conditions as well.
             None => (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner),
             Some(at) => {
-                let left = at.saturating_duration_since(Instant::now());
-                let waited = self.changed.wait_timeout(state, left);
+                let time_left = at.saturating_duration_since(Instant::now());
+                let waited = self.changed.wait_timeout(state, time_left);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };

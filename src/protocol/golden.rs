@@ -76,12 +76,12 @@ impl Golden {
         writeln!(self.text, "\n{kind} {names}").expect("text");
     }
 
-    fn fact(&mut self, what: &str, fact: &str) {
-        writeln!(self.text, "  {what} = {fact}").expect("text");
+    fn fact(&mut self, label: &str, fact: &str) {
+        writeln!(self.text, "  {label} = {fact}").expect("text");
     }
 
-    fn request(&mut self, what: &str, request: &Request) {
-        write!(self.text, "  {what} [{}]:", request.doing).expect("text");
+    fn request(&mut self, label: &str, request: &Request) {
+        write!(self.text, "  {label} [{}]:", request.doing).expect("text");
         let mut parts = parts(request).into_iter();
         let mut command = String::from_utf8(parts.next().expect("a command")).expect("text");
         if command == "EVALSHA" {

@@ -45,8 +45,8 @@ pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<LossReason> 
     if refusal.code() != Some("NOTHELD") {
         return None;
     }
-    let (what, hold) = refusal.detail()?.split_once(' ')?;
-    (hold.strip_suffix(":write").unwrap_or(hold) == owner).then_some(match what {
+    let (cause, hold) = refusal.detail()?.split_once(' ')?;
+    (hold.strip_suffix(":write").unwrap_or(hold) == owner).then_some(match cause {
         "taken" => LossReason::TakenOver,
         _ => LossReason::Forced,
     })

@@ -82,15 +82,15 @@ impl ObjectRequests {
 
     fn take(&mut self, batch: usize) -> Vec<OwnerNumber> {
         while let Some((number, call)) = self.pending.front() {
-            let its = call.state.lock();
-            let sent_once = match its.phase {
+            let state = call.state.lock();
+            let sent_once = match state.phase {
                 CallPhase::Idle(_) | CallPhase::Awaiting => break,
                 // A request that was sent twice may still arrive a second time.
-                CallPhase::Done(_) => its.sendings == 1,
+                CallPhase::Done(_) => state.sendings == 1,
                 CallPhase::Broken(_) => false,
             };
             let number = *number;
-            drop(its);
+            drop(state);
             if sent_once {
                 self.answered(number);
             }
@@ -144,8 +144,8 @@ impl RequestKeys {
 
     /// All keys for a script: `first`, then these.
     pub(super) fn after<'a>(&'a self, first: &[&'a str]) -> Vec<&'a str> {
-        let own = self.keys.iter().map(String::as_str);
-        first.iter().copied().chain(own).collect()
+        let own_keys = self.keys.iter().map(String::as_str);
+        first.iter().copied().chain(own_keys).collect()
     }
 }
 

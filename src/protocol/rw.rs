@@ -43,8 +43,8 @@ pub(crate) static KIND: Kind = Kind {
     ..Kind::base("read-write")
 };
 
-fn state(of: &Protocol, doing: &'static str, what: &str) -> Request {
-    Request::script(doing, &script::RW_STATE, &[of.key()], &[what])
+fn state(of: &Protocol, doing: &'static str, query: &str) -> Request {
+    Request::script(doing, &script::RW_STATE, &[of.key()], &[query])
 }
 
 /// The key that lives for as long as a read hold. Each owner of this crate has one read hold.

@@ -46,13 +46,13 @@ pub(crate) enum AcquireReply {
         /// The first and the last of the tokens that were drawn, if the lock has tokens.
         tokens: Option<(u64, u64)>,
         /// For a reader: the rest of the lock's time to live, if the lock was not free.
-        left: Option<Duration>,
+        ttl_left: Option<Duration>,
     },
     /// The lock is taken.
     Busy {
         /// When to ask again at the latest, such as at the end of the holder's lease. `None` if Redis names no time: the
         /// hold never ends, a fair lock is free but somebody else is next, or (of a read-write lock) the time is not known.
-        left: Option<Duration>,
+        retry_after: Option<Duration>,
         /// Of a read-write lock: the waiter of the other side that goes first.
         behind: Option<String>,
     },
@@ -64,10 +64,10 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<AcquireReply, U
         &PLACE_LOST => None,
         Value::Nil if !has_tokens => Some(AcquireReply::Taken {
             tokens: None,
-            left: None,
+            ttl_left: None,
         }),
         Value::Int(ms) => Some(AcquireReply::Busy {
-            left: span(*ms),
+            retry_after: span(*ms),
             behind: None,
         }),
         Value::Array(parts) => match parts.as_slice() {
@@ -76,7 +76,7 @@ pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<AcquireReply, U
                 .filter(|(first, last)| (1..=*last).contains(first))
                 .map(|tokens| AcquireReply::Taken {
                     tokens: Some(tokens),
-                    left: None,
+                    ttl_left: None,
                 }),
             _ => None,
         },
@@ -96,10 +96,13 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<AcquireReply, Unexpected>
         && let [Value::Int(taken @ 0..=1), Value::Int(ms), behind] = parts.as_slice()
         && let Some(behind) = text(behind)
     {
-        let (tokens, left, behind) = (None, span(*ms), Some(behind.to_owned()));
+        let (tokens, ttl_left, behind) = (None, span(*ms), Some(behind.to_owned()));
         return Ok(match taken {
-            0 => AcquireReply::Busy { left, behind },
-            _ => AcquireReply::Taken { tokens, left },
+            0 => AcquireReply::Busy {
+                retry_after: ttl_left,
+                behind,
+            },
+            _ => AcquireReply::Taken { tokens, ttl_left },
         });
     }
     Err(Unexpected(reply))
@@ -110,9 +113,9 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<AcquireReply, Unexpected>
 pub(crate) enum PermitsAcquired {
     /// The caller has the permits until `ends_at`, in milliseconds by the server's clock.
     Taken { ends_at: i64 },
-    /// Too few permits are available. After `left`, enough leases may have ended; `None` if none of them ends.
+    /// Too few permits are available. After `retry_after`, enough leases may have ended; `None` if none of them ends.
     TooFew {
-        left: Option<Duration>,
+        retry_after: Option<Duration>,
         /// Whether the number of permits was set.
         is_set: bool,
     },
@@ -121,7 +124,7 @@ pub(crate) enum PermitsAcquired {
 pub(crate) fn permits_acquired(reply: Value) -> Result<PermitsAcquired, Unexpected> {
     match &reply {
         Value::Int(ms) => Ok(PermitsAcquired::TooFew {
-            left: span(*ms),
+            retry_after: span(*ms),
             is_set: *ms != -2,
         }),
         Value::Array(taken) if matches!(taken.as_slice(), [Value::Int(_)]) => {
@@ -235,7 +238,7 @@ pub(crate) enum LatchState {
     Open,
     /// This many are left to count, in the round with this mark. An empty mark tells nothing about the round.
     Closed {
-        left: u64,
+        count: u64,
         round: Vec<u8>,
     },
 }
@@ -245,14 +248,14 @@ pub(crate) fn latch_state(reply: Value) -> Result<LatchState, Unexpected> {
         return Ok(LatchState::Open);
     }
     if let Value::Array(parts) = &reply
-        && let [left, Value::BulkString(round)] = parts.as_slice()
-        && let Some(left) = text(left).and_then(|left| left.parse::<i128>().ok())
-        && let Ok(left) = u64::try_from(left.max(0))
+        && let [count, Value::BulkString(round)] = parts.as_slice()
+        && let Some(count) = text(count).and_then(|count| count.parse::<i128>().ok())
+        && let Ok(count) = u64::try_from(count.max(0))
     {
         let round = round.clone();
-        return Ok(match left {
+        return Ok(match count {
             0 => LatchState::Open,
-            left => LatchState::Closed { left, round },
+            count => LatchState::Closed { count, round },
         });
     }
     Err(Unexpected(reply))

@@ -28,15 +28,15 @@ fn request(
     args: &[&str],
 ) -> Request {
     let (key, channel) = (of.key(), of.channel());
-    let own: &[&str] = if announces { &[key, &channel] } else { &[key] };
-    Request::script(doing, script, &keys.after(own), args)
+    let object_keys: &[&str] = if announces { &[key, &channel] } else { &[key] };
+    Request::script(doing, script, &keys.after(object_keys), args)
 }
 
 /// Acquires permits, all or none.
 pub(crate) fn acquire(of: &Protocol, keys: &RequestKeys, permits: u32) -> Request {
-    let what = ("acquiring permits", &script::SEMAPHORE_ACQUIRE);
+    let action = ("acquiring permits", &script::SEMAPHORE_ACQUIRE);
     let args = [&*Digits::of(permits), &keys.keep_ms];
-    request(of, keys, false, what, &args)
+    request(of, keys, false, action, &args)
 }
 
 /// Undoes an acquire of unknown outcome.
@@ -51,35 +51,35 @@ pub(crate) fn undo(of: &Protocol, keys: &RequestKeys) -> Request {
 
 /// Returns permits, if a semaphore of this name exists: perhaps a later one than that from which they came.
 pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Request {
-    let what = ("releasing permits", &script::SEMAPHORE_RELEASE);
+    let action = ("releasing permits", &script::SEMAPHORE_RELEASE);
     let args = [&*Digits::of(permits), &keys.keep_ms, "0"];
-    request(of, keys, true, what, &args)
+    request(of, keys, true, action, &args)
 }
 
 /// Changes the number of available permits, creating the semaphore if it does not exist.
 pub(crate) fn add(of: &Protocol, keys: &RequestKeys, permits: i64) -> Request {
-    let what = ("adding permits", &script::SEMAPHORE_RELEASE);
+    let action = ("adding permits", &script::SEMAPHORE_RELEASE);
     let args = [&*Digits::of(permits), &keys.keep_ms, "1"];
-    request(of, keys, true, what, &args)
+    request(of, keys, true, action, &args)
 }
 
 /// Creates the semaphore, unless it exists, with a time to live unless `ttl` is zero.
 pub(crate) fn set(of: &Protocol, keys: &RequestKeys, permits: u32, ttl: Duration) -> Request {
     let (permits, ttl) = (Digits::of(permits), Digits::of(lease_ms(ttl)));
-    let what = ("setting permits", &script::SEMAPHORE_SET);
-    request(of, keys, true, what, &[&*permits, &keys.keep_ms, &*ttl])
+    let action = ("setting permits", &script::SEMAPHORE_SET);
+    request(of, keys, true, action, &[&*permits, &keys.keep_ms, &*ttl])
 }
 
 /// Deletes the semaphore.
 pub(crate) fn delete(of: &Protocol, keys: &RequestKeys) -> Request {
-    let what = ("deleting a semaphore", &script::SEMAPHORE_DELETE);
-    request(of, keys, false, what, &[&keys.keep_ms])
+    let action = ("deleting a semaphore", &script::SEMAPHORE_DELETE);
+    request(of, keys, false, action, &[&keys.keep_ms])
 }
 
 /// Takes all available permits.
 pub(crate) fn drain(of: &Protocol, keys: &RequestKeys) -> Request {
-    let what = ("draining permits", &script::SEMAPHORE_DRAIN);
-    request(of, keys, false, what, &[&keys.keep_ms])
+    let action = ("draining permits", &script::SEMAPHORE_DRAIN);
+    request(of, keys, false, action, &[&keys.keep_ms])
 }
 
 /// Asks how many permits are available.

@@ -200,7 +200,7 @@ impl Latch {
         let entry = self.inner.unregistered_entry()?;
         let request = latch::state(&entry.protocol);
         Ok(match self.inner.ask(request, script::latch_state)? {
-            LatchState::Closed { left, .. } => left,
+            LatchState::Closed { count, .. } => count,
             LatchState::Open => 0,
         })
     }

@@ -46,19 +46,19 @@ impl World {
             held: [[false; MEMBERS]; TRIES],
             doing: [Doing::GaveUp; TRIES],
         };
-        for (one, set) in sets.iter().enumerate() {
+        for (thread, set) in sets.iter().enumerate() {
             if !set.is_empty() {
-                world.ask(one, set, in_order[one].then_some(0));
+                world.ask(thread, set, in_order[thread].then_some(0));
             }
         }
         world
     }
 
-    fn ask(&mut self, one: usize, set: &[usize], only: Option<usize>) {
-        self.doing[one] = only.map_or(Doing::Asks, Doing::AsksFor);
+    fn ask(&mut self, thread: usize, set: &[usize], only: Option<usize>) {
+        self.doing[thread] = only.map_or(Doing::Asks, Doing::AsksFor);
         for (index, member) in set.iter().enumerate() {
-            if !self.held[one][*member] && only.is_none_or(|only| only == index) {
-                let request = &mut self.requests[one][*member];
+            if !self.held[thread][*member] && only.is_none_or(|only| only == index) {
+                let request = &mut self.requests[thread][*member];
                 *request = match request {
                     MemberRequest::GivingBack => MemberRequest::AskingAgain,
                     _ => MemberRequest::Asking,
@@ -67,12 +67,12 @@ impl World {
         }
     }
 
-    /// The server of `member` carries out what `one` has sent first.
-    fn serve(mut self, one: usize, member: usize) -> Option<Self> {
-        let (request, owner) = (&mut self.requests[one][member], &mut self.owner[member]);
+    /// The server of `member` carries out what `thread` has sent first.
+    fn serve(mut self, thread: usize, member: usize) -> Option<Self> {
+        let (request, owner) = (&mut self.requests[thread][member], &mut self.owner[member]);
         *request = match request {
             MemberRequest::Asking if owner.is_none() => {
-                *owner = Some(one);
+                *owner = Some(thread);
                 MemberRequest::Granted
             }
             MemberRequest::Asking => MemberRequest::Refused,
@@ -90,51 +90,51 @@ impl World {
     }
 
     /// The next step of a thread that has all answers.
-    fn go_on(mut self, one: usize, set: &[usize], rule: Rule) -> Option<Self> {
+    fn go_on(mut self, thread: usize, set: &[usize], rule: Rule) -> Option<Self> {
         let waits = |request: &MemberRequest| {
             matches!(request, MemberRequest::Asking | MemberRequest::AskingAgain)
         };
-        if matches!(self.doing[one], Doing::Has | Doing::GaveUp)
-            || self.requests[one].iter().any(waits)
+        if matches!(self.doing[thread], Doing::Has | Doing::GaveUp)
+            || self.requests[thread].iter().any(waits)
         {
             return None;
         }
         let mut refused = false;
         for member in set {
-            let request = &mut self.requests[one][*member];
-            self.held[one][*member] |= *request == MemberRequest::Granted;
+            let request = &mut self.requests[thread][*member];
+            self.held[thread][*member] |= *request == MemberRequest::Granted;
             refused |= *request == MemberRequest::Refused;
             if matches!(request, MemberRequest::Granted | MemberRequest::Refused) {
                 *request = MemberRequest::Quiet;
             }
         }
-        let Some(first) = set.iter().position(|member| !self.held[one][*member]) else {
-            self.doing[one] = Doing::Has;
+        let Some(first) = set.iter().position(|member| !self.held[thread][*member]) else {
+            self.doing[thread] = Doing::Has;
             return Some(self);
         };
         if !refused {
-            self.ask(one, set, None);
+            self.ask(thread, set, None);
             return Some(self);
         }
         let again = rule(first, set.len());
         let kept = if again { first } else { 0 };
         for member in &set[kept..] {
-            if std::mem::take(&mut self.held[one][*member]) {
-                self.requests[one][*member] = MemberRequest::GivingBack;
+            if std::mem::take(&mut self.held[thread][*member]) {
+                self.requests[thread][*member] = MemberRequest::GivingBack;
             }
         }
         match again {
-            true => self.ask(one, set, Some(first)),
-            false => self.doing[one] = Doing::GaveUp,
+            true => self.ask(thread, set, Some(first)),
+            false => self.doing[thread] = Doing::GaveUp,
         }
         Some(self)
     }
 
     fn next(self, sets: [&[usize]; TRIES], rule: Rule) -> Vec<Self> {
         let mut next = Vec::new();
-        for (one, set) in sets.iter().enumerate() {
-            next.extend((0..MEMBERS).filter_map(|member| self.serve(one, member)));
-            next.extend(self.go_on(one, set, rule));
+        for (thread, set) in sets.iter().enumerate() {
+            next.extend((0..MEMBERS).filter_map(|member| self.serve(thread, member)));
+            next.extend(self.go_on(thread, set, rule));
         }
         next
     }

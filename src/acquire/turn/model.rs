@@ -165,7 +165,7 @@ enum Variant {
 }
 
 struct Scene {
-    who: &'static [Who],
+    roles: &'static [Who],
     /// How often each thread comes; those of Redisson come without end.
     comes: u8,
     faults: u8,
@@ -190,16 +190,16 @@ impl Scene {
     }
 
     fn has_redisson(&self) -> bool {
-        self.who.contains(&RedissonReads)
+        self.roles.contains(&RedissonReads)
     }
 
     /// The side of a thread, and the index of its side's note: readers or writers.
     fn side(&self, c: usize) -> usize {
-        usize::from(self.who[c] == Writes)
+        usize::from(self.roles[c] == Writes)
     }
 
     fn is_written(&self, state: &State) -> bool {
-        (0..self.who.len()).any(|c| self.who[c] == Writes && state.holds[c].is_some())
+        (0..self.roles.len()).any(|c| self.roles[c] == Writes && state.holds[c].is_some())
     }
 
     /// The scripts. `Err`: refused, with when to ask again in ticks, and behind which call.
@@ -210,51 +210,51 @@ impl Scene {
         call: u8,
         behind: Behind,
     ) -> Result<(), (u8, Option<Call>)> {
-        let (own, id) = (self.side(c), (u8::try_from(c).expect("few"), call));
-        let plain = self.who[c] == RedissonReads;
+        let (side, id) = (self.side(c), (u8::try_from(c).expect("few"), call));
+        let plain = self.roles[c] == RedissonReads;
         let has_precedence = state.threads[c].waited < PRECEDENCE || self.is(Variant::NoLimit);
-        let other = state.notes[1 - own];
-        let noted = state.notes[own];
-        let is_noted = noted.is_some_and(|(its, _)| its == id);
-        let now_noted = other.map(|(its, _)| its);
+        let other = state.notes[1 - side];
+        let noted = state.notes[side];
+        let is_noted = noted.is_some_and(|(noted_call, _)| noted_call == id);
+        let now_noted = other.map(|(noted_call, _)| noted_call);
         let behind = match behind {
             _ if plain || !has_precedence => None,
             _ if self.is(Variant::BehindAnybody) => now_noted,
             None => now_noted,
             Some(behind) => behind.filter(|_| behind == now_noted),
         };
-        let held = |who: &dyn Fn(Who) -> bool| {
-            let holds = (0..self.who.len()).filter(|c| who(self.who[*c]));
+        let held = |is_such: &dyn Fn(Who) -> bool| {
+            let holds = (0..self.roles.len()).filter(|c| is_such(self.roles[*c]));
             holds.filter_map(|c| state.holds[c]).min()
         };
-        let in_the_way = held(&|who| who == Writes)
-            .or(behind.and(other).map(|(_, left)| left))
-            .or(held(&|_| own == 1));
-        let Some(left) = in_the_way else {
+        let in_the_way = held(&|role| role == Writes)
+            .or(behind.and(other).map(|(_, ticks_left)| ticks_left))
+            .or(held(&|_| side == 1));
+        let Some(ticks_left) = in_the_way else {
             state.holds[c] = Some(LEASE);
-            if is_noted || own == 0 && !plain {
-                state.notes[own] = None;
+            if is_noted || side == 0 && !plain {
+                state.notes[side] = None;
             }
             return Ok(());
         };
-        let leaves = !plain && has_precedence && !self.is(Variant::NoNote(own));
+        let leaves = !plain && has_precedence && !self.is(Variant::NoNote(side));
         let look = match noted {
-            _ if plain => left,
-            Some((_, left)) if !is_noted => left,
+            _ if plain => ticks_left,
+            Some((_, ticks_left)) if !is_noted => ticks_left,
             _ if leaves => {
                 let lives = match self.variant {
                     Variant::NotedForGood => u8::MAX,
                     _ => WAITER_LEASE.min(PRECEDENCE - state.threads[c].waited.min(PRECEDENCE - 1)),
                 };
-                state.notes[own] = Some((id, lives));
+                state.notes[side] = Some((id, lives));
                 if self.is(Variant::NotProlonged) {
                     return Err((WAITER_LEASE + 1, behind));
                 }
                 1
             }
-            _ => left,
+            _ => ticks_left,
         };
-        Err((left.min(look), behind))
+        Err((ticks_left.min(look), behind))
     }
 
     fn publish(&self, state: &mut State) {
@@ -288,7 +288,7 @@ impl Scene {
 
     /// The server let thread `c` in.
     fn has_overtaken(&self, state: &mut State, c: usize) {
-        for other in 0..self.who.len() {
+        for other in 0..self.roles.len() {
             let side = self.side(other);
             if let Some(overtaken) = &mut state.threads[other].overtaken
                 && side != self.side(c)
@@ -336,7 +336,7 @@ impl Scene {
         }
         let id = (u8::try_from(c).expect("few"), call);
         let note = &mut state.notes[self.side(c)];
-        if note.is_some_and(|(its, _)| its == id) && !self.is(Variant::NotWithdrawn) {
+        if note.is_some_and(|(noted_call, _)| noted_call == id) && !self.is(Variant::NotWithdrawn) {
             *note = None;
             self.publish(state);
         }
@@ -351,23 +351,23 @@ impl Scene {
             ThreadFault::LosesReply => matches!(thread.doing, Doing::Refused(..) | Doing::Granted),
             ThreadFault::LosesMessage => thread.news,
         };
-        can && c < self.suffer && thread.is_well() && self.who[c] != RedissonReads
+        can && c < self.suffer && thread.is_well() && self.roles[c] != RedissonReads
     }
 
     fn tick(&self, state: &mut State) {
         for note in &mut state.notes {
-            *note = note.and_then(|(its, left)| match left {
-                u8::MAX => Some((its, left)),
-                _ => (left > 1).then(|| (its, left - 1)),
+            *note = note.and_then(|(call, ticks_left)| match ticks_left {
+                u8::MAX => Some((call, ticks_left)),
+                _ => (ticks_left > 1).then(|| (call, ticks_left - 1)),
             });
         }
         let written = self.is_written(state);
-        for c in 0..self.who.len() {
-            let others_wait = (0..self.who.len()).any(|other| {
+        for c in 0..self.roles.len() {
+            let others_wait = (0..self.roles.len()).any(|other| {
                 let thread = &state.threads[other];
                 self.side(other) != self.side(c) && thread.waits() && thread.is_well()
             });
-            let in_the_way = match self.who[c] {
+            let in_the_way = match self.roles[c] {
                 Writes => state.holds.iter().any(Option::is_some),
                 _ => written,
             };
@@ -375,7 +375,7 @@ impl Scene {
             let well = thread.is_well();
             thread.has_left = false;
             match &mut thread.doing {
-                Doing::Parks(left) => *left = left.saturating_sub(1),
+                Doing::Parks(ticks_left) => *ticks_left = ticks_left.saturating_sub(1),
                 Doing::Holds(age) if well => {
                     *age = (*age + 1).min(LONGEST);
                     // The hold is renewed.
@@ -389,7 +389,7 @@ impl Scene {
                 let counts = !in_the_way && (!others_wait || self.has_redisson());
                 thread.kept_out = if counts { thread.kept_out + 1 } else { 0 };
             }
-            state.holds[c] = state.holds[c].and_then(|left| (left > 1).then(|| left - 1));
+            state.holds[c] = state.holds[c].and_then(|ticks| (ticks > 1).then(|| ticks - 1));
         }
     }
 
@@ -409,8 +409,8 @@ impl Scene {
                         (thread.doing, thread.overtaken) = (Doing::Granted, None);
                         self.has_overtaken(state, c);
                     }
-                    Err((left, behind)) => {
-                        thread.doing = Doing::Refused(left, behind);
+                    Err((ticks, behind)) => {
+                        thread.doing = Doing::Refused(ticks, behind);
                         thread.overtaken.get_or_insert(0);
                     }
                 }
@@ -419,9 +419,9 @@ impl Scene {
                 let thread = &mut state.threads[c];
                 match thread.doing {
                     Doing::Granted => thread.doing = Doing::Holds(0),
-                    Doing::Refused(left, behind) => {
+                    Doing::Refused(ticks, behind) => {
                         thread.behind = Some(behind);
-                        thread.doing = Doing::Parks(left);
+                        thread.doing = Doing::Parks(ticks);
                     }
                     _ => unreachable!("no answer"),
                 }
@@ -473,8 +473,10 @@ impl Scene {
         match thread.doing {
             Doing::Nothing if thread.comes > 0 && !thread.has_left => may.push(Step::Come(c)),
             Doing::Granted | Doing::Refused(..) => at_once.push(Step::Read(c)),
-            Doing::Parks(left) if thread.news || left == 0 => at_once.push(Step::Ask(c)),
-            Doing::Holds(LONGEST..) if self.who[c] != RedissonReads => at_once.push(Step::Leave(c)),
+            Doing::Parks(ticks) if thread.news || ticks == 0 => at_once.push(Step::Ask(c)),
+            Doing::Holds(LONGEST..) if self.roles[c] != RedissonReads => {
+                at_once.push(Step::Leave(c))
+            }
             Doing::Holds(_) => may.push(Step::Leave(c)),
             _ => {}
         }
@@ -492,8 +494,8 @@ impl Model for Scene {
 
     fn start(&self) -> State {
         let mut threads = [Thread::default(); THREADS];
-        for (thread, who) in threads.iter_mut().zip(self.who) {
-            thread.comes = match who {
+        for (thread, role) in threads.iter_mut().zip(self.roles) {
+            thread.comes = match role {
                 RedissonReads => FOR_EVER,
                 _ => self.comes,
             };
@@ -506,9 +508,9 @@ impl Model for Scene {
         }
     }
 
-    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+    fn next(&self, state: &State, successors: &mut Vec<(Step, State)>) {
         let (mut steps, mut may) = (Vec::new(), Vec::new());
-        for c in 0..self.who.len() {
+        for c in 0..self.roles.len() {
             self.steps_of(state, c, &mut steps, &mut may);
         }
         if steps.is_empty() {
@@ -517,7 +519,7 @@ impl Model for Scene {
         for step in steps.into_iter().chain(may) {
             let mut after = *state;
             self.take(&mut after, step);
-            to.push((step, after));
+            successors.push((step, after));
         }
     }
 
@@ -532,8 +534,8 @@ impl Model for Scene {
         } else {
             WAITER_LEASE
         };
-        for (c, thread) in after.threads.iter().enumerate().take(self.who.len()) {
-            if thread.kept_out > limit && self.who[c] != RedissonReads {
+        for (c, thread) in after.threads.iter().enumerate().take(self.roles.len()) {
+            if thread.kept_out > limit && self.roles[c] != RedissonReads {
                 return Some(KEPT_OUT);
             }
             if thread.overtaken > Some(OVERTAKEN) && is_clean && !self.has_redisson() {
@@ -561,9 +563,9 @@ impl Model for Scene {
         }
         let may_stop = self.kinds.contains(&ThreadFault::Stops);
         for (note, now) in before.notes.iter().zip(&after.notes).filter(|_| !may_stop) {
-            let is_noted = |(its, _): &(Call, u8)| {
-                let thread = &before.threads[usize::from(its.0)];
-                waits(thread) && thread.call == its.1 && thread.waited + 1 < PRECEDENCE
+            let is_noted = |(call, _): &(Call, u8)| {
+                let thread = &before.threads[usize::from(call.0)];
+                waits(thread) && thread.call == call.1 && thread.waited + 1 < PRECEDENCE
             };
             if note.as_ref().is_some_and(is_noted) && now.is_none() {
                 return Some(NOTED);
@@ -573,7 +575,7 @@ impl Model for Scene {
     }
 
     fn goals(&self) -> Vec<&'static str> {
-        vec![REACHED; self.who.len()]
+        vec![REACHED; self.roles.len()]
     }
 
     fn lacks(&self, goal: usize, state: &State) -> bool {
@@ -594,7 +596,7 @@ impl Model for Scene {
             Step::Run(c) => {
                 let notes = after
                     .notes
-                    .map(|note| note.map(|((c, _), left)| (of(c.into()), left)));
+                    .map(|note| note.map(|((c, _), ticks_left)| (of(c.into()), ticks_left)));
                 format!(
                     "{} is answered {:?}; noted: {notes:?}",
                     of(c),
@@ -614,7 +616,7 @@ impl Model for Scene {
 }
 
 const CLEAN: Scene = Scene {
-    who: &[Reads, Reads, Writes],
+    roles: &[Reads, Reads, Writes],
     comes: FOR_EVER,
     faults: 0,
     kinds: &[],
@@ -623,7 +625,7 @@ const CLEAN: Scene = Scene {
 };
 
 const WRITERS: Scene = Scene {
-    who: &[Reads, Writes, Writes],
+    roles: &[Reads, Writes, Writes],
     ..CLEAN
 };
 
@@ -640,13 +642,13 @@ const fn faulty(kinds: &'static [ThreadFault]) -> Scene {
 
 /// Four threads: with three, none is noted between the request without a reply and the next one.
 const LOST_AMONG_FOUR: Scene = Scene {
-    who: TWO_AND_TWO,
+    roles: TWO_AND_TWO,
     suffer: 1,
     ..faulty(&[ThreadFault::LosesReply])
 };
 
 const REDISSON: Scene = Scene {
-    who: &[Reads, Writes, RedissonReads],
+    roles: &[Reads, Writes, RedissonReads],
     comes: 1,
     ..CLEAN
 };
@@ -660,11 +662,11 @@ fn readers_and_writers_take_turns() {
     let mut states = keeps("readers without a pause, a writer", &CLEAN);
     states += keeps("writers without a pause, a reader", &WRITERS);
     if search::asked_for("deep") {
-        let (who, comes) = (TWO_AND_TWO, 2);
+        let (roles, comes) = (TWO_AND_TWO, 2);
         states += keeps(
             "two and two",
             &Scene {
-                who,
+                roles,
                 comes,
                 ..CLEAN
             },
@@ -685,19 +687,19 @@ fn nobody_waits_for_long_for_one_that_died_was_stopped_or_gave_up() {
     ];
     let mut states = 0;
     for kinds in each {
-        for who in [CLEAN.who, WRITERS.who] {
+        for roles in [CLEAN.roles, WRITERS.roles] {
             let scene = Scene {
-                who,
+                roles,
                 ..faulty(kinds)
             };
-            states += keeps(&format!("{kinds:?} {who:?}"), &scene);
+            states += keeps(&format!("{kinds:?} {roles:?}"), &scene);
         }
     }
     if search::asked_for("deep") {
         keeps("a lost reply among four", &LOST_AMONG_FOUR);
         for kinds in each {
             let scene = Scene {
-                who: TWO_AND_TWO,
+                roles: TWO_AND_TWO,
                 ..faulty(kinds)
             };
             states += keeps(&format!("{kinds:?} {TWO_AND_TWO:?}"), &scene);

@@ -112,15 +112,15 @@ fn a_thread_that_reports_a_loss_does_not_wait_for_the_loss_before() {
 #[test]
 fn a_listener_may_cause_more_losses() {
     let (sender, received) = unbounded();
-    let own: Arc<OnceLock<Arc<Notices>>> = Arc::default();
-    let its_own = Arc::clone(&own);
+    let cell: Arc<OnceLock<Arc<Notices>>> = Arc::default();
+    let listener_cell = Arc::clone(&cell);
     let listener = move |n| {
         sender.send(n).unwrap_or_default();
-        let own = its_own.get().expect("set before the first loss");
+        let notices = listener_cell.get().expect("set before the first loss");
         if n > 0 {
-            own.notify(numbered(n - 1));
+            notices.notify(numbered(n - 1));
         }
     };
-    own.get_or_init(|| notices(listener)).notify(numbered(3));
+    cell.get_or_init(|| notices(listener)).notify(numbered(3));
     assert_received(&received, (0..=3).rev());
 }

@@ -89,7 +89,7 @@ struct State {
     /// For how many ticks the server has been unreachable; `None` while it answers.
     away: Option<u8>,
     clients: [Client; CLIENTS],
-    left: Left,
+    faults: Left,
     /// The lock has been free for so many ticks although somebody wants it.
     stood: u8,
     /// The place of a waiter that is well was removed.
@@ -157,7 +157,7 @@ struct Scene {
     comes: [u8; CLIENTS],
     /// The first client asks once in each tick, and never waits.
     tries: bool,
-    left: Left,
+    faults: Left,
     /// A free lock may stand still for so many ticks.
     stands: u8,
     variant: Variant,
@@ -173,17 +173,19 @@ impl Server {
     }
 
     fn has_place(&self, ticket: Ticket) -> bool {
-        self.places().any(|(its, _)| its == ticket)
+        self.places().any(|(queued, _)| queued == ticket)
     }
 
     fn retain(&mut self, keep: impl Fn(Ticket, i8) -> bool) {
         let kept = self.queue.iter().flatten();
-        let mut kept = kept.copied().filter(|(its, alive)| keep(*its, *alive));
+        let mut kept = kept
+            .copied()
+            .filter(|(ticket, alive)| keep(*ticket, *alive));
         self.queue = std::array::from_fn(|_| kept.next());
     }
 
     fn remove(&mut self, ticket: Ticket) {
-        self.retain(|its, _| its != ticket);
+        self.retain(|queued, _| queued != ticket);
     }
 
     fn join(&mut self, ticket: Ticket) {
@@ -192,8 +194,8 @@ impl Server {
     }
 
     fn extend(&mut self, of: impl Fn(Ticket) -> bool, alive: i8) {
-        for (its, until) in self.queue.iter_mut().flatten() {
-            if of(*its) {
+        for (ticket, until) in self.queue.iter_mut().flatten() {
+            if of(*ticket) {
                 *until = alive;
             }
         }
@@ -206,9 +208,9 @@ impl Server {
             .flatten()
             .for_each(|(_, alive)| pass(alive));
         self.mark.iter_mut().for_each(pass);
-        self.holder = self
-            .holder
-            .and_then(|(its, left)| (left > TICK).then_some((its, left - TICK)));
+        self.holder = self.holder.and_then(|(holder, lease_left)| {
+            (lease_left > TICK).then_some((holder, lease_left - TICK))
+        });
     }
 }
 
@@ -240,8 +242,8 @@ impl Scene {
             _ => server.mark == Some(latest),
         };
         if latest < WAITER_LEASE / 2 && !is_marked && !self.is(Variant::NotExtended) {
-            let own = self.is(Variant::ExtendsItsOwn);
-            server.extend(|its| !own || its == ticket, WAITER_LEASE - 1);
+            let is_own_only = self.is(Variant::ExtendsItsOwn);
+            server.extend(|queued| !is_own_only || queued == ticket, WAITER_LEASE - 1);
             server.mark = Some(WAITER_LEASE - 1);
         }
     }
@@ -252,14 +254,14 @@ impl Scene {
         for (c, client) in state.clients.iter().enumerate() {
             let is_well = client.health == ClientHealth::Well && !client.was_stopped;
             let waits = matches!(client.doing, Doing::Asks | Doing::Parks);
-            let mut its = state
+            let mut own_places = state
                 .server
                 .places()
-                .filter(|(its, _)| *its == ticket(c, client));
-            state.is_robbed |= is_well && waits && its.any(|(_, alive)| dead(alive));
+                .filter(|(queued, _)| *queued == ticket(c, client));
+            state.is_robbed |= is_well && waits && own_places.any(|(_, alive)| dead(alive));
         }
         state.server.retain(|_, alive| !dead(alive));
-        state.server.places().next().map(|(its, _)| its)
+        state.server.places().next().map(|(first, _)| first)
     }
 
     /// A message to the next waiter. A client without a connection does not receive it.
@@ -276,21 +278,21 @@ impl Scene {
 
     /// `fair_acquire`.
     fn ask(&self, state: &mut State, c: usize) {
-        let own = ticket(c, &state.clients[c]);
+        let ticket = ticket(c, &state.clients[c]);
         let tries = self.tries && c == 0;
         let joins = state.clients[c].doing == Doing::Joins;
-        self.prelude(state, own);
-        let is_placed = state.server.has_place(own);
+        self.prelude(state, ticket);
+        let is_placed = state.server.has_place(ticket);
         if !joins && !is_placed {
             // The client takes a new number.
             return self.join(state, c);
         }
-        state.server.extend(|its| its == own, WAITER_LEASE);
+        state.server.extend(|queued| queued == ticket, WAITER_LEASE);
         let head = self.first(state);
         let client = &mut state.clients[c];
-        if state.server.holder.is_none() && head.is_none_or(|head| head == own) {
-            state.server.holder = Some((own, LEASE));
-            state.server.remove(own);
+        if state.server.holder.is_none() && head.is_none_or(|head| head == ticket) {
+            state.server.holder = Some((ticket, LEASE));
+            state.server.remove(ticket);
             (client.doing, client.is_due, client.was_stopped) = (Doing::Holds, false, false);
             state.stood = 0;
             return;
@@ -300,7 +302,7 @@ impl Scene {
             return;
         }
         if joins {
-            state.server.join(own);
+            state.server.join(ticket);
         }
         client.doing = Doing::Parks;
     }
@@ -315,18 +317,18 @@ impl Scene {
     /// `fair_refresh`.
     fn show_life(&self, state: &mut State, c: usize) {
         state.clients[c].is_due = false;
-        let own = ticket(c, &state.clients[c]);
+        let ticket = ticket(c, &state.clients[c]);
         let is_first = state
             .server
             .places()
             .next()
-            .is_some_and(|(its, _)| its == own);
+            .is_some_and(|(queued, _)| queued == ticket);
         if self.is(Variant::FirstShowsLife) && !is_first {
             return;
         }
-        self.prelude(state, own);
-        let is_lost = !state.server.has_place(own);
-        state.server.extend(|its| its == own, WAITER_LEASE);
+        self.prelude(state, ticket);
+        let is_lost = !state.server.has_place(ticket);
+        state.server.extend(|queued| queued == ticket, WAITER_LEASE);
         if state.server.holder.is_none() && !self.is(Variant::ShowsLifeQuietly) {
             self.notify(state);
         }
@@ -338,10 +340,14 @@ impl Scene {
 
     /// `fair_release`.
     fn leave(&self, state: &mut State, c: usize) {
-        let own = ticket(c, &state.clients[c]);
-        self.prelude(state, own);
-        state.server.remove(own);
-        if state.server.holder.is_some_and(|(its, _)| its == own) {
+        let ticket = ticket(c, &state.clients[c]);
+        self.prelude(state, ticket);
+        state.server.remove(ticket);
+        if state
+            .server
+            .holder
+            .is_some_and(|(holder, _)| holder == ticket)
+        {
             state.server.holder = None;
         }
         if state.server.holder.is_none() {
@@ -351,10 +357,10 @@ impl Scene {
     }
 
     fn renew(&self, state: &mut State, c: usize) {
-        let own = ticket(c, &state.clients[c]);
+        let ticket = ticket(c, &state.clients[c]);
         state.clients[c].is_due = false;
         match &mut state.server.holder {
-            Some((its, left)) if *its == own => *left = LEASE,
+            Some((holder, lease_left)) if *holder == ticket => *lease_left = LEASE,
             // The hold is lost. Nothing is released, since the server has nothing.
             _ => state.clients[c].doing = Doing::Nothing,
         }
@@ -373,7 +379,7 @@ impl Scene {
         state.stood = if stands { state.stood + 1 } else { 0 };
         state.server.tick();
         state.replica.tick();
-        if state.left.failovers > 0 && state.away.is_none() {
+        if state.faults.failovers > 0 && state.away.is_none() {
             state.lag = (state.lag + 1).min(LAG);
         }
         state.away = state.away.map(|ticks| ticks + 1);
@@ -405,10 +411,10 @@ impl Scene {
         if is_idle && client.comes > 0 {
             may.push(Step::Come(c));
         }
-        if !is_idle && state.left.deaths > 0 {
+        if !is_idle && state.faults.deaths > 0 {
             may.push(Step::Die(c));
         }
-        if !is_idle && state.left.stops > 0 {
+        if !is_idle && state.faults.stops > 0 {
             may.push(Step::Stop(c));
         }
         match client.connects {
@@ -440,11 +446,11 @@ impl Scene {
             Step::Renew(c) => self.renew(state, c),
             Step::Leave(c) => self.leave(state, c),
             Step::Die(c) => {
-                state.left.deaths -= 1;
+                state.faults.deaths -= 1;
                 state.clients[c].health = ClientHealth::Dead;
             }
             Step::Stop(c) => {
-                state.left.stops -= 1;
+                state.faults.stops -= 1;
                 state.clients[c].health = ClientHealth::Stopped;
             }
             Step::Resume(c) => {
@@ -461,13 +467,13 @@ impl Scene {
                 }
             }
             Step::Freeze => {
-                state.left.freezes -= 1;
+                state.faults.freezes -= 1;
                 state.away = Some(0);
             }
             Step::Thaw => state.away = None,
             Step::Replicate => (state.replica, state.lag) = (state.server, 0),
             Step::Fail => {
-                state.left.failovers -= 1;
+                state.faults.failovers -= 1;
                 state.away = Some(0);
                 for client in &mut state.clients {
                     client.connects = Some(u8::from(self.is(Variant::ConnectsLate)));
@@ -500,13 +506,13 @@ impl Model for Scene {
                 comes,
                 ..Client::default()
             }),
-            left: self.left,
+            faults: self.faults,
             stood: 0,
             is_robbed: false,
         }
     }
 
-    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+    fn next(&self, state: &State, successors: &mut Vec<(Step, State)>) {
         let (mut steps, mut may) = (Vec::new(), Vec::new());
         for c in 0..CLIENTS {
             self.steps_of(state, c, &mut steps, &mut may);
@@ -514,9 +520,9 @@ impl Model for Scene {
         let fails_over = state.clients.iter().any(|client| client.connects.is_some());
         match state.away {
             None => {
-                may.extend((state.left.freezes > 0).then_some(Step::Freeze));
-                may.extend((state.left.failovers > 0).then_some(Step::Fail));
-                let lags = state.left.failovers > 0 && state.replica != state.server;
+                may.extend((state.faults.freezes > 0).then_some(Step::Freeze));
+                may.extend((state.faults.failovers > 0).then_some(Step::Fail));
+                let lags = state.faults.failovers > 0 && state.replica != state.server;
                 match state.lag < LAG {
                     true => may.extend(lags.then_some(Step::Replicate)),
                     false => steps.extend(lags.then_some(Step::Replicate)),
@@ -531,7 +537,7 @@ impl Model for Scene {
         for step in steps.into_iter().chain(may) {
             let mut after = *state;
             self.take(&mut after, step);
-            to.push((step, after));
+            successors.push((step, after));
         }
     }
 
@@ -571,7 +577,7 @@ impl Model for Scene {
             .places()
             .map(|((c, _), alive)| (of(c.into()), alive))
             .collect();
-        let what = match step {
+        let event = match step {
             Step::Come(c) => format!("{} comes", of(c)),
             Step::Ask(c) => format!("{} asks: {:?}", of(c), after.clients[c].doing),
             Step::ShowLife(c) => format!("{} shows a sign of life", of(c)),
@@ -588,7 +594,7 @@ impl Model for Scene {
             Step::Promote => "the replica becomes the server".to_owned(),
             Step::Tick => "a tick".to_owned(),
         };
-        format!("{what}; queue {queue:?}, held {:?}", after.server.holder)
+        format!("{event}; queue {queue:?}, held {:?}", after.server.holder)
     }
 }
 
@@ -600,7 +606,7 @@ const DEAD: u8 = 3;
 const CALM: Scene = Scene {
     comes: [1, 1, 1],
     tries: false,
-    left: Left {
+    faults: Left {
         deaths: 0,
         stops: 0,
         freezes: 0,
@@ -610,10 +616,10 @@ const CALM: Scene = Scene {
     variant: Variant::AsItIs,
 };
 
-const fn with(left: [u8; 4], stands: u8) -> Scene {
-    let [deaths, stops, freezes, failovers] = left;
+const fn with(faults: [u8; 4], stands: u8) -> Scene {
+    let [deaths, stops, freezes, failovers] = faults;
     Scene {
-        left: Left {
+        faults: Left {
             deaths,
             stops,
             freezes,

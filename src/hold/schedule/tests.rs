@@ -75,13 +75,13 @@ fn the_work_for_a_reply_does_not_grow_with_what_waits_for_one() {
         let sent: Vec<_> = std::iter::from_fn(|| schedule.take_renewal())
             .take(256)
             .collect();
-        let before = looks.load(Ordering::Relaxed);
+        let looks_before = looks.load(Ordering::Relaxed);
         for entry in sent {
             // Between two replies the watchdog checks whether anything is over.
             assert!(schedule.first_due().is_some_and(|(due, _)| due > 10));
             schedule.arm(Arc::clone(&entry), 2_000_000);
         }
-        looks.load(Ordering::Relaxed) - before
+        looks.load(Ordering::Relaxed) - looks_before
     };
     let few = looks_for_a_batch(256);
     assert!(few <= 4 * 256, "{few}");
@@ -121,16 +121,16 @@ impl Searched {
     }
 
     fn count(&self, from: usize, key: fn(&(u64, u64)) -> u64) -> usize {
-        self.0[from..].iter().filter(|its| key(its) != 0).count()
+        self.0[from..].iter().filter(|pair| key(pair) != 0).count()
     }
 }
 
 proptest! {
     #[test]
     fn it_agrees_with_a_list_that_is_searched(steps in steps()) {
-        let (due, ends) = (|its: &(u64, u64)| its.0, |its: &(u64, u64)| its.1);
+        let (due, ends) = (|pair: &(u64, u64)| pair.0, |pair: &(u64, u64)| pair.1);
         let entries: Vec<_> = (0..5).map(|number| Entry::new(number, &Arc::default())).collect();
-        let place = |entry: &Arc<Entry>| entries.iter().position(|it| Arc::ptr_eq(it, entry));
+        let place = |entry: &Arc<Entry>| entries.iter().position(|other| Arc::ptr_eq(other, entry));
         let (mut schedule, mut searched) = (Schedule::new(), Searched::default());
         for step in steps {
             match step {

@@ -89,10 +89,10 @@ fn a_lease_of_another_length_counts_from_when_it_was_asked_for() {
     let begin = Instant::now();
     let mut lease = Lease::new(RENEWED, ms(10_000));
     lease.grant(begin, begin);
-    let before = lease.until();
+    let until_before = lease.until();
     // The request for a longer lease may not arrive, and that for a shorter one may.
     lease.announce_fixed(begin + ms(100), ms(20_000));
-    assert_eq!(lease.until(), before);
+    assert_eq!(lease.until(), until_before);
     lease.announce_fixed(begin + ms(100), ms(1_000));
     assert_eq!(lease.until(), time::nanos(begin + ms(100 + 1_000 - 12)));
     assert_eq!(lease.longest(), ms(20_000));
@@ -119,9 +119,9 @@ fn a_lock_that_somebody_keeps_shortening_is_seen_to_in_time_whenever_they_die() 
             let mut found = Some(Duration::from_millis(to_live - phase));
             for _ in 0..50 {
                 pause = keep_lock_again(pause, found);
-                let before = now;
+                let last_renewal = now;
                 now += u64::try_from(pause.as_millis()).expect("short");
-                let mut rounds = (1..).map(shortened).skip_while(|at| *at <= before);
+                let mut rounds = (1..).map(shortened).skip_while(|at| *at <= last_renewal);
                 let first = rounds.next().expect("endless");
                 if first > now {
                     found = None;
@@ -188,7 +188,7 @@ proptest! {
         let mut ends = begin + ms(1_000);
         for (pause, step) in steps {
             now += ms(pause);
-            let before = lease.until();
+            let until_before = lease.until();
             match step {
                 Step::Begin => renewals.push_back(lease.renewal_ttl()),
                 Step::Renewed { sent } => {
@@ -198,14 +198,14 @@ proptest! {
                     let sent_at = now - ms(sent.min(pause));
                     ends = ends.max(sent_at + carried);
                     lease.confirm_renewal(sent_at, carried);
-                    prop_assert!(lease.until() >= before);
+                    prop_assert!(lease.until() >= until_before);
                 }
                 Step::AskFor { ttl } => {
                     longest = longest.max(ttl);
                     lease.announce_fixed(now, ms(ttl));
                     // Redis may execute the request or not.
                     ends = ends.min(now + ms(ttl));
-                    prop_assert!(lease.until() <= before);
+                    prop_assert!(lease.until() <= until_before);
                     prop_assert!(lease.until() <= end_of(now, span(ms(ttl))));
                 }
                 Step::WasSet { ttl } => {
@@ -220,7 +220,7 @@ proptest! {
                     let policy = if is_renewed { RENEWED } else { LeasePolicy::Fixed(ms(ttl)) };
                     lease.set_policy(policy, ms(ttl), now);
                     ends = ends.max(now + ms(ttl));
-                    prop_assert_eq!(lease.until(), before);
+                    prop_assert_eq!(lease.until(), until_before);
                     prop_assert_eq!(lease.policy(), policy);
                 }
             }

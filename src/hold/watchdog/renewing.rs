@@ -121,10 +121,10 @@ impl WatchdogThread {
     }
 
     /// Whether one request can renew both. A node of a cluster takes only keys of one slot in a request.
-    fn can_join(&self, one: &Request, other: &Request) -> bool {
+    fn can_join(&self, request: &Request, other: &Request) -> bool {
         let slot = |request: &Request| request.first_key().map(slot_of);
-        one.can_join(other, &script::LOCK_RENEW)
-            && (self.task.nodes.are_one() || slot(one) == slot(other))
+        request.can_join(other, &script::LOCK_RENEW)
+            && (self.task.nodes.are_one() || slot(request) == slot(other))
     }
 
     /// Sends one request that renews all of `holds`.
@@ -204,15 +204,15 @@ impl WatchdogThread {
         // Waiting for the last request of each node reads the answers to the earlier ones as well.
         let mut nodes = Vec::new();
         for sent in self.under_way.iter().rev() {
-            let to = sent.over.at(&sent.call);
-            if !nodes.iter().any(|node| Arc::ptr_eq(node, to)) {
-                nodes.push(Arc::clone(to));
+            let connection = sent.over.at(&sent.call);
+            if !nodes.iter().any(|node| Arc::ptr_eq(node, connection)) {
+                nodes.push(Arc::clone(connection));
                 let now = Instant::now();
                 let slice = match sent.begun >= begun {
                     true => until.min(now + SLICE),
                     false => now,
                 };
-                to.wait_a_slice(&sent.call, slice);
+                connection.wait_a_slice(&sent.call, slice);
             }
         }
     }
@@ -321,8 +321,8 @@ impl WatchdogThread {
     }
 
     fn rest(&self, hold: Renewable) {
-        if let Some((hold, left)) = hold.record_failed(Instant::now()) {
-            self.task.client.renewal_failed(hold, left);
+        if let Some((hold, valid_for)) = hold.record_failed(Instant::now()) {
+            self.task.client.renewal_failed(hold, valid_for);
         }
         let again = time::nanos(Instant::now() + self.task.little());
         self.task.watchdog.arm(hold, again);

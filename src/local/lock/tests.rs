@@ -110,8 +110,8 @@ struct Hold {
 
 impl Hold {
     fn guards_of(&self, t: usize) -> Option<u32> {
-        let own = self.guards.iter().find(|(thread, _)| *thread == t);
-        own.map(|(_, guards)| *guards)
+        let own_guards = self.guards.iter().find(|(thread, _)| *thread == t);
+        own_guards.map(|(_, guards)| *guards)
     }
 
     /// Whether others may still join it.
@@ -121,11 +121,11 @@ impl Hold {
 
     /// Whether it is young enough, and of a kind, to go to a thread that comes with `lease`.
     fn suits(&self, lease: LeasePolicy, now: Instant) -> bool {
-        let left = self.grant.until.saturating_duration_since(now);
+        let lease_left = self.grant.until.saturating_duration_since(now);
         let spare = match lease {
-            LeasePolicy::Renewed { max_hold: None } => left >= LEASE / 2,
+            LeasePolicy::Renewed { max_hold: None } => lease_left >= LEASE / 2,
             LeasePolicy::Renewed { max_hold: Some(_) } => false,
-            LeasePolicy::Fixed(lease) => left >= lease * 9 / 10,
+            LeasePolicy::Fixed(lease) => lease_left >= lease * 9 / 10,
         };
         self.lease == lease && spare
     }
@@ -157,7 +157,7 @@ struct Model {
     next: u64,
     steps: Vec<Step>,
     /// How often what happened, for the schedules to show that they got everywhere.
-    seen: Seen,
+    coverage: Seen,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -189,7 +189,7 @@ impl Model {
             now,
             next: 0,
             steps: Vec::new(),
-            seen: Seen::default(),
+            coverage: Seen::default(),
         }
     }
 
@@ -208,12 +208,12 @@ impl Model {
             thread.stale.len().hash(&mut print);
         }
         for hold in &self.holds {
-            let left = hold.grant.until.saturating_duration_since(self.now);
+            let lease_left = hold.grant.until.saturating_duration_since(self.now);
             (hold.mode, kind(hold.lease), &hold.guards).hash(&mut print);
             (hold.mode == Mode::Shared)
                 .then(|| ago(hold.since))
                 .hash(&mut print);
-            (left, hold.grant.may_change_threads).hash(&mut print);
+            (lease_left, hold.grant.may_change_threads).hash(&mut print);
         }
         self.queue.hash(&mut print);
         self.tenure_since.map(ago).hash(&mut print);
@@ -222,8 +222,8 @@ impl Model {
     }
 
     #[track_caller]
-    fn check(&self, truth: bool, what: impl Debug) {
-        assert!(truth, "{what:?} after {:?}, in {:?}", self.steps, self.lock);
+    fn check(&self, truth: bool, case: impl Debug) {
+        assert!(truth, "{case:?} after {:?}, in {:?}", self.steps, self.lock);
     }
 
     fn number(&mut self) -> u64 {
@@ -246,8 +246,8 @@ impl Model {
 
     /// The hold that a thread has in this mode.
     fn own(&self, t: usize, mode: Mode) -> Option<&Hold> {
-        let own = |hold: &&Hold| hold.mode == mode && hold.guards_of(t).is_some();
-        self.holds.iter().find(own)
+        let is_own = |hold: &&Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        self.holds.iter().find(is_own)
     }
 
     fn turn_of_comer(
@@ -319,7 +319,7 @@ impl Model {
         if gap > TENURE.max(GAP) {
             None
         } else {
-            self.seen.yielded += 1;
+            self.coverage.yielded += 1;
             Some(release)
         }
     }
@@ -354,7 +354,7 @@ impl Model {
             let turn = self.turn_of_first();
             if let Some((t, grant)) = joined.next_if(|(t, _)| *t == first) {
                 self.check(turn == Some((t, ExpectedTurn::Join)), ("joins", t));
-                self.seen.joined_from_queue += 1;
+                self.coverage.joined_from_queue += 1;
                 self.joins(t, grant, self.threads[t].lease);
             } else if let Some(t) = contend.take_if(|t| *t == first) {
                 self.check(turn == Some((t, ExpectedTurn::Ask)), ("asks", t));
@@ -409,10 +409,10 @@ impl Model {
             Step::Leave(t, mode) => self.leave(t, mode),
             Step::LeaveStale(t) => {
                 if let Some(grant) = self.threads[t].stale.pop() {
-                    let (left, released) = self.leave_hold(t, grant);
+                    let (outcome, released) = self.leave_hold(t, grant);
                     self.check(
-                        matches!(left, LeaveOutcome::Gone) && released.is_none(),
-                        left,
+                        matches!(outcome, LeaveOutcome::Gone) && released.is_none(),
+                        outcome,
                     );
                 }
             }
@@ -432,8 +432,8 @@ impl Model {
                     .iter_mut()
                     .map(|holder| &mut holder.hold);
                 let groups = self.lock.shared.iter_mut().map(|group| &mut group.hold);
-                let own = self.holds.iter_mut().map(|hold| &mut hold.grant);
-                for grant in holder.chain(groups).chain(own) {
+                let model_holds = self.holds.iter_mut().map(|hold| &mut hold.grant);
+                for grant in holder.chain(groups).chain(model_holds) {
                     if grant.number == number {
                         grant.until = until;
                     }
@@ -442,8 +442,8 @@ impl Model {
             Step::Dismiss => {
                 let dismissed = self.lock.dismiss(|t| t % 2 == 1);
                 let is_dismissed = |t: &usize| t % 2 == 1 && self.lock.exclusive.is_none();
-                let (odd, left): (VecDeque<_>, _) = self.queue.drain(..).partition(is_dismissed);
-                self.queue = left;
+                let (odd, rest): (VecDeque<_>, _) = self.queue.drain(..).partition(is_dismissed);
+                self.queue = rest;
                 self.check(odd == dismissed, ("those with odd numbers", &dismissed));
                 for t in odd {
                     self.threads[t].doing = Doing::Nothing;
@@ -468,10 +468,10 @@ impl Model {
             Entered::Mine {
                 hold,
                 count,
-                lease: its,
+                lease: held_lease,
             } => {
                 self.check(turn == ExpectedTurn::Again, turn);
-                self.enters_again(t, mode, lease, (hold, count, its));
+                self.enters_again(t, mode, lease, (hold, count, held_lease));
             }
             Entered::Contend {
                 yields_after: start,
@@ -483,7 +483,7 @@ impl Model {
                     (turn, hold),
                 );
                 self.check(start.is_none(), start);
-                self.seen.below += 1;
+                self.coverage.below += 1;
                 self.threads[t].doing = Doing::Asking(mode);
             }
             Entered::Contend {
@@ -491,12 +491,12 @@ impl Model {
                 under: None,
             } => {
                 self.check(turn == ExpectedTurn::Ask, turn);
-                self.seen.beside += u32::from(self.is_local() && self.asking(mode) > 0);
+                self.coverage.beside += u32::from(self.is_local() && self.asking(mode) > 0);
                 self.contends(t, mode, &start);
             }
             Entered::Joined(hold) => {
                 self.check(turn == ExpectedTurn::Join, turn);
-                self.seen.joined += 1;
+                self.coverage.joined += 1;
                 self.joins(t, hold, lease);
             }
             Entered::Queued(ticket) => {
@@ -518,19 +518,19 @@ impl Model {
         wanted: LeasePolicy,
         found: (Grant, u32, LeasePolicy),
     ) {
-        let own = |hold: &&mut Hold| hold.mode == mode && hold.guards_of(t).is_some();
-        let Some(own) = self.holds.iter_mut().find(own) else {
+        let is_own = |hold: &&mut Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        let Some(hold) = self.holds.iter_mut().find(is_own) else {
             return;
         };
-        let has = (own.grant, own.guards_of(t).unwrap_or(0), own.lease);
+        let has = (hold.grant, hold.guards_of(t).unwrap_or(0), hold.lease);
         // A renewed hold stays renewed; a fixed lease becomes the lease that is wanted now.
-        if matches!(own.lease, LeasePolicy::Fixed(_)) {
-            own.lease = wanted;
+        if matches!(hold.lease, LeasePolicy::Fixed(_)) {
+            hold.lease = wanted;
         }
-        for (thread, guards) in &mut own.guards {
+        for (thread, guards) in &mut hold.guards {
             *guards += u32::from(*thread == t);
         }
-        let (thread, lease) = (t as u64, own.lease);
+        let (thread, lease) = (t as u64, hold.lease);
         let strange = Grant {
             number: has.0.number + 1_000_000,
             ..has.0
@@ -561,7 +561,7 @@ impl Model {
             if let Some(number) = self.writer().map(|hold| hold.grant.number) {
                 // The earlier hold's lease was over in Redis, although this process did not know.
                 self.check(!self.is_local(), "two writers");
-                self.seen.replaced += 1;
+                self.coverage.replaced += 1;
                 self.forget(number);
             }
             self.tenure_since.get_or_insert(self.now);
@@ -609,13 +609,13 @@ impl Model {
             assert!(made.replace(Some(number)).is_none(), "released twice");
             number
         };
-        let left = self.lock.leave(t as u64, &grant, self.now, &release);
-        (left, made.get())
+        let outcome = self.lock.leave(t as u64, &grant, self.now, &release);
+        (outcome, made.get())
     }
 
     fn leave(&mut self, t: usize, mode: Mode) {
-        let own = |hold: &Hold| hold.mode == mode && hold.guards_of(t).is_some();
-        let Some(place) = self.holds.iter().position(own) else {
+        let is_own = |hold: &Hold| hold.mode == mode && hold.guards_of(t).is_some();
+        let Some(place) = self.holds.iter().position(is_own) else {
             return;
         };
         let hold = self.holds[place].clone();
@@ -634,15 +634,15 @@ impl Model {
             && hold.grant.may_change_threads;
         self.threads[t].ticket = None;
 
-        let (left, _) = self.leave_hold(t + 100, hold.grant);
+        let (outcome, _) = self.leave_hold(t + 100, hold.grant);
         self.check(
-            matches!(left, LeaveOutcome::Gone),
+            matches!(outcome, LeaveOutcome::Gone),
             "others have nothing to leave",
         );
-        let (left, release) = self.leave_hold(t, hold.grant);
-        let ends = matches!(left, LeaveOutcome::Release { .. });
+        let (outcome, release) = self.leave_hold(t, hold.grant);
+        let ends = matches!(outcome, LeaveOutcome::Release { .. });
         self.check(release.is_some() == ends, "released or not");
-        match left {
+        match outcome {
             LeaveOutcome::Nested { count } => {
                 self.check(count + 1 == guards && count > 0, count);
                 for (thread, guards) in &mut self.holds[place].guards {
@@ -657,7 +657,7 @@ impl Model {
             LeaveOutcome::Passed { waiter } => {
                 self.check(guards == 1 && passes, "passed on against the rules");
                 self.check(Some(waiter) == first, "first in the queue");
-                self.seen.passed += 1;
+                self.coverage.passed += 1;
                 self.queue.pop_front();
                 self.threads[waiter].doing = Doing::Nothing;
                 self.holds[place].guards = vec![(waiter, 1)];
@@ -692,8 +692,8 @@ impl Model {
             "the queue is in order",
         );
 
-        let own = |hold: &Grant| self.holds.iter().any(|held| held.grant == *hold);
-        self.check(lock.holds().all(own), "holds");
+        let is_known = |hold: &Grant| self.holds.iter().any(|held| held.grant == *hold);
+        self.check(lock.holds().all(is_known), "holds");
         self.check(lock.holds().count() == self.holds.len(), "holds");
         for t in 0..self.threads.len() {
             for mode in [Mode::Exclusive, Mode::Shared] {
@@ -821,7 +821,7 @@ impl Model {
 
 /// Walks through everything that threads with these wishes can do in `depth` steps; returns the number of states.
 fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], depth: usize) -> usize {
-    let mut seen = HashSet::new();
+    let mut seen_states = HashSet::new();
     let mut frontier = vec![Model::new(order, wants.len(), Instant::now())];
     let mut steps = Vec::new();
     for _ in 0..depth {
@@ -831,7 +831,7 @@ fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], dept
             for &step in &steps {
                 let mut model = model.clone();
                 model.take(step);
-                if seen.insert(model.fingerprint()) {
+                if seen_states.insert(model.fingerprint()) {
                     next.push(model);
                 }
             }
@@ -842,7 +842,7 @@ fn walk(order: Order, wants: &[&[(Mode, LeasePolicy)]], times: &[Duration], dept
     for (i, mut model) in frontier.into_iter().step_by(7).enumerate() {
         model.finish(i % 2 == 0);
     }
-    seen.len()
+    seen_states.len()
 }
 
 /// Three threads that want to be alone, two of them with the same lease.
@@ -893,7 +893,7 @@ fn random_schedules_keep_the_rules() {
     let leases = [RENEWED, RENEWED, RENEWED, FIXED, LIMITED];
     let now = Instant::now();
     let mut steps = Vec::new();
-    let mut seen = Seen::default();
+    let mut coverage = Seen::default();
     let schedules = if asked_for("deep") { 100_000 } else { 20_000 };
     for i in 0..schedules {
         let order = if draw(8) > 0 {
@@ -902,7 +902,7 @@ fn random_schedules_keep_the_rules() {
             Order::Server
         };
         let mut model = Model::new(order, 2 + draw(4), now);
-        model.seen = seen;
+        model.coverage = coverage;
         for _ in 0..6 + draw(14) {
             let lease = leases[draw(leases.len())];
             let wants = [(Mode::Exclusive, lease), (Mode::Shared, lease)];
@@ -916,18 +916,18 @@ fn random_schedules_keep_the_rules() {
             model.take(steps[draw(steps.len())]);
         }
         model.finish(i % 2 == 0);
-        seen = model.seen;
+        coverage = model.coverage;
     }
     let everything = [
-        seen.passed,
-        seen.yielded,
-        seen.joined,
-        seen.joined_from_queue,
-        seen.below,
-        seen.beside,
-        seen.replaced,
+        coverage.passed,
+        coverage.yielded,
+        coverage.joined,
+        coverage.joined_from_queue,
+        coverage.below,
+        coverage.beside,
+        coverage.replaced,
     ];
-    assert!(everything.iter().all(|&times| times > 100), "{seen:?}");
+    assert!(everything.iter().all(|&times| times > 100), "{coverage:?}");
 }
 
 /// `t` comes, willing to wait.
@@ -976,8 +976,8 @@ fn woken(wakeups: &Wakeups<usize, Grant>) -> (Vec<usize>, Option<usize>) {
 }
 
 /// The hold is released, and these are the threads woken.
-fn released(left: &LeaveOutcome<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
-    match left {
+fn released(outcome: &LeaveOutcome<usize, Grant>) -> Option<(Vec<usize>, Option<usize>)> {
+    match outcome {
         LeaveOutcome::Release { next } => Some(woken(next)),
         _ => None,
     }
@@ -1009,11 +1009,11 @@ fn readers_come_in_together_up_to_the_first_writer() {
     // The writer's turn comes when the last reader has left.
     assert_eq!(come(&mut lock, 4, Mode::Exclusive, RENEWED, now), "Queued");
     for t in [1, 2, 3, 5] {
-        let left = lock.leave(t, &grant(1, now), now, &|| 1);
-        assert!(matches!(left, LeaveOutcome::Shared), "{left:?}");
+        let outcome = lock.leave(t, &grant(1, now), now, &|| 1);
+        assert!(matches!(outcome, LeaveOutcome::Shared), "{outcome:?}");
     }
-    let left = lock.leave(6, &grant(1, now), now, &|| 1);
-    assert_eq!(released(&left), Some((vec![], Some(4))));
+    let outcome = lock.leave(6, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&outcome), Some((vec![], Some(4))));
 }
 
 #[test]
@@ -1075,10 +1075,10 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(try_to(&mut lock, 3, Mode::Shared, now), "Busy");
     // The hold is not passed on, since the next writer would not be alone.
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
-    assert_eq!(released(&left), Some((vec![], None)));
-    let left = lock.leave(1, &grant(2, now), now, &|| 2);
-    assert_eq!(released(&left), Some((vec![], Some(2))));
+    let outcome = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&outcome), Some((vec![], None)));
+    let outcome = lock.leave(1, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&outcome), Some((vec![], Some(2))));
 
     let wakeups = lock.granted(2, Mode::Exclusive, grant(3, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
@@ -1089,8 +1089,8 @@ fn a_shared_hold_below_an_exclusive_one_outlives_it() {
     for t in [3, 4] {
         assert_eq!(come(&mut lock, t, Mode::Shared, RENEWED, now), "Queued");
     }
-    let left = lock.leave(2, &grant(3, now), now, &|| 3);
-    assert_eq!(released(&left), Some((vec![3, 4], None)));
+    let outcome = lock.leave(2, &grant(3, now), now, &|| 3);
+    assert_eq!(released(&outcome), Some((vec![3, 4], None)));
 }
 
 #[test]
@@ -1106,11 +1106,11 @@ fn where_the_server_keeps_the_queue_everybody_asks() {
     }
     // Thread 1 has lost its hold, whether it knows that or not.
     assert_eq!(lock.count(1, Mode::Exclusive), None);
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
-    assert!(matches!(left, LeaveOutcome::Gone), "{left:?}");
+    let outcome = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert!(matches!(outcome, LeaveOutcome::Gone), "{outcome:?}");
     assert_eq!(lock.count(2, Mode::Exclusive), Some((&grant(2, now), 1)));
-    let left = lock.leave(2, &grant(2, now), now, &|| 2);
-    assert_eq!(released(&left), Some((vec![], None)));
+    let outcome = lock.leave(2, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&outcome), Some((vec![], None)));
     let wakeups = lock.withdraw_contender(Mode::Exclusive, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     // The thread does not yield, although the tenure is over.
@@ -1131,10 +1131,14 @@ fn a_hold_without_a_token_to_spare_is_not_passed_on() {
         let wakeups = lock.granted(1, Mode::Exclusive, hold, RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &hold, now, &|| 1);
-        let passed = matches!(left, LeaveOutcome::Passed { waiter: 2, .. });
-        assert_eq!(passed, may_change_threads, "{left:?}");
-        assert_eq!(released(&left).is_some(), !may_change_threads, "{left:?}");
+        let outcome = lock.leave(1, &hold, now, &|| 1);
+        let passed = matches!(outcome, LeaveOutcome::Passed { waiter: 2, .. });
+        assert_eq!(passed, may_change_threads, "{outcome:?}");
+        assert_eq!(
+            released(&outcome).is_some(),
+            !may_change_threads,
+            "{outcome:?}"
+        );
     }
 }
 
@@ -1148,16 +1152,16 @@ fn a_tenure_that_is_over_ends_with_yielding() {
         let wakeups = lock.granted(1, Mode::Exclusive, grant(number, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         now += Duration::from_micros(900);
-        let left = lock.leave(1, &grant(number, now), now, &|| number);
-        assert_eq!(released(&left), Some((vec![], None)));
+        let outcome = lock.leave(1, &grant(number, now), now, &|| number);
+        assert_eq!(released(&outcome), Some((vec![], None)));
         now += Duration::from_micros(100);
     }
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "YieldAfter(6)");
     // The thread yields once; then a new tenure begins.
     let wakeups = lock.granted(1, Mode::Exclusive, grant(7, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
-    let left = lock.leave(1, &grant(7, now), now, &|| 7);
-    assert_eq!(released(&left), Some((vec![], None)));
+    let outcome = lock.leave(1, &grant(7, now), now, &|| 7);
+    assert_eq!(released(&outcome), Some((vec![], None)));
     assert_eq!(try_to(&mut lock, 1, Mode::Exclusive, now), "Ask");
 }
 
@@ -1172,11 +1176,11 @@ fn a_tenure_goes_on_below_a_writer_that_became_a_reader() {
     let wakeups = lock.granted(1, Mode::Shared, grant(2, now), RENEWED, false, now);
     assert_eq!(woken(&wakeups), (vec![], None));
     assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-    let left = lock.leave(1, &grant(1, now), now, &|| 1);
-    assert_eq!(released(&left), Some((vec![], None)));
+    let outcome = lock.leave(1, &grant(1, now), now, &|| 1);
+    assert_eq!(released(&outcome), Some((vec![], None)));
     now += LONG;
-    let left = lock.leave(1, &grant(2, now), now, &|| 2);
-    assert_eq!(released(&left), Some((vec![], Some(2))));
+    let outcome = lock.leave(1, &grant(2, now), now, &|| 2);
+    assert_eq!(released(&outcome), Some((vec![], Some(2))));
     assert_eq!(lock.cohort.yield_after(now), Some(2));
 }
 
@@ -1193,14 +1197,14 @@ fn without_a_tenure_nothing_is_passed_on() {
         let wakeups = lock.granted(1, Mode::Exclusive, grant(1, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
         assert_eq!(come(&mut lock, 2, Mode::Exclusive, RENEWED, now), "Queued");
-        let left = lock.leave(1, &grant(1, now), now, &|| 1);
-        assert_eq!(released(&left), Some((vec![], Some(2))), "{left:?}");
+        let outcome = lock.leave(1, &grant(1, now), now, &|| 1);
+        assert_eq!(released(&outcome), Some((vec![], Some(2))), "{outcome:?}");
         assert_eq!(lock.cohort.yield_after(now + gap), start);
         // The lock is kept for as long as its last release may matter.
         let wakeups = lock.granted(2, Mode::Exclusive, grant(2, now), RENEWED, false, now);
         assert_eq!(woken(&wakeups), (vec![], None));
-        let left = lock.leave(2, &grant(2, now), now, &|| 2);
-        assert_eq!(released(&left), Some((vec![], None)));
+        let outcome = lock.leave(2, &grant(2, now), now, &|| 2);
+        assert_eq!(released(&outcome), Some((vec![], None)));
         assert_eq!(lock.is_idle(now + gap), gap > GAP);
     }
 }

@@ -85,30 +85,30 @@ impl World {
         let given = self.local_semaphore.give(permits, since, self.now);
         if self.closed {
             assert_eq!(
-                (given.to, given.back),
+                (given.receivers, given.back),
                 (vec![], 0),
                 "given back when closed"
             );
             return;
         }
         // Within the tenure, and while the permits are enough, the first in the queue comes first.
-        let mut left = permits;
+        let mut permits_left = permits;
         let mut expected = Vec::new();
         for &t in queue.iter().take_while(|_| young) {
-            if self.needs[t] > left {
+            if self.needs[t] > permits_left {
                 break;
             }
-            left -= self.needs[t];
+            permits_left -= self.needs[t];
             expected.push(t);
         }
-        assert_eq!(given.to, expected);
-        assert_eq!(given.back, left);
+        assert_eq!(given.receivers, expected);
+        assert_eq!(given.back, permits_left);
         let first = queue.get(expected.len()).copied();
         assert_eq!(
             given.first, first,
             "somebody else is first, or may ask again"
         );
-        for t in given.to {
+        for t in given.receivers {
             let Doing::Waits { asks, .. } = self.doing[t] else {
                 panic!("{t} does not wait");
             };
@@ -237,14 +237,14 @@ impl World {
             },
             Step::Leave(t) => {
                 let queue = self.queue();
-                let left = self.local_semaphore.withdraw(self.ticket(t));
+                let withdrawn = self.local_semaphore.withdraw(self.ticket(t));
                 match std::mem::replace(&mut self.doing[t], Doing::Nothing) {
                     Doing::Waits { .. } => {
                         let next = queue.get(1).copied().filter(|_| queue[0] == t);
-                        assert_eq!(left, Some(next));
+                        assert_eq!(withdrawn, Some(next));
                     }
                     Doing::Given { since, .. } => {
-                        assert_eq!(left, None);
+                        assert_eq!(withdrawn, None);
                         self.take_back(self.needs[t], since);
                     }
                     _ => unreachable!(),
@@ -371,12 +371,16 @@ fn what_is_left_over_goes_to_the_next_and_then_back() {
         local_semaphore.granted(None, 6, now),
         Granted::Kept { first: None }
     );
-    for (need, who) in [(3, "a"), (2, "b"), (4, "c")] {
-        let _place = local_semaphore.enter(need, who);
+    for (need, waiter) in [(3, "a"), (2, "b"), (4, "c")] {
+        let _place = local_semaphore.enter(need, waiter);
     }
     let given = local_semaphore.give(6, now, now + STEP);
-    let (to, first) = (vec!["a", "b"], Some("c"));
-    assert_eq!(given, Given { to, first, back: 1 });
+    let expected = Given {
+        receivers: vec!["a", "b"],
+        first: Some("c"),
+        back: 1,
+    };
+    assert_eq!(given, expected);
 }
 
 #[test]
@@ -389,8 +393,12 @@ fn after_a_tenure_permits_go_back_and_others_go_first() {
     );
     let _place = local_semaphore.enter(1, "a");
     let given = local_semaphore.give(1, now, now + TENURE);
-    let (to, first) = (vec![], Some("a"));
-    assert_eq!(given, Given { to, first, back: 1 });
+    let expected = Given {
+        receivers: vec![],
+        first: Some("a"),
+        back: 1,
+    };
+    assert_eq!(given, expected);
     local_semaphore.cohort.released(7, now + TENURE);
     assert_eq!(local_semaphore.cohort.yield_after(now + TENURE), Some(7));
     assert_eq!(local_semaphore.cohort.yield_after(now + TENURE), None);
@@ -439,7 +447,7 @@ fn a_refusal_does_not_count_for_the_thread_that_is_first_since() {
     let (asks, _) = local_semaphore.enter(1, "a");
     local_semaphore.enter(1, "b");
     // Handed over while the request of `a` is on its way.
-    assert_eq!(local_semaphore.give(1, now, now).to, ["a"]);
+    assert_eq!(local_semaphore.give(1, now, now).receivers, ["a"]);
     local_semaphore.record_refusal(asks, true);
     assert!(!local_semaphore.has_waiters(), "`b` was not refused");
 }

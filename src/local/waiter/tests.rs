@@ -39,18 +39,18 @@ fn a_message_is_news_and_so_is_the_loss_of_the_subscription() {
         Instant::now() + Duration::from_millis(20),
     );
     waiter.set_answered(true);
-    let seen = waiter.signals();
-    waiter.park(seen, Deadline::at(soon), &|| false);
-    assert!(Instant::now() >= soon && !waiter.signals().are_news_since(seen));
+    let known_signals = waiter.signals();
+    waiter.park(known_signals, Deadline::at(soon), &|| false);
+    assert!(Instant::now() >= soon && !waiter.signals().are_news_since(known_signals));
     let other = Arc::clone(&waiter);
     let thread = std::thread::spawn(move || other.message());
     let late = Instant::now() + Duration::from_secs(60);
-    waiter.park(seen, Deadline::at(late), &|| false);
-    assert!(Instant::now() < late && waiter.signals().are_news_since(seen));
+    waiter.park(known_signals, Deadline::at(late), &|| false);
+    assert!(Instant::now() < late && waiter.signals().are_news_since(known_signals));
     thread.join().expect("thread");
-    let seen = waiter.signals();
+    let known_signals = waiter.signals();
     waiter.set_answered(false);
-    assert!(waiter.signals().are_news_since(seen));
+    assert!(waiter.signals().are_news_since(known_signals));
 }
 
 /// Notes at each notification whether the mutex of the waiters was free.

@@ -12,10 +12,10 @@ proptest! {
     #![proptest_config(strange::cases(512))]
 
     #[test]
-    fn whatever_a_name_is_its_keys_are_told_apart(prefix in name(), one in name(), other in name()) {
-        let [one, other]: [Arc<str>; 2] = [one.into(), other.into()];
-        let (Ok(key), Ok(others)) = (key(&prefix, &one), key(&prefix, &other)) else {
-            prop_assert!(one.is_empty() || other.is_empty());
+    fn whatever_a_name_is_its_keys_are_told_apart(prefix in name(), name in name(), other in name()) {
+        let [name, other]: [Arc<str>; 2] = [name.into(), other.into()];
+        let (Ok(key), Ok(others)) = (key(&prefix, &name), key(&prefix, &other)) else {
+            prop_assert!(name.is_empty() || other.is_empty());
             return Ok(());
         };
         let of = |key: &str| {
@@ -25,17 +25,17 @@ proptest! {
             ]
         };
         let (all, all_others) = (of(&key), of(&others));
-        for (n, its) in all.iter().enumerate() {
-            prop_assert!(its.contains(&*key));
+        for (n, derived) in all.iter().enumerate() {
+            prop_assert!(derived.contains(&*key));
             // Redisson's names for `a` are those for `{a}`.
             let braced = |key: &str, other: &str| !key.contains('{') && other == format!("{{{key}}}");
             let is_braced = braced(&key, &others) || braced(&others, &key);
-            prop_assert!(its != &all_others[n] || one == other || is_braced);
-            prop_assert!(!all[..n].contains(its));
+            prop_assert!(derived != &all_others[n] || name == other || is_braced);
+            prop_assert!(!all[..n].contains(derived));
         }
         if in_one_slot(&key).is_ok() {
             let slot = slot_of(key.as_bytes());
-            prop_assert!(all[..8].iter().all(|its| slot_of(its.as_bytes()) == slot));
+            prop_assert!(all[..8].iter().all(|derived| slot_of(derived.as_bytes()) == slot));
         }
     }
 

@@ -6,7 +6,12 @@ use crate::net::strange;
 
 #[test]
 fn replies_become_enums() {
-    let taken = |tokens| Some(AcquireReply::Taken { tokens, left: None });
+    let taken = |tokens| {
+        Some(AcquireReply::Taken {
+            tokens,
+            ttl_left: None,
+        })
+    };
     let tokens = |of: &[&str]| {
         let of = of.iter().map(|token| Value::BulkString((*token).into()));
         acquired(Value::Array(of.collect()), true).ok()
@@ -28,15 +33,18 @@ fn replies_become_enums() {
     ] {
         assert_eq!(tokens(odd), None, "{odd:?}");
     }
-    let left = Some(Duration::from_millis(7));
+    let seven_ms = Some(Duration::from_millis(7));
     assert_eq!(
         acquired(Value::Int(7), false).ok(),
-        Some(AcquireReply::Busy { left, behind: None })
+        Some(AcquireReply::Busy {
+            retry_after: seven_ms,
+            behind: None
+        })
     );
     assert_eq!(
         acquired(Value::Int(-1), true).ok(),
         Some(AcquireReply::Busy {
-            left: None,
+            retry_after: None,
             behind: None
         })
     );
@@ -64,19 +72,27 @@ fn replies_become_enums() {
         ]))
         .ok()
     };
-    let taken = |left| Some(AcquireReply::Taken { tokens: None, left });
-    let busy = |left, behind: &str| {
-        let behind = Some(behind.to_owned());
-        Some(AcquireReply::Busy { left, behind })
+    let taken = |ttl_left| {
+        Some(AcquireReply::Taken {
+            tokens: None,
+            ttl_left,
+        })
     };
-    assert_eq!(in_turn(1, 7, ""), taken(left));
+    let busy = |retry_after, behind: &str| {
+        let behind = Some(behind.to_owned());
+        Some(AcquireReply::Busy {
+            retry_after,
+            behind,
+        })
+    };
+    assert_eq!(in_turn(1, 7, ""), taken(seven_ms));
     assert_eq!(in_turn(1, -2, ""), taken(None));
-    assert_eq!(in_turn(0, 7, "u:3"), busy(left, "u:3"));
+    assert_eq!(in_turn(0, 7, "u:3"), busy(seven_ms, "u:3"));
     assert_eq!(in_turn(0, -1, ""), busy(None, ""));
     assert_eq!(in_turn(2, 7, ""), None);
     assert!(acquired_in_turn(Value::Nil).is_err());
     assert_eq!(renewed(&Value::Int(7)).ok(), Some(Ok(())));
-    assert_eq!(shortened_to(&Value::Int(7)), left);
+    assert_eq!(shortened_to(&Value::Int(7)), seven_ms);
     assert_eq!(shortened_to(&Value::Int(1)), None);
     assert_eq!(renewed(&Value::Int(0)).ok(), Some(Err(LossReason::Forced)));
     assert_eq!(
@@ -88,7 +104,10 @@ fn replies_become_enums() {
         Some(PermitsAcquired::Taken { ends_at: 7 })
     );
     for (reply, is_set) in [(-1, true), (-2, false)] {
-        let too_few = PermitsAcquired::TooFew { left: None, is_set };
+        let too_few = PermitsAcquired::TooFew {
+            retry_after: None,
+            is_set,
+        };
         assert_eq!(permits_acquired(Value::Int(reply)).ok(), Some(too_few));
     }
     assert!(permits_acquired(Value::Nil).is_err());
@@ -97,13 +116,13 @@ fn replies_become_enums() {
 
 #[test]
 fn a_latch_without_anything_left_is_open() {
-    let state = |left: &str, round: &str| {
-        let parts = [left, round].map(|part| Value::BulkString(part.into()));
+    let state = |count: &str, round: &str| {
+        let parts = [count, round].map(|part| Value::BulkString(part.into()));
         latch_state(Value::Array(parts.into())).ok()
     };
-    let closed = |left, round: &str| {
+    let closed = |count, round: &str| {
         let round = round.into();
-        Some(LatchState::Closed { left, round })
+        Some(LatchState::Closed { count, round })
     };
     assert_eq!(latch_state(Value::Nil).ok(), Some(LatchState::Open));
     assert_eq!(state("0", "u:7"), Some(LatchState::Open));
