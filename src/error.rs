@@ -327,17 +327,17 @@ impl Error {
     }
 
     /// Adds the server to an error about Redis, unless one is named.
-    pub(crate) fn at(mut self, its: &dyn fmt::Display) -> Self {
+    pub(crate) fn at(mut self, address: &dyn fmt::Display) -> Self {
         if let Self::Redis { server, .. } = &mut self {
-            server.get_or_insert_with(|| its.to_string());
+            server.get_or_insert_with(|| address.to_string());
         }
         self
     }
 
     /// Adds the lock's name to an error about Redis, unless one is named.
-    pub(crate) fn about(mut self, its: &str) -> Self {
+    pub(crate) fn about(mut self, lock_name: &str) -> Self {
         if let Self::Redis { name, .. } = &mut self {
-            name.get_or_insert_with(|| its.into());
+            name.get_or_insert_with(|| lock_name.into());
         }
         self
     }
@@ -618,33 +618,33 @@ pub(crate) fn is_transient(err: &RedisError) -> bool {
 /// A fault that keeps a connection from being made until a setting is changed, here or at the server.
 #[derive(Debug)]
 struct Lasting {
-    what: String,
+    text: String,
     /// The server is of another sort than the URL says, so that only another URL helps.
     is_wrong_url: bool,
 }
 
 impl Lasting {
-    fn error(what: String, is_wrong_url: bool) -> RedisError {
-        std::io::Error::other(Self { what, is_wrong_url }).into()
+    fn error(text: String, is_wrong_url: bool) -> RedisError {
+        std::io::Error::other(Self { text, is_wrong_url }).into()
     }
 }
 
 impl fmt::Display for Lasting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
+        f.write_str(&self.text)
     }
 }
 
 impl std::error::Error for Lasting {}
 
 /// An error of a connection to a server of another sort than the URL says.
-pub(crate) fn wrong_url(what: String) -> RedisError {
-    Lasting::error(what, true)
+pub(crate) fn wrong_url(text: String) -> RedisError {
+    Lasting::error(text, true)
 }
 
 /// An error of a connection that does not pass by itself.
-pub(crate) fn lasting(what: String) -> RedisError {
-    Lasting::error(what, false)
+pub(crate) fn lasting(text: String) -> RedisError {
+    Lasting::error(text, false)
 }
 
 /// Replaces the text of a connection's error. The result is transient if `err` is.
@@ -658,12 +658,12 @@ pub(crate) fn reword_connection_error(err: &RedisError, text: String) -> RedisEr
 
 /// Puts the name of one of several servers in front of an error of its connection.
 pub(crate) fn named(server: &dyn fmt::Display, err: RedisError) -> RedisError {
-    let what = || format!("{server}: {err}");
+    let text = || format!("{server}: {err}");
     match err.kind() {
         ErrorKind::Io | ErrorKind::Parse if err.is_timeout() => {
-            std::io::Error::new(std::io::ErrorKind::TimedOut, what()).into()
+            std::io::Error::new(std::io::ErrorKind::TimedOut, text()).into()
         }
-        ErrorKind::Io | ErrorKind::Parse => reword_connection_error(&err, what()),
+        ErrorKind::Io | ErrorKind::Parse => reword_connection_error(&err, text()),
         _ => err,
     }
 }

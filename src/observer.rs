@@ -202,11 +202,11 @@ impl Observers {
     }
 
     /// Calls the observer. The caller holds no mutex.
-    pub(crate) fn tell(&self, what: impl FnOnce(&dyn Observer)) {
+    pub(crate) fn tell(&self, event: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.0 else {
             return;
         };
-        let told = std::panic::catch_unwind(AssertUnwindSafe(|| what(&**observer)));
+        let told = std::panic::catch_unwind(AssertUnwindSafe(|| event(&**observer)));
         if told.is_err() {
             report!(Error, "the observer panicked; its methods must not");
         }

@@ -110,7 +110,7 @@ fn view() -> Option<[u8; 6]> {
 /// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own` can
 /// see that. A process whose number was given to another one counts as alive, and so does one that its parent has not waited
 /// for.
-pub(crate) fn is_gone(other: &str, own: &str) -> bool {
+pub(crate) fn is_gone(other: &str, own_id: &str) -> bool {
     let read = |id: &str| {
         let id = Uuid::try_parse(id)
             .ok()
@@ -119,7 +119,7 @@ pub(crate) fn is_gone(other: &str, own: &str) -> bool {
         let pid = u32::from_be_bytes([0, bytes[9], bytes[10], bytes[11]]);
         Some((<[u8; 6]>::try_from(&bytes[..6]).ok()?, pid))
     };
-    let (Some((view, pid)), Some((own_view, _))) = (read(other), read(own)) else {
+    let (Some((view, pid)), Some((own_view, _))) = (read(other), read(own_id)) else {
         return false;
     };
     view == own_view && matches!(Path::new(&format!("/proc/{pid}")).try_exists(), Ok(false))
@@ -132,31 +132,31 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn an_id_tells_whether_its_process_has_ended() {
-        let own = client_id();
-        assert_eq!(own.get_version_num(), 8);
+        let own_id = client_id();
+        assert_eq!(own_id.get_version_num(), 8);
         let id_of = |pid: u32| {
-            let mut bytes = own.into_bytes();
+            let mut bytes = own_id.into_bytes();
             bytes[9..12].copy_from_slice(&pid.to_be_bytes()[1..]);
             Builder::from_custom_bytes(bytes).into_uuid().to_string()
         };
-        let own = own.to_string();
-        assert_ne!(client_id().to_string(), own);
-        assert_eq!(id_of(std::process::id()), own);
-        assert!(!is_gone(&own, &own));
+        let own_id = own_id.to_string();
+        assert_ne!(client_id().to_string(), own_id);
+        assert_eq!(id_of(std::process::id()), own_id);
+        assert!(!is_gone(&own_id, &own_id));
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
             .expect("a child");
-        let its = id_of(child.id());
-        assert!(!is_gone(&its, &own));
+        let child_id = id_of(child.id());
+        assert!(!is_gone(&child_id, &own_id));
         child.kill().expect("our child");
         child.wait().expect("our child");
-        assert!(is_gone(&its, &own));
+        assert!(is_gone(&child_id, &own_id));
         // On another machine, of another user, or of a client that is not ours, nobody knows.
-        let elsewhere = format!("0123{}", &its[4..]);
+        let elsewhere = format!("0123{}", &child_id[4..]);
         for other in [elsewhere, Uuid::new_v4().to_string(), "7".into()] {
-            assert!(!is_gone(&other, &own), "{other}");
-            assert!(!is_gone(&its, &other), "{other}");
+            assert!(!is_gone(&other, &own_id), "{other}");
+            assert!(!is_gone(&child_id, &other), "{other}");
         }
     }
 }

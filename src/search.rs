@@ -21,7 +21,7 @@ pub(crate) trait Model {
     /// The rule that a step breaks, if it breaks one.
     fn broken(
         &self,
-        before: &Self::State,
+        previous: &Self::State,
         step: Self::Step,
         after: &Self::State,
     ) -> Option<&'static str>;
@@ -37,7 +37,7 @@ pub(crate) trait Model {
     fn is_due(&self, goal: usize, step: Self::Step) -> bool;
 
     /// The step in words.
-    fn words(&self, before: &Self::State, step: Self::Step, after: &Self::State) -> String;
+    fn words(&self, previous: &Self::State, step: Self::Step, after: &Self::State) -> String;
 }
 
 /// The size of a model that keeps all rules.
@@ -127,9 +127,9 @@ impl Found {
     fn path<M: Model>(&self, model: &M, mut number: u32) -> (Vec<String>, M::State) {
         let mut choices = Vec::new();
         while number != 0 {
-            let (before, choice) = self.from[number as usize];
+            let (previous, choice) = self.from[number as usize];
             choices.push(choice);
-            number = before;
+            number = previous;
         }
         let (mut state, mut steps, mut next) = (model.start(), Vec::new(), Vec::new());
         for choice in choices.into_iter().rev() {
@@ -320,17 +320,17 @@ pub(crate) trait Explore: Sized {
 
 /// Takes all steps in every order, and returns how many worlds there are. Every `drained`-th world is drained.
 pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -> usize {
-    let mut seen = HashSet::<u64, BuildHasherDefault<Digest>>::default();
+    let mut digests = HashSet::<u64, BuildHasherDefault<Digest>>::default();
     let mut worlds = vec![(start, Vec::new())];
     while let Some((world, mut path)) = worlds.pop() {
         for step in steps.iter().filter(|step| world.can(**step)) {
             let mut next = world.copy();
             path.push(*step);
             let trace = Trace(&path);
-            let took = next.take(*step);
+            let was_taken = next.take(*step);
             next.check();
-            if took && seen.insert(next.digest()) {
-                if seen.len().is_multiple_of(drained) {
+            if was_taken && digests.insert(next.digest()) {
+                if digests.len().is_multiple_of(drained) {
                     next.copy().drain();
                 }
                 drop(trace);
@@ -341,7 +341,7 @@ pub(crate) fn explore<W: Explore>(start: W, steps: &[W::Step], drained: usize) -
             path.pop();
         }
     }
-    seen.len()
+    digests.len()
 }
 
 /// Prints the steps that led to a failed check.
@@ -358,7 +358,7 @@ impl<S: Debug> Drop for Trace<'_, S> {
 /// Whether the tests were started with this word in `REDLATCH_MODEL`: `deep` to search further, `three` to do so with three
 /// clients of one server, `words` to print counterexamples.
 pub(crate) fn asked_for(word: &str) -> bool {
-    std::env::var("REDLATCH_MODEL").is_ok_and(|words| words.split(',').any(|its| its == word))
+    std::env::var("REDLATCH_MODEL").is_ok_and(|words| words.split(',').any(|chosen| chosen == word))
 }
 
 /// Checks that the model keeps all rules. Prints its size if `words` are asked for.
@@ -369,10 +369,10 @@ pub(crate) fn keeps<M: Model>(name: &str, model: &M) -> Size {
         Ok(size) => {
             if asked_for("words") {
                 let (states, steps) = (size.states, size.steps);
-                let took = began.elapsed();
+                let elapsed = began.elapsed();
                 writeln!(
                     std::io::stderr(),
-                    "{name}: {states} states, {steps} steps, {took:.1?}"
+                    "{name}: {states} states, {steps} steps, {elapsed:.1?}"
                 )
                 .unwrap_or_default();
             }

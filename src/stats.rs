@@ -41,7 +41,7 @@ pub(crate) struct Recent {
     /// The number of the current half minute, counted from 1; 0 if nothing was recorded.
     half: AtomicU64,
     now: AtomicU64,
-    before: AtomicU64,
+    previous: AtomicU64,
 }
 
 impl Recent {
@@ -53,22 +53,22 @@ impl Recent {
 
     pub(crate) fn add(&self, n: u64, now: Instant) {
         let half = Self::half(now);
-        let (current, before) = self.at(half);
-        self.before.store(before, Ordering::Relaxed);
+        let (current, previous) = self.at(half);
+        self.previous.store(previous, Ordering::Relaxed);
         self.now.store(current.max(n), Ordering::Relaxed);
         self.half.store(half, Ordering::Relaxed);
     }
 
     fn longest(&self, now: Instant) -> u64 {
-        let (current, before) = self.at(Self::half(now));
-        current.max(before)
+        let (current, previous) = self.at(Self::half(now));
+        current.max(previous)
     }
 
     /// The maxima of this half minute and the one before.
     fn at(&self, half: u64) -> (u64, u64) {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
         match half - load(&self.half).min(half) {
-            0 => (load(&self.now), load(&self.before)),
+            0 => (load(&self.now), load(&self.previous)),
             1 => (0, load(&self.now)),
             _ => (0, 0),
         }

@@ -173,7 +173,7 @@ impl FakeLock {
     /// ```
     pub fn lose(&self, reason: LossReason) {
         let held = self.held();
-        for held in held.iter().filter(|its| its.loss().is_none()) {
+        for held in held.iter().filter(|hold| hold.loss().is_none()) {
             *held.lost_by.lock() = Some(reason);
             let loss = loss(&self.0.name, "testing", reason);
             for listener in held.listeners.lock().drain(..) {

@@ -272,10 +272,10 @@ fn an_error_of_a_connection_names_its_server_and_stays_what_it_is() {
     let broken = RedisError::from((ErrorKind::Parse, "odd"));
     let other = RedisError::from(std::io::Error::other("reset"));
     for err in [timeout, broken, other, lasting("no".into())] {
-        let its = named(&"10.0.0.1:1", err.clone());
-        assert_eq!(its.to_string(), format!("10.0.0.1:1: {err}"));
-        assert_eq!(is_transient(&its), is_transient(&err), "{err}");
-        assert_eq!(its.is_timeout(), err.is_timeout(), "{err}");
+        let reworded = named(&"10.0.0.1:1", err.clone());
+        assert_eq!(reworded.to_string(), format!("10.0.0.1:1: {err}"));
+        assert_eq!(is_transient(&reworded), is_transient(&err), "{err}");
+        assert_eq!(reworded.is_timeout(), err.is_timeout(), "{err}");
     }
     let said = RedisError::from((ErrorKind::Server(ServerErrorKind::NoPerm), "no"));
     assert_eq!(named(&"10.0.0.1:1", said.clone()).kind(), said.kind());

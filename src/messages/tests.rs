@@ -43,7 +43,7 @@ fn every_text_is_as_it_was_read() {
     page.answers();
     page.sources();
     let (shown, file) = (page.0, src().join("messages/messages.txt"));
-    if std::env::var_os("MESSAGES").is_some_and(|what| what == "write") {
+    if std::env::var_os("MESSAGES").is_some_and(|mode| mode == "write") {
         fs::write(&file, &shown).expect("a file");
     }
     let listed = fs::read_to_string(&file).expect("a file");
@@ -91,8 +91,8 @@ fn refused(line: &str, is_cluster: bool) -> RedisError {
 
 impl Page {
     fn heading(&mut self, text: &str) {
-        let before = if self.0.is_empty() { "" } else { "\n" };
-        writeln!(self.0, "{before}# {text}\n").expect("text");
+        let gap = if self.0.is_empty() { "" } else { "\n" };
+        writeln!(self.0, "{gap}# {text}\n").expect("text");
     }
 
     fn put(&mut self, text: impl Display) {
@@ -614,7 +614,7 @@ fn texts_are_found_wherever_they_are() {
     let texts = LiteralReader::texts(code, false);
     let texts: Vec<_> = texts
         .iter()
-        .map(|its| (its.level.as_deref(), &*its.text))
+        .map(|literal| (literal.level.as_deref(), &*literal.text))
         .collect();
     let expected = [
         (None, "the value has to be used"),

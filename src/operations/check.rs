@@ -159,10 +159,10 @@ impl Handle<Red> {
         });
         let (mut findings, mut clocks) = (Vec::new(), Vec::new());
         let (mut masters, mut unfit) = (0, 0);
-        for (server, its) in checked {
-            let found = match its {
-                Ok((found, its)) => {
-                    clocks.extend(its);
+        for (server, outcome) in checked {
+            let found = match outcome {
+                Ok((found, server_clocks)) => {
+                    clocks.extend(server_clocks);
                     found
                 }
                 Err(err) => vec![away(server, &err.to_string(), None)],
@@ -282,7 +282,8 @@ impl Checked<'_> {
         ];
         let mut answers = server.ask(&questions, self.until)?;
         let (time, info) = (answers.remove(0), answers.remove(0));
-        let clock = time_ms(time).map(|its| (self.server.clone(), its - now_ms(), its - began));
+        let clock = time_ms(time)
+            .map(|server_ms| (self.server.clone(), server_ms - now_ms(), server_ms - began));
         match text(info) {
             Ok(info) => self.settings(&info),
             Err(err) => self.found(
@@ -365,18 +366,18 @@ impl Checked<'_> {
                 ErrorKind::InvalidClientConfig => Some("correct the URL"),
                 _ => advice(&err, None, "checking"),
             };
-            let what = failed.entry(excerpt(&said(&err)).into_owned());
-            what.or_insert((BTreeSet::new(), advice)).0.insert(label);
+            let entry = failed.entry(excerpt(&said(&err)).into_owned());
+            entry.or_insert((BTreeSet::new(), advice)).0.insert(label);
         }
         if failed.is_empty() && !moved {
-            let what = "a hold of each kind was acquired and released";
-            self.found(Severity::Note, what.into(), "");
+            let text = "a hold of each kind was acquired and released";
+            self.found(Severity::Note, text.into(), "");
         }
         for (why, (kinds, advice)) in failed {
             let kinds: Vec<_> = kinds.into_iter().collect();
-            let what = format!("cannot acquire {}: {why}", kinds.join(", "));
+            let text = format!("cannot acquire {}: {why}", kinds.join(", "));
             let advice = advice.unwrap_or("check its log and its configuration");
-            self.found(Severity::Problem, what, advice);
+            self.found(Severity::Problem, text, advice);
         }
     }
 
@@ -392,8 +393,8 @@ impl Checked<'_> {
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         let (role, replicas) = (is("role"), is("connected_slaves"));
-        let what = format!("version {version}, role {role}, replicas: {replicas}");
-        self.found(Severity::Note, what, "");
+        let text = format!("version {version}, role {role}, replicas: {replicas}");
+        self.found(Severity::Note, text, "");
         if number < OLDEST {
             let what = format!("version {version} is too old");
             self.found(
@@ -520,8 +521,8 @@ impl Checked<'_> {
                 ),
                 false => {
                     let user = user.unwrap_or("<user>");
-                    let what = format!("the user lacks {lack}, needed for: {kinds}");
-                    self.found(severity, what, &format!("ACL SETUSER {user} {lack}"));
+                    let text = format!("the user lacks {lack}, needed for: {kinds}");
+                    self.found(severity, text, &format!("ACL SETUSER {user} {lack}"));
                 }
             }
         }
@@ -545,7 +546,10 @@ impl Checked<'_> {
         };
         if let Some(user) = user {
             let said = server.ask(&questions(&["ACL", "DRYRUN", user]), self.until)?;
-            if !said.iter().any(|its| matches!(its, Value::ServerError(_))) {
+            if !said
+                .iter()
+                .any(|reply| matches!(reply, Value::ServerError(_)))
+            {
                 return Ok((said, true));
             }
         }
@@ -705,10 +709,10 @@ fn lacks(args: &[String], answer: Value, is_dry_run: bool) -> Option<String> {
     };
     let arg = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
     // Names of users, keys and channels precede the last quotation mark: "… to access the 'k' key".
-    let what = said.rsplit('\'').next().unwrap_or_default();
-    if what.contains("channel") {
+    let subject = said.rsplit('\'').next().unwrap_or_default();
+    if subject.contains("channel") {
         Some(format!("&{}", pattern(arg(1))))
-    } else if what.contains("key") {
+    } else if subject.contains("key") {
         Some(format!("~{}", pattern(arg(1))))
     } else if said.contains("no permissions to run")
         || said.contains("can't run this command")

@@ -69,7 +69,7 @@ impl Health {
     /// ```
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let is_late = |its: &UnconfirmedRenewal| its.confirmed_ago > its.lease * 2 / 3;
+        let is_late = |renewal: &UnconfirmedRenewal| renewal.confirmed_ago > renewal.lease * 2 / 3;
         self.reachable && !self.renewal.as_ref().is_some_and(is_late)
     }
 }
@@ -84,9 +84,10 @@ impl fmt::Display for Health {
         if let Some(why) = &self.why {
             write!(f, ": {why}")?;
         }
-        if let Some(its) = &self.renewal {
-            let [ago, lease] = [its.confirmed_ago, its.lease].map(|span| span.as_secs_f64());
-            let name = Shown(&its.name);
+        if let Some(renewal) = &self.renewal {
+            let [ago, lease] =
+                [renewal.confirmed_ago, renewal.lease].map(|span| span.as_secs_f64());
+            let name = Shown(&renewal.name);
             write!(
                 f,
                 "; the hold of {name} was last confirmed {ago:.1} s ago, with a lease of {lease:.1} s"
@@ -110,8 +111,8 @@ pub(crate) fn health(session: &Session) -> Health {
         return health;
     }
     let mut reached = session.reached.lock();
-    let before = reached.filter(|(was, _)| *was == reachable);
-    let (_, since) = *reached.insert(before.unwrap_or((reachable, now)));
+    let unchanged = reached.filter(|(was, _)| *was == reachable);
+    let (_, since) = *reached.insert(unchanged.unwrap_or((reachable, now)));
     drop(reached);
     health.since = now.saturating_duration_since(since);
     let renewal = session.watchdog.unconfirmed();

@@ -281,7 +281,7 @@ fn sum(counts: &Value) -> u64 {
 fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
     let mut texts = Texts(texts.into_iter());
     let (kind, ends_in, value) = (texts.text()?, texts.span(), texts.text()?);
-    let mut seen = KeyFacts {
+    let mut facts = KeyFacts {
         key_type: kind,
         number: value.parse().ok().filter(|n: &i64| n.to_string() == value),
         ..KeyFacts::default()
@@ -305,9 +305,9 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
     })?;
     let (taken, permits) = texts.list(permit)?;
     let token = texts.number();
-    (seen.waiting, seen.taken, seen.has_token) = (waiting, taken, token.is_some());
-    seen.has_round = texts.text()? == "1";
-    let kind = match seen.kind() {
+    (facts.waiting, facts.taken, facts.has_token) = (waiting, taken, token.is_some());
+    facts.has_round = texts.text()? == "1";
+    let kind = match facts.kind() {
         Ok(kind) => kind,
         Err(what) => {
             return Some(Err(Error::WrongType {
@@ -336,7 +336,7 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
         waiting,
         listening: None,
         token,
-        free: seen.number,
+        free: facts.number,
         ends_in,
         unknown: Vec::new(),
     }))
@@ -477,8 +477,8 @@ impl fmt::Display for LockInfo {
             };
             write!(f, "\n  {listening} process{s} for its release")?;
         }
-        for what in &self.unknown {
-            write!(f, "\n  unknown: {what}")?;
+        for question in &self.unknown {
+            write!(f, "\n  unknown: {question}")?;
         }
         Ok(())
     }
@@ -522,7 +522,7 @@ impl Handle<Red> {
             .iter_mut()
             .filter_map(|(_, looked)| looked.as_mut().ok());
         let mut processes = Processes::new();
-        all.for_each(|(_, its)| processes.extend(its.drain()));
+        all.for_each(|(_, processes_there)| processes.extend(processes_there.drain()));
         let joined = |looked: Result<(LockInfo, _)>| {
             looked.map(|(mut info, _)| {
                 info.join(&processes);
@@ -531,7 +531,7 @@ impl Handle<Red> {
         };
         looked
             .into_iter()
-            .map(|(at, its)| (at, joined(its)))
+            .map(|(at, connections)| (at, joined(connections)))
             .collect()
     }
 }

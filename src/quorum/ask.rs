@@ -102,7 +102,10 @@ impl Quorum {
             )));
         }
         let sessions: Vec<_> = clients.iter().map(|client| &client.session).collect();
-        if let Some(cluster) = sessions.iter().find(|its| !its.connection.are_one()) {
+        if let Some(cluster) = sessions
+            .iter()
+            .find(|session| !session.connection.are_one())
+        {
             return Err(Error::setting(format!(
                 "a RedLock over {}: its nodes must be independent servers, each with a client of its own",
                 cluster.endpoint
@@ -213,8 +216,8 @@ impl Quorum {
         let calls = std::mem::take(&mut round.calls);
         // The hold takes over the calls, and reads the answers that arrive later.
         if quorum_hold.decide(&hold, calls, sent_at) {
-            let took = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.granted_in.store(took, Ordering::Relaxed);
+            let nanos = u64::try_from(sent_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.granted_in.store(nanos, Ordering::Relaxed);
             nodes.housekeep_soon();
             return QuorumReply::Granted(hold);
         }

@@ -102,9 +102,9 @@ impl Short {
 
     /// The round that explains best why there is no majority: this one, unless its time was cut short and the servers could
     /// still agree; then the one `before`.
-    pub(crate) fn unless_cut_short(self, is_cut_short: bool, before: Option<Self>) -> Self {
-        match before {
-            Some(before) if is_cut_short && !self.cannot_agree() => before,
+    pub(crate) fn unless_cut_short(self, is_cut_short: bool, previous: Option<Self>) -> Self {
+        match previous {
+            Some(previous) if is_cut_short && !self.cannot_agree() => previous,
             _ => self,
         }
     }
@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn the_last_round_counts_unless_it_was_cut_short_after_one_with_servers_away() {
         let (late, away) = (|| round(Fault::Late), || round(Fault::Unreachable));
-        let reported = |last: Short, is_cut_short, before| {
-            last.unless_cut_short(is_cut_short, before).cannot_agree()
+        let reported = |last: Short, is_cut_short, previous| {
+            last.unless_cut_short(is_cut_short, previous).cannot_agree()
         };
         assert!(!reported(late(), false, Some(away())));
         assert!(reported(late(), true, Some(away())));

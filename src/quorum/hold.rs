@@ -210,7 +210,7 @@ impl QuorumHold {
                     Ok(Ok(())) => {
                         let ttl = state.asked[node].ttl;
                         // The node kept the part all the time, or it would not have found the number: rule 1.
-                        part.change(|its| its.prolong(answer.sent_at, ttl));
+                        part.change(|validity| validity.prolong(answer.sent_at, ttl));
                         state.parts.keep(node, part.valid_until(), now);
                     }
                     Ok(Err(why)) => {
@@ -372,7 +372,7 @@ impl QuorumHold {
     fn ask_again(&self, again: &Reentry<'_>) -> Round {
         // Recorded before the requests are sent: each may be executed although its reply is lost.
         for part in &self.parts {
-            part.change(|its| its.record_request(again.ttl));
+            part.change(|validity| validity.record_request(again.ttl));
         }
         let renew =
             |node: usize| Attempt::without_undo(self.parts[node].renew_for(again.ttl, again.count));
@@ -393,9 +393,9 @@ impl QuorumHold {
         let Some(hold) = self.whole.upgrade() else {
             return;
         };
-        hold.change(|its| its.set_policy(lease, ttl, now));
+        hold.change(|validity| validity.set_policy(lease, ttl, now));
         for (node, part) in self.parts.iter().enumerate() {
-            part.change(|its| its.set_policy(without_max(lease), ttl, now));
+            part.change(|validity| validity.set_policy(without_max(lease), ttl, now));
             self.arm(state, node);
         }
     }
@@ -464,7 +464,7 @@ impl QuorumHold {
         let is_in = |(node, _): &(usize, &Option<Arc<Call>>)| state.parts.part(*node) != Part::Out;
         let releases = state.releases.iter().enumerate();
         let calls: Vec<_> = releases
-            .map(|its| Some(its).filter(is_in).and_then(|(_, call)| call.clone()))
+            .map(|entry| Some(entry).filter(is_in).and_then(|(_, call)| call.clone()))
             .collect();
         drop(state);
         let reply = |call: &Option<_>| match call {
@@ -493,7 +493,7 @@ impl QuorumHold {
         nodes.wait(&mut round, &request, until);
         let why: Vec<_> = round
             .values()
-            .filter_map(|(n, its)| lost(n, its)?)
+            .filter_map(|(n, part)| lost(n, part)?)
             .collect();
         let confirmed = round.count(&confirmed);
         if nodes.majority.has(confirmed) {

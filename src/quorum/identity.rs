@@ -107,7 +107,7 @@ impl MastersCheck {
         let by = until.min(Instant::now() + node_timeout(nodes.home().lease));
         nodes
             .sessions()
-            .for_each(|its| its.connection.first().want());
+            .for_each(|session| session.connection.first().want());
         for session in nodes.sessions() {
             let up = session.connection.first().up(by, &|| session.is_closed());
             up.unwrap_or_default();
@@ -149,7 +149,7 @@ impl MastersCheck {
             self.look_at
                 .store(time::nanos(now + span), Ordering::Relaxed);
             // Nodes that reconnected are asked as well, since they may have been restarted.
-            let responds = |its: &&Arc<Session>| its.connection.first().responds(span);
+            let responds = |session: &&Arc<Session>| session.connection.first().responds(span);
             of(
                 nodes.sessions().filter(responds),
                 until.min(now + span),

@@ -40,7 +40,7 @@ enum Owner {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum What {
+enum Action {
     Acquire,
     Renew,
     Undo,
@@ -49,7 +49,7 @@ enum What {
 /// A request of A, until A has read the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct SentRequest {
-    what: What,
+    action: Action,
     number: Number,
     at: u8,
     /// The node's answer, once it has executed the request.
@@ -77,10 +77,10 @@ struct Node {
 
 impl Node {
     /// Sends a request; `false` if too many are under way.
-    fn send(&mut self, what: What, number: Number, at: u8) -> bool {
+    fn send(&mut self, action: Action, number: Number, at: u8) -> bool {
         let free = self.sent.iter_mut().find(|sent| sent.is_none());
         let sent = SentRequest {
-            what,
+            action,
             number,
             at,
             answer: None,
@@ -131,7 +131,7 @@ impl Hash for State {
             let mut node = self.nodes[at];
             let mut names = vec![self.number];
             let mut rename = |number: &mut Number| {
-                let known = names.iter().position(|its| its == number);
+                let known = names.iter().position(|name| name == number);
                 let name = known.unwrap_or_else(|| {
                     names.push(*number);
                     names.len() - 1
@@ -280,10 +280,10 @@ impl Masters {
         u8::try_from(used.trailing_ones()).unwrap_or(u8::MAX)
     }
 
-    fn send_to_all(state: &mut State, what: What) -> bool {
+    fn send_to_all(state: &mut State, action: Action) -> bool {
         let (number, at) = (state.number, state.time);
         let mut nodes = state.nodes.iter_mut();
-        nodes.all(|node| node.send(what, number, at))
+        nodes.all(|node| node.send(action, number, at))
     }
 
     fn starts(&self, state: &mut State) -> bool {
@@ -292,7 +292,7 @@ impl Masters {
         }
         (state.parts, state.a) = (Parts::new(self.majority), Doing::Asks(state.time));
         state.rounds += u8::from(!self.repeats());
-        Self::send_to_all(state, What::Acquire)
+        Self::send_to_all(state, Action::Acquire)
     }
 
     /// Ends the round, or the hold: no answer counts any more, and everything is undone.
@@ -307,7 +307,7 @@ impl Masters {
                 node.done(slot);
             }
         }
-        self.is(Variant::NoUndo) || Self::send_to_all(state, What::Undo)
+        self.is(Variant::NoUndo) || Self::send_to_all(state, Action::Undo)
     }
 
     /// A reads an answer; `false` if that changes nothing.
@@ -317,9 +317,9 @@ impl Masters {
         };
         state.nodes[node].done(slot);
         let holds = matches!(state.a, Doing::Holds(_));
-        let from_arrival = match sent.what {
-            What::Acquire if holds => self.is(Variant::LateGrantFromArrival),
-            What::Acquire => self.is(Variant::GrantFromArrival),
+        let from_arrival = match sent.action {
+            Action::Acquire if holds => self.is(Variant::LateGrantFromArrival),
+            Action::Acquire => self.is(Variant::GrantFromArrival),
             _ => self.is(Variant::RenewalFromArrival),
         };
         let from = if from_arrival { state.time } else { sent.at };
@@ -349,7 +349,7 @@ impl Masters {
         if self.is(Variant::UndoesUnanswered) {
             for (at, node) in state.nodes.iter_mut().enumerate() {
                 if state.parts.part(at) == Part::Asked
-                    && !node.send(What::Undo, state.number, state.time)
+                    && !node.send(Action::Undo, state.number, state.time)
                 {
                     return false;
                 }
@@ -363,33 +363,33 @@ impl Masters {
         let Some(sent) = state.nodes[node].sent[slot] else {
             return false;
         };
-        let its = &mut state.nodes[node];
-        let is_mine = its.owner == Some(Owner::A(sent.number));
-        let answer = match sent.what {
-            What::Acquire => self.takes(its, Owner::A(sent.number)),
-            What::Renew => {
-                its.ttl = if is_mine { LEASE } else { its.ttl };
+        let node_state = &mut state.nodes[node];
+        let is_mine = node_state.owner == Some(Owner::A(sent.number));
+        let answer = match sent.action {
+            Action::Acquire => self.takes(node_state, Owner::A(sent.number)),
+            Action::Renew => {
+                node_state.ttl = if is_mine { LEASE } else { node_state.ttl };
                 is_mine
             }
-            What::Undo => {
+            Action::Undo => {
                 if is_mine {
-                    (its.owner, its.ttl) = (None, 0);
+                    (node_state.owner, node_state.ttl) = (None, 0);
                 }
                 is_mine
             }
         };
         let is_awaited = match state.a {
-            Doing::Asks(_) => sent.what == What::Acquire,
-            Doing::Holds(_) => sent.what != What::Undo,
+            Doing::Asks(_) => sent.action == Action::Acquire,
+            Doing::Holds(_) => sent.action != Action::Undo,
             _ => false,
         };
         if is_awaited && sent.number == state.number && state.parts.part(node) != Part::Out {
-            its.sent[slot] = Some(SentRequest {
+            node_state.sent[slot] = Some(SentRequest {
                 answer: Some(answer),
                 ..sent
             });
         } else {
-            its.done(slot);
+            node_state.done(slot);
         }
         true
     }
@@ -397,7 +397,7 @@ impl Masters {
     fn takes(&self, node: &mut Node, owner: Owner) -> bool {
         let rests = node.rests > 0 && !self.is(Variant::NoRest);
         // An acquire succeeds on a node that an acquire with the same number has taken.
-        let is_free = node.owner.is_none_or(|its| its == owner);
+        let is_free = node.owner.is_none_or(|current| current == owner);
         if is_free && !rests {
             (node.owner, node.ttl) = (Some(owner), LEASE);
         }
@@ -407,24 +407,24 @@ impl Masters {
     fn steps_of_a(&self, state: &State, add: Add<'_>) {
         let may_start = self.scene.rounds.is_none_or(|rounds| state.rounds < rounds);
         match state.a {
-            Doing::Nothing if may_start => take(state, add, Step::Start, |its| self.starts(its)),
+            Doing::Nothing if may_start => take(state, add, Step::Start, |next| self.starts(next)),
             Doing::Asks(_) => {
-                take(state, add, Step::Grant, |its| self.grants(its));
-                take(state, add, Step::EndRound, |its| {
-                    its.a = Doing::Nothing;
-                    self.lets_go(its)
+                take(state, add, Step::Grant, |next| self.grants(next));
+                take(state, add, Step::EndRound, |next| {
+                    next.a = Doing::Nothing;
+                    self.lets_go(next)
                 });
             }
             Doing::Holds(_) => {
-                take(state, add, Step::Release, |its| {
-                    its.a = Doing::Done;
-                    self.lets_go(its)
+                take(state, add, Step::Release, |next| {
+                    next.a = Doing::Done;
+                    self.lets_go(next)
                 });
             }
             _ => {}
         }
         for (at, node) in state.nodes.iter().enumerate() {
-            let renewing = node.sent().any(|sent| sent.what == What::Renew);
+            let renewing = node.sent().any(|sent| sent.action == Action::Renew);
             let now = self.now(state.time);
             // In the tick of the grant a renewal confirms nothing new.
             if matches!(state.a, Doing::Holds(_))
@@ -433,21 +433,21 @@ impl Masters {
                 && state.parts.clone().certain_until(now).is_some()
                 && self.scene.ticks > 0
             {
-                take(state, add, Step::Renew(at), |its| {
-                    its.nodes[at].send(What::Renew, its.number, its.time)
+                take(state, add, Step::Renew(at), |next| {
+                    next.nodes[at].send(Action::Renew, next.number, next.time)
                 });
             }
             for slot in 0..UNDER_WAY {
                 match node.sent[slot].map(|sent| sent.answer) {
                     None => break,
                     Some(Some(_)) => {
-                        take(state, add, Step::Read(at, slot), |its| {
-                            self.reads(its, at, slot)
+                        take(state, add, Step::Read(at, slot), |next| {
+                            self.reads(next, at, slot)
                         });
                     }
                     Some(None) => {
-                        take(state, add, Step::Execute(at, slot), |its| {
-                            self.executes(its, at, slot)
+                        take(state, add, Step::Execute(at, slot), |next| {
+                            self.executes(next, at, slot)
                         });
                         if self.repeats() {
                             break;
@@ -469,9 +469,9 @@ impl Masters {
             true
         };
         match state.b {
-            Doing::Nothing => take(state, add, Step::StartB, |its| {
-                its.b = Doing::Asks(its.time);
-                for node in &mut its.nodes {
+            Doing::Nothing => take(state, add, Step::StartB, |next| {
+                next.b = Doing::Asks(next.time);
+                for node in &mut next.nodes {
                     node.b = AskedByB::SentRequest;
                 }
                 true
@@ -480,28 +480,28 @@ impl Masters {
                 let granted = |node: &&Node| node.b == AskedByB::Granted;
                 let granted = state.nodes.iter().filter(granted).count();
                 if self.majority.has(granted) && self.until(since) > self.now(state.time) {
-                    take(state, add, Step::GrantB, |its| {
-                        its.b = Doing::Holds(since);
+                    take(state, add, Step::GrantB, |next| {
+                        next.b = Doing::Holds(since);
                         true
                     });
                 }
                 if self.repeats() {
-                    take(state, add, Step::EndRoundB, |its| {
-                        its.b = Doing::Nothing;
-                        gives_back(its)
+                    take(state, add, Step::EndRoundB, |next| {
+                        next.b = Doing::Nothing;
+                        gives_back(next)
                     });
                 }
             }
-            Doing::Holds(_) if self.repeats() => take(state, add, Step::ReleaseB, |its| {
-                its.b = Doing::Done;
-                gives_back(its)
+            Doing::Holds(_) if self.repeats() => take(state, add, Step::ReleaseB, |next| {
+                next.b = Doing::Done;
+                gives_back(next)
             }),
             _ => {}
         }
         for (at, node) in state.nodes.iter().enumerate() {
             if node.b == AskedByB::SentRequest && matches!(state.b, Doing::Asks(_)) {
-                take(state, add, Step::ExecuteB(at), |its| {
-                    let node = &mut its.nodes[at];
+                take(state, add, Step::ExecuteB(at), |next| {
+                    let node = &mut next.nodes[at];
                     let takes = self.takes(node, Owner::B);
                     if takes {
                         node.b = AskedByB::Granted;
@@ -517,25 +517,25 @@ impl Masters {
         let beyond = u8::from(self.is(Variant::ClocksBeyondMargin));
         for (at, node) in state.nodes.iter().enumerate() {
             if state.restarts < self.scene.restarts && node.owner.is_some() {
-                take(state, add, Step::Restart(at), |its| {
-                    its.restarts += 1;
-                    let node = &mut its.nodes[at];
+                take(state, add, Step::Restart(at), |next| {
+                    next.restarts += 1;
+                    let node = &mut next.nodes[at];
                     (node.owner, node.ttl) = (None, 0);
                     node.rests = if self.scene.rests { LEASE } else { 0 };
                     true
                 });
             }
             if self.scene.ticks > 0 && node.owner.is_some() && node.ttl <= DRIFT + beyond {
-                take(state, add, Step::Expire(at), |its| {
-                    (its.nodes[at].owner, its.nodes[at].ttl) = (None, 0);
+                take(state, add, Step::Expire(at), |next| {
+                    (next.nodes[at].owner, next.nodes[at].ttl) = (None, 0);
                     true
                 });
             }
         }
         if state.time < self.scene.ticks {
-            take(state, add, Step::Tick, |its| {
-                its.time += 1;
-                for node in &mut its.nodes {
+            take(state, add, Step::Tick, |next| {
+                next.time += 1;
+                for node in &mut next.nodes {
                     node.rests = node.rests.saturating_sub(1);
                     node.ttl = node.ttl.saturating_sub(1);
                     node.owner = node.owner.filter(|_| node.ttl > 0);
@@ -628,10 +628,10 @@ impl Model for Masters {
         }
     }
 
-    fn words(&self, before: &State, step: Step, after: &State) -> String {
+    fn words(&self, previous: &State, step: Step, after: &State) -> String {
         let of = |node: usize| node + 1;
-        let sent = |node: usize, slot: usize| match before.nodes[node].sent[slot] {
-            Some(sent) => format!("{:?} {}", sent.what, sent.number),
+        let sent = |node: usize, slot: usize| match previous.nodes[node].sent[slot] {
+            Some(sent) => format!("{:?} {}", sent.action, sent.number),
             None => String::new(),
         };
         match step {

@@ -77,17 +77,18 @@ impl Round {
 
     pub(crate) fn count(&self, counts: &dyn Fn(usize, &Value) -> bool) -> usize {
         self.values()
-            .filter(|(node, its)| counts(*node, its))
+            .filter(|(node, reply)| counts(*node, reply))
             .count()
     }
 
     fn progress(&self, counts: &dyn Fn(usize, &Value) -> bool) -> RoundProgress {
-        let are = |is: fn(&NodeReply) -> bool| self.replies.iter().filter(|its| is(its)).count();
+        let are =
+            |is: fn(&NodeReply) -> bool| self.replies.iter().filter(|reply| is(reply)).count();
         RoundProgress {
             yes: self.count(counts),
             answered: self.values().count(),
-            pending: are(|its| matches!(its, NodeReply::Pending)),
-            unsent: are(|its| matches!(its, NodeReply::Unsent(_))),
+            pending: are(|reply| matches!(reply, NodeReply::Pending)),
+            unsent: are(|reply| matches!(reply, NodeReply::Unsent(_))),
         }
     }
 }

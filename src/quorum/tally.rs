@@ -83,18 +83,18 @@ impl Goal {
 
     /// A round ends when it has reached its goal. A round that cannot reach it (except `All`) ends once a majority has
     /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
-    pub(crate) fn next(self, majority: Majority, seen: RoundProgress) -> RoundStep {
+    pub(crate) fn next(self, majority: Majority, progress: RoundProgress) -> RoundStep {
         let wanted = self.wanted(majority);
         let unsent = match self {
-            Self::MajoritySoon if seen.answered > seen.yes => 0,
-            _ => seen.unsent,
+            Self::MajoritySoon if progress.answered > progress.yes => 0,
+            _ => progress.unsent,
         };
-        let hopeless = self != Self::All && seen.yes + seen.pending + unsent < wanted;
-        if seen.yes >= wanted || hopeless && majority.has(seen.answered) {
+        let hopeless = self != Self::All && progress.yes + progress.pending + unsent < wanted;
+        if progress.yes >= wanted || hopeless && majority.has(progress.answered) {
             RoundStep::Finish
-        } else if seen.yes + seen.pending < wanted && unsent > 0 {
+        } else if progress.yes + progress.pending < wanted && unsent > 0 {
             RoundStep::Connect
-        } else if seen.pending > 0 {
+        } else if progress.pending > 0 {
             RoundStep::Wait
         } else {
             RoundStep::Finish

@@ -1012,7 +1012,7 @@ impl ExpirablePermit {
         hold.check_not_lost()?;
         session.check_open()?;
         let (now, was_valid_until) = (Instant::now(), hold.valid_until());
-        hold.change(|its| its.announce_fixed(now, lease));
+        hold.change(|validity| validity.announce_fixed(now, lease));
         session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         let Some(id) = PermitId::parse(&hold.owner()) else {
             return Err(Error::setting("a permit without an id".into()));
@@ -1036,7 +1036,7 @@ impl ExpirablePermit {
                 let certain = unconfirmed.map_or(lease, |other| other.min(lease));
                 // The lease counts from `now`, before the request was first sent: Redis applies the request once, so a
                 // repetition does not start the lease again.
-                hold.change(|its| its.replace(now, certain));
+                hold.change(|validity| validity.replace(now, certain));
                 session.watchdog.arm(hold, time::nanos(hold.valid_until()));
             }
             Err(why) => session.lose(hold, why.or_expired(Instant::now() < was_valid_until)),

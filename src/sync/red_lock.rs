@@ -89,8 +89,8 @@ impl Handle<Red> {
     /// Makes the lock of these sessions. The public constructor is `RedLock::new`, in `client.rs`.
     pub(crate) fn over(sessions: Vec<Arc<SharedSession>>, name: &str) -> Result<Self> {
         if sessions.iter().any(|shared| shared.session.asks_replicas()) {
-            let what = "replica_ack is not for the clients of a RedLock, which counts masters";
-            return Err(Error::setting(what.into()));
+            let reason = "replica_ack is not for the clients of a RedLock, which counts masters";
+            return Err(Error::setting(reason.into()));
         }
         let (quorum, id) = Quorum::new(sessions, name)?;
         Ok(Self::of(LockSpec::of_quorum(quorum, id)))

@@ -125,9 +125,9 @@ impl FromStr for Ticket {
 
 fn percent_decoded(mut word: &str) -> Option<String> {
     let mut name = Vec::new();
-    while let Some((before, behind)) = word.split_once('%') {
+    while let Some((literal, behind)) = word.split_once('%') {
         let digits = behind.get(..2)?;
-        name.extend(before.bytes());
+        name.extend(literal.bytes());
         // A sign is no digit, and `from_str_radix` would take it.
         let byte = u8::from_str_radix(digits, 16).ok();
         name.push(byte.filter(|_| !digits.starts_with('+'))?);

@@ -228,9 +228,9 @@ impl Job {
     /// number.
     fn look_for_own_group(&mut self) {
         if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
-            let before = self.own_group;
+            let previous_group = self.own_group;
             self.own_group = Some(self.program).filter(|group| *group != self.group);
-            if self.own_group != before && self.needs_terminal {
+            if self.own_group != previous_group && self.needs_terminal {
                 self.lend_terminal();
             }
         }
@@ -372,12 +372,13 @@ impl Job {
         let now = getpgid(Some(self.program)).ok();
         let group = self
             .groups()
-            .find(|its| Some(*its) == now)
+            .find(|group| Some(*group) == now)
             .unwrap_or(self.group);
         self.terminal.as_ref().is_some_and(|terminal| {
             let foreground = tcgetpgrp(terminal);
-            let is_ours =
-                || foreground == Ok(getpgrp()) || self.groups().any(|its| foreground == Ok(its));
+            let is_ours = || {
+                foreground == Ok(getpgrp()) || self.groups().any(|group| foreground == Ok(group))
+            };
             foreground == Ok(group) || is_ours() && tcsetpgrp(terminal, group).is_ok()
         })
     }
@@ -386,7 +387,8 @@ impl Job {
     fn return_terminal(&self) -> bool {
         self.terminal.as_ref().is_some_and(|terminal| {
             let foreground = tcgetpgrp(terminal);
-            self.groups().any(|its| foreground == Ok(its)) && tcsetpgrp(terminal, getpgrp()).is_ok()
+            self.groups().any(|group| foreground == Ok(group))
+                && tcsetpgrp(terminal, getpgrp()).is_ok()
         })
     }
 }
@@ -441,10 +443,10 @@ fn guardian() -> Option<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     // The guardian inherits this mask, so that signals to the group do not end it.
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let previous_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let guardian = command.spawn();
-    if let Ok(before) = before {
-        before.thread_set_mask().ok();
+    if let Ok(previous_mask) = previous_mask {
+        previous_mask.thread_set_mask().ok();
     }
     if let Err(err) = &guardian {
         say(format_args!(

@@ -32,15 +32,15 @@ fn pretty(shown: impl serde::Serialize) -> Result<(), CommandFailure> {
 }
 
 pub(crate) fn who(client: &Client, name: &str, form: Form) -> Result<u8, CommandFailure> {
-    let its = client.inspect(name)?;
+    let info = client.inspect(name)?;
     match form.json {
-        true => pretty(&its)?,
-        false => print(headed(&its.to_string()))?,
+        true => pretty(&info)?,
+        false => print(headed(&info.to_string()))?,
     }
-    let is_held = match its.kind {
+    let is_held = match info.kind {
         LockKind::Latch => true,
-        LockKind::Semaphore => its.free.is_none_or(|free| free <= 0),
-        _ => its.held > 0,
+        LockKind::Semaphore => info.free.is_none_or(|free| free <= 0),
+        _ => info.held > 0,
     };
     Ok(if is_held { 0 } else { FREE })
 }
@@ -95,11 +95,11 @@ pub(crate) fn unlock(
     }
     let held = match owner {
         Some(_) => {
-            let its = client.inspect(name)?;
-            if let Some(failure) = without_owners(&its) {
+            let info = client.inspect(name)?;
+            if let Some(failure) = without_owners(&info) {
                 return Err(failure);
             }
-            its.held
+            info.held
         }
         None => 0,
     };
@@ -121,9 +121,9 @@ pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, C
 const LISTED: u64 = 1000;
 
 /// The failure to take a name away of which Redis knows no owner.
-fn without_owners(its: &LockInfo) -> Option<CommandFailure> {
-    let name = Shown(&its.name);
-    let why = match its.kind {
+fn without_owners(info: &LockInfo) -> Option<CommandFailure> {
+    let name = Shown(&info.name);
+    let why = match info.kind {
         LockKind::Semaphore => {
             format!("`{name}` is a semaphore, and Redis does not know who has its permits")
         }
@@ -134,35 +134,35 @@ fn without_owners(its: &LockInfo) -> Option<CommandFailure> {
 }
 
 fn force(client: &Client, name: &str) -> Result<bool, CommandFailure> {
-    let mut its = client.inspect(name)?;
-    if its.held > 0 && std::io::stdin().is_terminal() {
-        let whom = if its.held > 1 {
+    let mut info = client.inspect(name)?;
+    if info.held > 0 && std::io::stdin().is_terminal() {
+        let whom = if info.held > 1 {
             "all of them"
         } else {
             "its holder"
         };
-        ask(format_args!("{its}\ntake it from {whom}? [y/N] "));
+        ask(format_args!("{info}\ntake it from {whom}? [y/N] "));
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
             return Err(CommandFailure::new(BUSY, "left unchanged".into()));
         }
     }
-    if let Some(failure) = without_owners(&its) {
+    if let Some(failure) = without_owners(&info) {
         return Err(failure);
     }
-    Ok(match its.kind {
+    Ok(match info.kind {
         LockKind::FairLock => client.fair_lock(name).force_unlock()?,
         LockKind::RwLock => client.rw_lock(name).force_unlock()?,
         LockKind::ExpirableSemaphore => {
             let semaphore = client.expirable_semaphore(name);
-            let (rounds, mut is_done) = (its.held.div_ceil(LISTED), false);
+            let (rounds, mut is_done) = (info.held.div_ceil(LISTED), false);
             for round in 0..rounds {
                 // The next permits are listed once these are released.
                 if round > 0 {
-                    its = client.inspect(name)?;
+                    info = client.inspect(name)?;
                 }
-                let ids: Vec<_> = its.holders.iter().map(|permit| &permit.owner).collect();
+                let ids: Vec<_> = info.holders.iter().map(|permit| &permit.owner).collect();
                 is_done |= semaphore.release_ids(&ids)?.contains(&true);
             }
             is_done
@@ -185,14 +185,14 @@ pub(crate) fn check(client: redlatch::Result<Client>, form: Form) -> Result<u8, 
         Ok(report) => report,
         // A client that cannot connect is reported as a finding.
         Err(err @ Error::Redis { .. }) => {
-            let (severity, what) = (Severity::Problem.to_string(), err.to_string());
+            let (severity, text) = (Severity::Problem.to_string(), err.to_string());
             match form.json {
                 true => {
                     let found =
-                        json!({"server": "", "severity": severity, "what": what, "advice": ""});
+                        json!({"server": "", "severity": severity, "what": text, "advice": ""});
                     pretty(json!([found]))?;
                 }
-                false => print(format_args!("{severity} {what}"))?,
+                false => print(format_args!("{severity} {text}"))?,
             }
             return Ok(UNAVAILABLE);
         }

@@ -8,7 +8,7 @@ fn a_prefix_matches_nothing_but_itself() {
 #[test]
 fn names_are_what_the_client_calls_them() {
     let answer = |kind| Value::Array(vec![Value::Int(kind), Value::Int(2), Value::Int(-1)]);
-    let of = |key: &str, kind| summary(key, "shop:", &answer(kind)).map(|its| its.name);
+    let of = |key: &str, kind| summary(key, "shop:", &answer(kind)).map(|summary| summary.name);
     assert_eq!(of("shop:a", 1).as_deref(), Some("a"));
     assert_eq!(of("shop:{a}b", 5).as_deref(), Some("{a}b"));
     assert_eq!(of("bank:a", 1), None);

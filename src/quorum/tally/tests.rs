@@ -17,8 +17,8 @@ fn votes(n: usize) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-fn count(votes: &[u8], what: u8) -> usize {
-    votes.iter().filter(|vote| **vote == what).count()
+fn count(votes: &[u8], wanted_vote: u8) -> usize {
+    votes.iter().filter(|vote| **vote == wanted_vote).count()
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_vote_is_decided_as_soon_as_every_way_to_finish_it_ends_the_same() {
     for n in SIZES {
         let majority = Majority::of(n);
         for votes in votes(n) {
-            let [yes, no, open] = [0, 1, 2].map(|what| count(&votes, what));
+            let [yes, no, open] = [0, 1, 2].map(|vote| count(&votes, vote));
             let wins = |more: usize| 2 * (yes + more) > n;
             assert_eq!(no >= majority.blocking(), !wins(open), "{votes:?}");
             assert_eq!(majority.has(yes), wins(0), "{votes:?}");
@@ -83,25 +83,35 @@ fn a_round_goes_on_as_long_as_it_may_reach_its_goal_or_learn_why_not() {
                 unsent,
             })
         });
-        for seen in all {
-            let step = goal.next(majority, seen);
-            let hasty = goal == Goal::MajoritySoon && seen.answered > seen.yes;
-            let left = seen.pending + if hasty { 0 } else { seen.unsent };
-            let within_reach = seen.yes < wanted && seen.yes + left >= wanted;
+        for progress in all {
+            let step = goal.next(majority, progress);
+            let hasty = goal == Goal::MajoritySoon && progress.answered > progress.yes;
+            let votes_left = progress.pending + if hasty { 0 } else { progress.unsent };
+            let within_reach = progress.yes < wanted && progress.yes + votes_left >= wanted;
             match step {
                 RoundStep::Finish => {
-                    let why_not = majority.has(seen.answered) && goal != Goal::All;
-                    let done = seen.yes >= wanted || left == 0 || why_not && !within_reach;
-                    assert!(done, "{goal:?} {seen:?}");
+                    let why_not = majority.has(progress.answered) && goal != Goal::All;
+                    let done =
+                        progress.yes >= wanted || votes_left == 0 || why_not && !within_reach;
+                    assert!(done, "{goal:?} {progress:?}");
                 }
                 RoundStep::Wait => {
-                    assert!(seen.pending > 0 && seen.yes < wanted, "{goal:?} {seen:?}");
-                    let enough = seen.yes + seen.pending >= wanted;
-                    assert!(enough || left == seen.pending, "{goal:?} {seen:?}");
+                    assert!(
+                        progress.pending > 0 && progress.yes < wanted,
+                        "{goal:?} {progress:?}"
+                    );
+                    let enough = progress.yes + progress.pending >= wanted;
+                    assert!(
+                        enough || votes_left == progress.pending,
+                        "{goal:?} {progress:?}"
+                    );
                 }
                 RoundStep::Connect => {
-                    assert!(seen.unsent > 0 && !hasty, "{goal:?} {seen:?}");
-                    assert!(seen.yes + seen.pending < wanted, "{goal:?} {seen:?}");
+                    assert!(progress.unsent > 0 && !hasty, "{goal:?} {progress:?}");
+                    assert!(
+                        progress.yes + progress.pending < wanted,
+                        "{goal:?} {progress:?}"
+                    );
                 }
             }
             steps[step as usize] += 1;
