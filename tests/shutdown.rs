@@ -654,7 +654,7 @@ fn part_that_ends() {
     let Some([url, name, how, kind]) = given() else {
         return;
     };
-    let (_, take, ..) = KINDS.into_iter().find(|its| its.0 == kind).unwrap();
+    let (_, take, ..) = KINDS.into_iter().find(|entry| entry.0 == kind).unwrap();
     let mut con = support::connection_to(&url);
     let client = Client::open(url).unwrap();
     let guard = take(&client, &name).unwrap();

@@ -64,13 +64,13 @@ impl Act {
     ];
 
     fn title(self) -> &'static str {
-        let its = Self::ALL.iter().find(|(act, _)| *act == self);
-        its.map_or("", |(_, title)| title)
+        let entry = Self::ALL.iter().find(|(act, _)| *act == self);
+        entry.map_or("", |(_, title)| title)
     }
 
     fn titled(title: &str) -> Result<Self> {
-        let its = Self::ALL.iter().find(|(_, its)| *its == title);
-        Ok(its.ok_or("no such act")?.0)
+        let entry = Self::ALL.iter().find(|(_, entry)| *entry == title);
+        Ok(entry.ok_or("no such act")?.0)
     }
 
     fn has_dreamer(self) -> bool {

@@ -84,7 +84,11 @@ impl Crew {
 
     /// Waits until every worker has opened its servers, which this binary does at once.
     pub(crate) fn wait_until_open(&self) {
-        let players = || self.members.iter().filter_map(|its| its.players.as_ref());
+        let players = || {
+            self.members
+                .iter()
+                .filter_map(|member| member.players.as_ref())
+        };
         let are_open = within(OPENED_WITHIN, || players().all(Players::are_open));
         let errors: Vec<_> = players().filter_map(Players::open_error).collect();
         assert!(are_open, "a worker does not open its servers: {errors:?}");
@@ -161,7 +165,7 @@ impl Crew {
         let peaks = self
             .members
             .iter()
-            .filter_map(|its| peak_memory(its.child.id()));
+            .filter_map(|member| peak_memory(member.child.id()));
         self.peak_memory = peaks.fold(self.peak_memory, u64::max);
     }
 

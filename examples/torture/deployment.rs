@@ -36,13 +36,13 @@ impl Place {
     ];
 
     pub(crate) fn name(self) -> &'static str {
-        let its = Self::ALL.iter().find(|(place, ..)| *place == self);
-        its.map_or("", |(_, name, _)| name)
+        let entry = Self::ALL.iter().find(|(place, ..)| *place == self);
+        entry.map_or("", |(_, name, _)| name)
     }
 
     pub(crate) fn in_history(self) -> &'static str {
-        let its = Self::ALL.iter().find(|(place, ..)| *place == self);
-        its.map_or("", |(.., name)| name)
+        let entry = Self::ALL.iter().find(|(place, ..)| *place == self);
+        entry.map_or("", |(.., name)| name)
     }
 
     /// Whether a killed server still has all its data afterwards.
@@ -116,7 +116,9 @@ impl Deployed {
         let mut servers = json!({ "urls": urls, "client_name": CLIENT_NAME });
         if let Servers::Watched(watched) = &self.servers {
             let sentinels = watched.sentinels.iter();
-            let addresses: Vec<_> = sentinels.map(|its| its.client_addr().to_string()).collect();
+            let addresses: Vec<_> = sentinels
+                .map(|proxy| proxy.client_addr().to_string())
+                .collect();
             servers["sentinel"] = json!({
                 "addresses": addresses,
                 "service": sentinel::SERVICE,

@@ -58,8 +58,8 @@ impl Kind {
     }
 
     pub(crate) fn name(self) -> &'static str {
-        let its = NAMES.iter().find(|(kind, _)| *kind == self);
-        its.map_or("", |(_, name)| name)
+        let entry = NAMES.iter().find(|(kind, _)| *kind == self);
+        entry.map_or("", |(_, name)| name)
     }
 
     /// Whether other clients can release it by force.
@@ -98,8 +98,8 @@ impl Kind {
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let its = NAMES.iter().find(|(_, known)| *known == name)?;
-        Some(its.0)
+        let entry = NAMES.iter().find(|(_, known)| *known == name)?;
+        Some(entry.0)
     }
 
     /// The name of the `n`th lock of this kind. Kinds that use the same lock in Redis share their names.
@@ -111,7 +111,7 @@ impl Kind {
             Self::Multi => format!("{{multi}}-{n}"),
             Self::Semaphore => format!("sem-{n}"),
             Self::ExpirableSemaphore => format!("permits-{n}"),
-            its => format!("{}-{n}", its.name()),
+            kind => format!("{}-{n}", kind.name()),
         }
     }
 }
@@ -130,7 +130,9 @@ pub(crate) fn log_of(name: &str) -> String {
 /// The name of the lock whose log `key` is, or `None` for other keys.
 pub(crate) fn name_of_log(key: &str) -> Option<&str> {
     let name = key.strip_suffix(LOG)?;
-    let inner = name.strip_prefix('{').and_then(|its| its.strip_suffix('}'));
+    let inner = name
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
     Some(inner.unwrap_or(name))
 }
 

@@ -116,8 +116,8 @@ fn chosen<T>(
 ) -> Result<Vec<T>> {
     let one = |name: &str| {
         let mut all = known.clone().into_iter();
-        let its = all.find(|(_, known)| *known == name);
-        its.map(|(its, _)| its).ok_or_else(|| {
+        let entry = all.find(|(_, known)| *known == name);
+        entry.map(|(entry, _)| entry).ok_or_else(|| {
             let all: Vec<_> = known.clone().into_iter().map(|(_, name)| name).collect();
             format!("{name} is none of {}", all.join(", ")).into()
         })

@@ -69,8 +69,8 @@ pub(crate) const NAMES: [(Fault, &str); 17] = [
 
 impl Fault {
     pub(crate) fn name(self) -> &'static str {
-        let its = NAMES.iter().find(|(fault, _)| *fault == self);
-        its.map_or("", |(_, name)| name)
+        let entry = NAMES.iter().find(|(fault, _)| *fault == self);
+        entry.map_or("", |(_, name)| name)
     }
 
     fn is_about_workers(self) -> bool {
@@ -231,16 +231,16 @@ impl Nemesis<'_> {
             Fault::KillWorker => Blow::KillWorker(self.below(workers)),
             Fault::StopWorker => Blow::StopWorker(self.below(workers)),
             Fault::Cut => self.network(|_| How::Cut),
-            Fault::Delay => self.network(|its| {
-                let by = ms(5) + its.upto(300);
-                let slow = ms(1) + its.upto(20);
+            Fault::Delay => self.network(|nemesis| {
+                let by = ms(5) + nemesis.upto(300);
+                let slow = ms(1) + nemesis.upto(20);
                 let modes = [
                     Mode::Delay(by),
                     Mode::DelayBoth(by),
                     Mode::Stall,
                     Mode::Slow(slow),
                 ];
-                How::Spoil(its.one_of(&modes))
+                How::Spoil(nemesis.one_of(&modes))
             }),
             Fault::Swallow if self.crew.is_remote() => {
                 let name = self.name();
@@ -248,7 +248,7 @@ impl Nemesis<'_> {
             }
             Fault::Swallow => {
                 let kinds = self.crew.kinds().to_vec();
-                self.network(|its| {
+                self.network(|nemesis| {
                     let often = |file: &str| {
                         let verbs = ["_acquire", "_release", "_renew", "_call"];
                         verbs.iter().any(|verb| file.ends_with(verb))
@@ -256,12 +256,12 @@ impl Nemesis<'_> {
                     };
                     let scripts = lua::ALL.iter().filter(|(file, _)| often(file));
                     let files: Vec<&'static str> = scripts.map(|(file, _)| *file).collect();
-                    How::SwallowReplyTo(its.one_of(&files))
+                    How::SwallowReplyTo(nemesis.one_of(&files))
                 })
             }
             Fault::BlackHole => self.network(|_| How::Spoil(Mode::BlackHole)),
-            Fault::HalfOpen => self.network(|its| {
-                its.one_of(&[How::LoseRequests, How::LoseRequests, How::LoseReplies])
+            Fault::HalfOpen => self.network(|nemesis| {
+                nemesis.one_of(&[How::LoseRequests, How::LoseRequests, How::LoseReplies])
             }),
             Fault::ClientKill => {
                 let kind = self.one_of(&["normal", "pubsub"]);
@@ -363,7 +363,7 @@ impl Nemesis<'_> {
                 .faults
                 .iter()
                 .copied()
-                .filter(|its| its.is_about_workers())
+                .filter(|fault| fault.is_about_workers())
                 .collect();
             if !others.is_empty() {
                 let other = self.one_of(&others);
@@ -482,7 +482,7 @@ impl Nemesis<'_> {
 
 /// The SHA1 hash of the script in this file.
 fn hash_of(file: &str) -> String {
-    let its = lua::ALL.iter().find(|(its, _)| *its == file);
-    let text = its.map_or("", |(_, text)| text);
+    let entry = lua::ALL.iter().find(|(entry, _)| *entry == file);
+    let text = entry.map_or("", |(_, text)| text);
     redis::Script::new(text).get_hash().to_owned()
 }

@@ -89,7 +89,7 @@ impl Library {
         // Kinds and places of a later version of the driver are ignored.
         let place = |name: &&str| {
             let mut all = Place::ALL.iter();
-            all.find(|(_, known, _)| known == name).map(|its| its.0)
+            all.find(|(_, known, _)| known == name).map(|entry| entry.0)
         };
         Ok(Self {
             name: text("library")?,

@@ -28,8 +28,10 @@ fn of(plan: &Plan, outcome: &Outcome) -> Value {
     let sum = |of: fn(&Operations) -> usize| -> usize { report.operations.values().map(of).sum() };
     // The first line of each is where the earlier holder asked.
     let overlaps = report.violations.iter();
-    let overlaps = overlaps.filter(|its| its.rule == Rule::Exclusion);
-    let overlapped: BTreeSet<_> = overlaps.filter_map(|its| its.lines.first()).collect();
+    let overlaps = overlaps.filter(|violation| violation.rule == Rule::Exclusion);
+    let overlapped: BTreeSet<_> = overlaps
+        .filter_map(|violation| violation.lines.first())
+        .collect();
     let kinds: Vec<_> = plan.kinds.iter().map(|kind| kind.name()).collect();
     let faults: serde_json::Map<_, _> = report
         .faults
@@ -38,16 +40,16 @@ fn of(plan: &Plan, outcome: &Outcome) -> Value {
         .collect();
     let ms = |nanos: u64| nanos / 1_000_000;
     json!({
-        "library": library.map_or("redlatch", |its| &*its.name),
-        "version": library.map_or("", |its| &*its.version),
+        "library": library.map_or("redlatch", |library| &*library.name),
+        "version": library.map_or("", |library| &*library.version),
         "deployment": plan.place.name(),
         "kinds": kinds,
         "seed": plan.seed,
         "seconds": plan.load.as_secs_f64(),
         "faults": faults,
-        "asked": sum(|its| its.asked),
-        "granted": sum(|its| its.granted),
-        "errors": sum(|its| its.errors),
+        "asked": sum(|counts| counts.asked),
+        "granted": sum(|counts| counts.granted),
+        "errors": sum(|counts| counts.errors),
         "writes": report.writes,
         "refused_writes": report.refused_writes,
         "two_holders": overlapped.len(),

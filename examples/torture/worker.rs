@@ -81,7 +81,9 @@ impl Job {
         let number = |what: &str| job[what].as_u64().expect("a number");
         let texts = |what: &str| -> Vec<String> {
             let all = job[what].as_array().expect("several");
-            let all = all.iter().map(|its| its.as_str().expect("text").to_owned());
+            let all = all
+                .iter()
+                .map(|word| word.as_str().expect("text").to_owned());
             all.collect()
         };
         let size = |what: &str| usize::try_from(number(what)).expect("a small number");
@@ -92,7 +94,7 @@ impl Job {
             urls: texts("urls"),
             kinds: texts("kinds")
                 .iter()
-                .filter_map(|its| Kind::named(its))
+                .filter_map(|name| Kind::named(name))
                 .collect(),
             fixed_lease: job["fixed_lease"].as_u64().map(ms),
             lease: ms(number("lease")),

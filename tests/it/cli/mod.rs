@@ -406,7 +406,7 @@ fn what_is_shown_can_be_read_by_programs() {
             .as_array()
             .unwrap()
             .iter()
-            .all(|its| its["severity"] != "problem")
+            .all(|finding| finding["severity"] != "problem")
     );
     let (status, said, _) = done(redlatch(&server).args(["who", &name]));
     assert!(

@@ -31,7 +31,10 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
         let ours = node.clients_named("");
         let port = format!("laddr={}", node.client_addr());
         assert!(!ours.is_empty());
-        assert!(ours.iter().all(|its| its.line.contains(&port)), "{ours:?}");
+        assert!(
+            ours.iter().all(|client| client.line.contains(&port)),
+            "{ours:?}"
+        );
     }
     // Redirections name a node by its address.
     let name = cluster.name_at(0, "moves");

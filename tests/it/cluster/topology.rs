@@ -79,7 +79,7 @@ fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
         for n in 0..5 {
             let lock = client.spin_lock(format!("{n}:{{{moves}}}"));
             lock.lock().unwrap().unlock().unwrap();
-            ids.extend(ours().iter().map(|its| its.id));
+            ids.extend(ours().iter().map(|client| client.id));
             // Housekeeping, which would close an unused connection, runs before the next renewals.
             let renewals = client.stats().renewals;
             eventually("renewals go on", || client.stats().renewals > renewals + 1);

@@ -101,7 +101,7 @@ fn settings_of_the_redis_crate_are_taken_as_they_are() {
         let ours = server.clients_named("");
         let as_told = |line: &str| line.contains(" db=3 ") && line.contains(" user=a:b ");
         assert_eq!(ours.len(), 2, "{ours:?}");
-        assert!(ours.iter().all(|its| as_told(&its.line)), "{ours:?}");
+        assert!(ours.iter().all(|client| as_told(&client.line)), "{ours:?}");
         guard.unlock().unwrap();
         drop(client);
         eventually("all are closed", || server.clients_named("").is_empty());

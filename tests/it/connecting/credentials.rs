@@ -66,8 +66,8 @@ impl Vault {
 fn ids(server: &Server, role: &str, user: &str) -> Vec<u64> {
     let named = server.clients_named(role);
     let user = format!(" user={user} ");
-    let its = named.iter().filter(|client| client.line.contains(&user));
-    let mut ids: Vec<_> = its.map(|client| client.id).collect();
+    let of_user = named.iter().filter(|client| client.line.contains(&user));
+    let mut ids: Vec<_> = of_user.map(|client| client.id).collect();
     ids.sort_unstable();
     ids
 }
@@ -227,8 +227,8 @@ fn connections_with_an_old_login_are_replaced_and_what_is_held_is_kept() {
     crew.join();
     kept.unlock().unwrap();
     assert!(received.of(&name).is_empty());
-    for its in [&client, &other] {
-        let stats = its.stats();
+    for each in [&client, &other] {
+        let stats = each.stats();
         assert_eq!(
             (stats.reconnects, stats.lost, stats.missed_messages),
             (0, 0, 0)
@@ -266,8 +266,8 @@ fn a_connection_is_replaced_under_load_and_every_command_runs_once() {
         });
         let first = ids(&server, "", "blue");
         eventually("all were replaced", || {
-            let its = ids(&server, "", "blue");
-            asked.load(Ordering::Relaxed) > 0 && !its.iter().any(|id| first.contains(id))
+            let of_blue = ids(&server, "", "blue");
+            asked.load(Ordering::Relaxed) > 0 && !of_blue.iter().any(|id| first.contains(id))
         });
         eventually("and again", || vault.asked() >= 9);
         stop.store(true, Ordering::Relaxed);

@@ -21,8 +21,8 @@ fn a_server_that_evicts_keys_is_warned_of_once_per_client() {
     server.kill_clients_named("");
     is_waited_for(&client, &other, &unique("evicted"), ms(20));
     // Closing the clients waits for their log records.
-    for its in [client, other] {
-        its.close(ms(2_000)).unwrap();
+    for each in [client, other] {
+        each.close(ms(2_000)).unwrap();
     }
     assert_eq!(logs.about(&warned).len(), 2);
 

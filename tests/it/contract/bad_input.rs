@@ -277,7 +277,7 @@ fn is_refused_for(kind: Kind, besides: &str, commands: &[&[&str]]) {
                 continue;
             }
             match verdict {
-                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: named, .. }) => assert_eq!(named, name),
                 other => panic!("{verb} with {command:?}: {other:?}"),
             }
         }
@@ -338,7 +338,7 @@ fn is_told_when_the_key_changes_its_type(kind: Kind) {
     server.cli(&["SET", &name, "precious"]);
     let unlocked = guard.unlock();
     assert!(
-        matches!(&unlocked, Err(Error::WrongType { name: its, .. }) if *its == name),
+        matches!(&unlocked, Err(Error::WrongType { name: named, .. }) if *named == name),
         "{unlocked:?}"
     );
     assert_eq!(server.ask::<String>(&["GET", &name]), "precious");

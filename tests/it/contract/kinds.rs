@@ -135,7 +135,7 @@ fn one_waits_for_no_hold_of_its_own(a: Kind, b: Kind) {
         other.with(|_| ()),
     ] {
         let received =
-            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name);
+            matches!(&verdict, Err(Error::WouldDeadlock { name: named, .. }) if *named == name);
         assert!(received, "{verdict:?}");
     }
     // A single attempt does not wait, so it cannot wait for itself.
@@ -326,7 +326,7 @@ fn are_one_lock(lock: Kind, mutex: Kind) {
         mutex.try_lock_for(LONG),
     ] {
         assert!(
-            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name),
+            matches!(&verdict, Err(Error::WouldDeadlock { name: named, .. }) if *named == name),
             "{verdict:?}"
         );
     }
@@ -365,7 +365,7 @@ fn is_of_another_type_than(a: Kind, b: Kind) {
     for other in [b.of(&theirs, &name), b.of(&ours, &name)] {
         for (verb, verdict) in verdicts(&other) {
             match verdict {
-                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: named, .. }) => assert_eq!(named, name),
                 outcome => panic!("{verb} of {}: {outcome:?}", b.title),
             }
         }
@@ -449,7 +449,7 @@ fn a_wait_ends_with_the_type(a: Kind, b: Kind) {
     // The contender asks first, then the next waiter.
     for _ in 0..2 {
         match received.recv_timeout(LONG).unwrap() {
-            Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
+            Err(Error::WrongType { name: named, .. }) => assert_eq!(named, name),
             outcome => panic!("{outcome:?}"),
         }
     }

@@ -50,11 +50,11 @@ fn assert_lost<T: Debug>(kind: Kind, result: Result<T>, name: &str, reason: Loss
     let name = &*shown(kind, name);
     match result {
         Err(Error::Lost {
-            name: its,
+            name: named,
             reason: why,
             ..
         }) => {
-            assert_eq!((its.as_str(), why), (name, reason));
+            assert_eq!((named.as_str(), why), (name, reason));
         }
         other => panic!("not lost: {other:?}"),
     }
@@ -363,8 +363,8 @@ fn a_release_publishes_redissons_message(kind: Kind) {
                 assert_eq!(heard.is_empty(), waiters == 0);
                 // When the other waiter polls and finds the lock free, it may notify the first waiter a second time.
                 for (channel, payload) in heard {
-                    let its = beside("redisson_lock__channel", &name);
-                    assert_eq!(channel, format!("{its}:{}", line[0]));
+                    let channel_key = beside("redisson_lock__channel", &name);
+                    assert_eq!(channel, format!("{channel_key}:{}", line[0]));
                     assert_eq!(payload, "0");
                 }
             }
@@ -1365,7 +1365,7 @@ fn reentry_is_for_the_holding_thread(kind: Kind) {
             lock.with(|_| ()).map(|()| None),
         ] {
             assert!(
-                matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == shown(kind, &name)),
+                matches!(&verdict, Err(Error::WouldDeadlock { name: named, .. }) if *named == shown(kind, &name)),
                 "{verdict:?}"
             );
         }

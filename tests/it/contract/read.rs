@@ -329,7 +329,7 @@ fn who_reads_and_wants_to_write_would_wait_for_itself() {
         again.cancel_on(&CancelToken::new()).try_write_for(LONG),
     ] {
         assert!(
-            matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if *its == name),
+            matches!(&verdict, Err(Error::WouldDeadlock { name: named, .. }) if *named == name),
             "{verdict:?}"
         );
     }
@@ -481,7 +481,7 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
         let left = server.hgetall(&name);
         let unlocked = shared.unlock();
         assert!(
-            matches!(unlocked, Err(Error::Lost { reason: its, .. }) if its == reason),
+            matches!(unlocked, Err(Error::Lost { reason: found, .. }) if found == reason),
             "{unlocked:?}"
         );
         assert_eq!(server.hgetall(&name), left, "the other holds are unchanged");

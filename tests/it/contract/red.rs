@@ -275,7 +275,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
     let late = lock.clone().fixed_lease(ms(200)).try_lock();
     match late.unwrap_err() {
         Error::NoQuorum {
-            name: its,
+            name: named,
             nodes: 3,
             needed,
             agreed,
@@ -284,7 +284,7 @@ fn a_grant_that_comes_too_late_is_not_one() {
         } => {
             let nodes: Vec<_> = failures.iter().map(|(node, _)| *node).collect();
             assert_eq!(
-                (its, needed, agreed, nodes),
+                (named, needed, agreed, nodes),
                 (name.clone(), 2, 1, vec![1, 2])
             );
         }
@@ -416,7 +416,7 @@ fn two_servers_that_forget_lose_the_lock() {
         forget();
         let lost = guard.unlock().unwrap_err();
         assert!(
-            matches!(&lost, Error::Lost { name: its, reason: LossReason::Forced, .. } if *its == name),
+            matches!(&lost, Error::Lost { name: named, reason: LossReason::Forced, .. } if *named == name),
             "{lost:?}"
         );
         eventually("nothing is left", || is_gone(RED, &server, &name));

@@ -108,50 +108,53 @@ fn red_lock(clients: &[Client; 2], name: &str) -> Vec<Verb> {
 }
 
 fn semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
-    let its = client.semaphore(name);
+    let semaphore = client.semaphore(name);
     vec![
-        ("acquire", its.acquire().map(drop)),
-        ("try_acquire", its.try_acquire().map(drop)),
-        ("try_acquire_for", its.try_acquire_for(LONG).map(drop)),
-        ("try_set_permits", its.try_set_permits(1).map(drop)),
-        ("add_permits", its.add_permits(1)),
-        ("drain_permits", its.drain_permits().map(drop)),
-        ("available_permits", its.available_permits().map(drop)),
+        ("acquire", semaphore.acquire().map(drop)),
+        ("try_acquire", semaphore.try_acquire().map(drop)),
+        ("try_acquire_for", semaphore.try_acquire_for(LONG).map(drop)),
+        ("try_set_permits", semaphore.try_set_permits(1).map(drop)),
+        ("add_permits", semaphore.add_permits(1)),
+        ("drain_permits", semaphore.drain_permits().map(drop)),
+        ("available_permits", semaphore.available_permits().map(drop)),
         (
             "add_permits_if_exists",
-            its.add_permits_if_exists(1).map(drop),
+            semaphore.add_permits_if_exists(1).map(drop),
         ),
-        ("delete", its.delete().map(drop)),
+        ("delete", semaphore.delete().map(drop)),
     ]
 }
 
 fn expirable_semaphore([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
-    let its = client.expirable_semaphore(name);
+    let expirable = client.expirable_semaphore(name);
     let id = "0".repeat(32);
     vec![
-        ("acquire", its.acquire().map(drop)),
-        ("try_acquire", its.try_acquire().map(drop)),
-        ("try_acquire_for", its.try_acquire_for(LONG).map(drop)),
-        ("try_set_permits", its.try_set_permits(1).map(drop)),
-        ("set_permits", its.set_permits(1)),
-        ("add_permits", its.add_permits(1)),
-        ("permits", its.permits().map(drop)),
-        ("release_id", its.release_id(&id).map(drop)),
-        ("release_ids", its.release_ids(&[&id]).map(drop)),
-        ("remaining_lease_of", its.remaining_lease_of(&id).map(drop)),
-        ("delete", its.delete().map(drop)),
+        ("acquire", expirable.acquire().map(drop)),
+        ("try_acquire", expirable.try_acquire().map(drop)),
+        ("try_acquire_for", expirable.try_acquire_for(LONG).map(drop)),
+        ("try_set_permits", expirable.try_set_permits(1).map(drop)),
+        ("set_permits", expirable.set_permits(1)),
+        ("add_permits", expirable.add_permits(1)),
+        ("permits", expirable.permits().map(drop)),
+        ("release_id", expirable.release_id(&id).map(drop)),
+        ("release_ids", expirable.release_ids(&[&id]).map(drop)),
+        (
+            "remaining_lease_of",
+            expirable.remaining_lease_of(&id).map(drop),
+        ),
+        ("delete", expirable.delete().map(drop)),
     ]
 }
 
 fn latch([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
-    let its = client.latch(name);
+    let latch = client.latch(name);
     vec![
-        ("try_set_count", its.try_set_count(1).map(drop)),
-        ("count_down", its.count_down()),
-        ("count", its.count().map(drop)),
-        ("wait", its.wait()),
-        ("wait_for", its.wait_for(LONG).map(drop)),
-        ("delete", its.delete().map(drop)),
+        ("try_set_count", latch.try_set_count(1).map(drop)),
+        ("count_down", latch.count_down()),
+        ("count", latch.count().map(drop)),
+        ("wait", latch.wait()),
+        ("wait_for", latch.wait_for(LONG).map(drop)),
+        ("delete", latch.delete().map(drop)),
     ]
 }
 
@@ -169,10 +172,10 @@ fn any([client, _]: &[Client; 2], name: &str) -> Vec<Verb> {
 /// Whether the result is `WrongType` for `name`, or a failure of members that all have this error.
 fn is_wrong_type(verdict: &Result<()>, name: &str) -> bool {
     match verdict {
-        Err(Error::WrongType { name: its, .. }) => its == name,
+        Err(Error::WrongType { name: named, .. }) => named == name,
         Err(Error::Members { failures, .. }) => failures
             .iter()
-            .all(|(_, err)| matches!(err, Error::WrongType { name: its, .. } if its == name)),
+            .all(|(_, err)| matches!(err, Error::WrongType { name: named, .. } if named == name)),
         _ => false,
     }
 }

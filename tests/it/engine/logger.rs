@@ -233,10 +233,10 @@ fn a_logger_that_causes_what_it_logs_is_not_called_for_ever() {
     let name = unique("again");
     let _hooked = Hooked(logs, vec![name.clone()]);
     server.cli(&["HSET", &name, STRANGER, "1"]);
-    let (its, own) = (client.clone(), name.clone());
+    let (client_there, own) = (client.clone(), name.clone());
     logs.hook(&name, move |_, _| {
         // The wait is long enough to be logged itself.
-        let granted = its.mutex(&own).try_lock_for(ms(200)).unwrap();
+        let granted = client_there.mutex(&own).try_lock_for(ms(200)).unwrap();
         assert!(granted.is_none());
     });
     assert!(client.mutex(&name).try_lock_for(ms(70)).unwrap().is_none());

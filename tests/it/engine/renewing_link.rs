@@ -176,7 +176,7 @@ fn a_red_lock_is_renewed_at_masters_that_let_nobody_in() {
     let clients: Vec<_> = servers.iter().map(open).collect();
     let guard = red(&clients, &unique("red")).lock().unwrap();
     eventually("all servers keep and renew the hold", || {
-        guard.nodes_held() == 3 && clients.iter().all(|its| its.stats().renewals > 0)
+        guard.nodes_held() == 3 && clients.iter().all(|client| client.stats().renewals > 0)
     });
     for con in &mut cons {
         Fault::Rotated.begin(con);

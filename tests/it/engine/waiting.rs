@@ -943,8 +943,8 @@ fn the_lock_of_a_killed_process_is_free_when_its_lease_is_over() {
     let lease = loosely(ms(1000));
     let server = Server::start();
     let name = unique("killed");
-    let its = lease.as_millis().to_string();
-    let mut holder = Part::start(part_that_holds, &[&server.url(), &name, &its]);
+    let lease_ms = lease.as_millis().to_string();
+    let mut holder = Part::start(part_that_holds, &[&server.url(), &name, &lease_ms]);
     holder.says("holds");
     let client = open(&server);
     let lock = client.reentrant_lock(&name);

@@ -98,9 +98,9 @@ fn one_release_wakes_one_of_many() {
         while let Ok(message) = messages.get_message() {
             received.push(message.get_channel_name().to_owned());
         }
-        let its = format!("{}:{next}", channel(&name));
+        let expected = format!("{}:{next}", channel(&name));
         assert!(
-            received.iter().all(|channel| *channel == its),
+            received.iter().all(|channel| *channel == expected),
             "{received:?}"
         );
     }

@@ -73,8 +73,8 @@ fn part_that_waits() {
     let config = Config::new(&*url).waiter_lease(waiter_lease).lease(lease);
     let client = Client::open(config).unwrap();
     let own = client.mutex(unique("own")).lock().unwrap();
-    let (its, _) = own.owner().rsplit_once(':').unwrap();
-    say(&format!("this is {its}"));
+    let (own_client, _) = own.owner().rsplit_once(':').unwrap();
+    say(&format!("this is {own_client}"));
     own.unlock().unwrap();
     let log = std::sync::Mutex::new(connection_to(&url));
     let write = |what: String| {
@@ -148,8 +148,8 @@ fn five_hundred_waiters_of_four_processes_are_served_in_the_order_of_the_queue()
     let line = queue(&server, &name);
     assert_eq!(line.iter().collect::<HashSet<_>>().len(), WAITERS);
     for process in &processes {
-        let its = line.iter().filter(|owner| process.has(owner)).count();
-        assert_eq!(its, job.threads);
+        let granted = line.iter().filter(|owner| process.has(owner)).count();
+        assert_eq!(granted, job.threads);
     }
     assert_eq!(entries(&server), 0);
     let begun = Instant::now();
@@ -306,7 +306,7 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_end() {
     let guard = client.fair_lock(&name).lock().unwrap();
     let mut sleeper = Process::start(&server, &name, JOB);
     queued(&server, &name, 1);
-    let its = queue(&server, &name).remove(0);
+    let ticket = queue(&server, &name).remove(0);
     let mut line = Line::new(&server, &name);
     line.join_with(client.fair_lock(&name));
     sleeper.part.stop();
@@ -315,13 +315,13 @@ fn a_process_that_was_stopped_in_line_comes_back_to_its_end() {
     let other = with_waiter_lease(&server.url(), WAITER_LEASE).fair_lock(&name);
     eventually("its place is over", || {
         assert!(other.try_lock().unwrap().is_none());
-        !queue(&server, &name).contains(&its)
+        !queue(&server, &name).contains(&ticket)
     });
     line.join_with(client.fair_lock(&name));
     sleeper.part.signal(Signal::SIGCONT);
     queued(&server, &name, 3);
     let again = queue(&server, &name).remove(2);
-    assert!(sleeper.has(&again) && again != its);
+    assert!(sleeper.has(&again) && again != ticket);
     drop(guard);
     sleeper.part.ends();
     line.served_in_order();
@@ -339,7 +339,7 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     let guard = client.fair_lock(&name).lock().unwrap();
     let mut sleeper = Process::start(&server, &name, JOB);
     queued(&server, &name, 1);
-    let its = queue(&server, &name).remove(0);
+    let ticket = queue(&server, &name).remove(0);
     let (go, turn) = bounded::<()>(0);
     let mut line = Line::new(&server, &name);
     let lock = client.fair_lock(&name);
@@ -357,7 +357,7 @@ fn a_process_that_is_stopped_when_it_is_its_turn_is_passed_by() {
     let took = stopped.elapsed();
     assert!(took > WAITER_LEASE / 4, "{took:?}");
     assert!(took < WAITER_LEASE * 4 / 3 + loosely(ms(800)), "{took:?}");
-    assert!(!queue(&server, &name).contains(&its));
+    assert!(!queue(&server, &name).contains(&ticket));
     sleeper.part.signal(Signal::SIGCONT);
     queued(&server, &name, 2);
     let again = queue(&server, &name).remove(1);

@@ -468,7 +468,7 @@ fn a_reply_too_many_is_not_taken_for_that_to_the_next_command() {
     let greeting = Adversary::start(|asked| {
         let sent = commands_in(asked)
             .iter()
-            .filter_map(|its| greeted(its))
+            .filter_map(|command| greeted(command))
             .collect::<String>();
         once(sent + "$-1\r\n")
     });
@@ -489,11 +489,13 @@ fn who_gives_a_client_its_own_words_back_is_no_server() {
     // Servers that reply to one command of the greeting with something that belongs to another command.
     let others = ["CLIENT", "PING", "INFO", "AUTH", "SELECT", "WAIT"].map(|asked| {
         Adversary::start(move |sent| {
-            let replies = commands_in(sent).into_iter().map(|its| match &*its[0] {
-                name if name == asked => "*0\r\n",
-                "WAIT" => ":0\r\n",
-                _ => greeted(&its).expect("a greeting"),
-            });
+            let replies = commands_in(sent)
+                .into_iter()
+                .map(|command| match &*command[0] {
+                    name if name == asked => "*0\r\n",
+                    "WAIT" => ":0\r\n",
+                    _ => greeted(&command).expect("a greeting"),
+                });
             once(replies.collect::<String>())
         })
     });

@@ -716,7 +716,7 @@ fn a_short_wait_is_not_spent_writing_for_others() {
     let longest = scoped(|scope| {
         let waits = |name| scope.spawn(move || (0..50).map(|_| wait(name)).max());
         let waiting: Vec<_> = names.iter().map(waits).collect();
-        let waited = waiting.into_iter().map(|its| its.join().unwrap());
+        let waited = waiting.into_iter().map(|thread| thread.join().unwrap());
         waited.max().flatten().unwrap()
     });
     assert!(longest < loosely(ms(1_000)), "{longest:?}");

@@ -112,12 +112,12 @@ fn an_error_of_a_script_is_told_in_its_words_whatever_its_code() {
     let client = open(&server);
     let guard = client.mutex(unique("codes")).lock().unwrap();
     let script = GuardedScript::new("return redis.error_reply(ARGV[1] .. ' the basket is full')");
-    for its in ["FULL", "TOOLARGE", "\u{1}TOOLARGE"] {
-        let err = guard.invoke::<()>(&script, None::<&str>, its).unwrap_err();
+    for text in ["FULL", "TOOLARGE", "\u{1}TOOLARGE"] {
+        let err = guard.invoke::<()>(&script, None::<&str>, text).unwrap_err();
         assert!(err.to_string().contains("the basket is full"), "{err}");
         assert!(!err.to_string().contains("reading the reply"), "{err}");
         assert!(
-            code(&err).contains(its.trim_start_matches('\u{1}')),
+            code(&err).contains(text.trim_start_matches('\u{1}')),
             "{err}"
         );
         assert!(!err.may_have_run() && guard.is_valid());

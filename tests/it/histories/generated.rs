@@ -97,8 +97,8 @@ fn made(choices: Vec<u16>) -> Made {
                 .unwrap_or(0);
             let many = 1 + usize::try_from(choices.below(20)).unwrap();
             let count = &mut counts[number];
-            let mut its = uses(&mut choices, (number, name, count), from, many, broken);
-            turns.append(&mut its);
+            let mut more = uses(&mut choices, (number, name, count), from, many, broken);
+            turns.append(&mut more);
         }
     }
     Made {
@@ -233,7 +233,7 @@ fn uses(
             }
             if capacity == 1 {
                 let number = 2 * turn as u64 + from;
-                let writes = |its: Turn, number| its.writes(number, Phase::Ok, now + 1);
+                let writes = |turn: Turn, number| turn.writes(number, Phase::Ok, now + 1);
                 granted = writes(writes(granted, number), number + 1);
             }
             if name == "fenced" {

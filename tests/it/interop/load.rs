@@ -252,8 +252,8 @@ fn longest_waits<'a>(processes: impl IntoIterator<Item = &'a Vec<Turn>>) -> Vec<
     let mut longest = Vec::new();
     for turns in processes {
         longest.extend((0..THREADS).map(|thread| {
-            let its = turns.iter().filter(|turn| turn.thread == thread);
-            its.map(Turn::waited).max().unwrap_or(Duration::MAX)
+            let of_thread = turns.iter().filter(|turn| turn.thread == thread);
+            of_thread.map(Turn::waited).max().unwrap_or(Duration::MAX)
         }));
     }
     longest.sort_unstable();
@@ -298,9 +298,9 @@ impl Seen {
         ];
         let report = history::check(self.events());
         let broken = report.violations.iter();
-        let broken = broken.filter(|its| RULES.contains(&its.rule));
+        let broken = broken.filter(|violation| RULES.contains(&violation.rule));
         let mut wrong: Vec<_> = broken
-            .map(|its| format!("{}: {}", its.rule.name(), its.words))
+            .map(|violation| format!("{}: {}", violation.rule.name(), violation.words))
             .collect();
         let torn = self.all().filter(|turn| turn.number != turn.again);
         wrong.extend(torn.map(|turn| format!("somebody wrote meanwhile: {turn:?}")));
@@ -371,8 +371,8 @@ impl Seen {
         let limit = loosely(LONGEST);
         for (process, turns) in (0..).zip(&self.turns).skip(2) {
             for thread in 0..THREADS {
-                let its = turns.iter().filter(|turn| turn.thread == thread);
-                let longest = its.map(Turn::waited).max();
+                let of_thread = turns.iter().filter(|turn| turn.thread == thread);
+                let longest = of_thread.map(Turn::waited).max();
                 if longest.is_none_or(|longest| longest > limit) {
                     starved.push(format!("process {process}, thread {thread}: {longest:?}"));
                 }

@@ -12,7 +12,7 @@ const SECONDS: &str = "INTEROP_SECONDS";
 
 /// How long a load lasts: `short`, unless the variable says otherwise.
 pub(super) fn lasting(short: Duration) -> Duration {
-    let seconds = env::var(SECONDS).ok().and_then(|its| its.parse().ok());
+    let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok());
     seconds.map_or(short, Duration::from_secs_f64)
 }
 

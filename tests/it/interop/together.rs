@@ -35,11 +35,11 @@ fn both_sides_read_at_once_and_a_writer_of_either_waits_for_all() {
     java.does(&theirs, &format!("take {theirs} read {name} -1 -1"));
     let (sender, got) = unbounded();
     let mut crew = Crew::new();
-    let its = name.clone();
+    let name_there = name.clone();
     // A client of its own: a writer of the same client would not ask Redis before the client's readers have left.
     let (_, another) = both(&server, java);
     crew.spawn(move || {
-        let _guard = another.rw_lock(its).write().unwrap();
+        let _guard = another.rw_lock(name_there).write().unwrap();
         sender.send(()).unwrap();
     });
     let writes = java.order(&other, &format!("take {theirs} write {name} -1 -1"));
@@ -369,11 +369,11 @@ fn a_plain_lock_of_a_cluster_is_waited_for_both_ways() {
         );
         java.does(&theirs, &takes);
         let (sender, got) = unbounded();
-        let (clients, its) = (ours.clone(), name.clone());
+        let (clients, name_there) = (ours.clone(), name.clone());
         let mut crew = Crew::new();
         let rescues = ours[0].stats().missed_messages;
         crew.spawn(move || {
-            let taken = take(&clients, "lock", &its).unwrap();
+            let taken = take(&clients, "lock", &name_there).unwrap();
             sender.send(()).unwrap();
             drop(taken);
         });

@@ -133,10 +133,10 @@ fn a_thread_here_is_woken_by_the_release_of_one_of_java() {
             let held_as = pair.java.does(&pair.theirs, &pair.takes(held, &name));
             let asked = pair.server.calls("evalsha");
             let (sender, got) = unbounded();
-            let (ours, its) = (pair.ours.clone(), name.clone());
+            let (ours, name_there) = (pair.ours.clone(), name.clone());
             let mut crew = Crew::new();
             crew.spawn(move || {
-                let taken = take(&ours, wanted, &its).unwrap();
+                let taken = take(&ours, wanted, &name_there).unwrap();
                 sender.send((now_ns(), taken.token)).unwrap();
                 drop(taken);
             });
@@ -244,9 +244,9 @@ fn a_latch_counted_down_by_one_side_is_open_for_the_other() {
         );
         let (sender, opened) = unbounded();
         let mut crew = Crew::new();
-        let its = latch.clone();
+        let waited_for = latch.clone();
         crew.spawn(move || {
-            its.wait().unwrap();
+            waited_for.wait().unwrap();
             sender.send(now_ns()).unwrap();
         });
         let waiter = format!("{theirs}-waits");

@@ -207,7 +207,7 @@ fn another_kind_of_key_is_told_and_left_as_it_was() {
     let says_so = |name: &str| {
         for (verb, said) in verdicts(&client.latch(name)) {
             match said {
-                Err(Error::WrongType { name: its, .. }) => assert_eq!(its, name),
+                Err(Error::WrongType { name: named, .. }) => assert_eq!(named, name),
                 said => panic!("{verb}: {said:?}"),
             }
         }
@@ -910,7 +910,7 @@ fn rounds(clients: usize, threads: u64, rounds: u64) {
     assert!(all_known > 0 || rounds < 20, "too slow a machine");
     let stats: Vec<_> = clients.iter().map(Client::stats).collect();
     let sum = |of: fn(&redlatch::Stats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (wakes, rescues) = (sum(|its| its.wakes), sum(|its| its.missed_messages));
+    let (wakes, rescues) = (sum(|stats| stats.wakes), sum(|stats| stats.missed_messages));
     eprintln!("{wakes} wakes, {rescues} rescues, {all_known} known");
     // A machine that stands still for a second makes waiters poll.
     assert!(rescues * 1_000 <= threads * rounds, "{rescues} not told");

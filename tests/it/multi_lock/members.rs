@@ -689,8 +689,8 @@ fn a_thread_may_take_the_same_set_again_unless_a_member_is_a_mutex() {
             let received = matches!(verdict, Err(Error::WouldDeadlock { .. }));
             assert!(received, "{verdict:?}");
         }
-        let (plain, its) = if first { (&two, b) } else { (&one, a) };
-        assert_eq!(plain.reentrant_lock(its).hold_count(), 1);
+        let (plain, member) = if first { (&two, b) } else { (&one, a) };
+        assert_eq!(plain.reentrant_lock(member).hold_count(), 1);
         assert!(guard.is_valid() && guard.hold_count() == 1);
         guard.unlock().unwrap();
         assert_eq!((here.dbsize(), there.dbsize()), (0, 0));
@@ -935,10 +935,10 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
         for _ in 0..TURNS {
             let guard = set.lock().unwrap();
             let (sender, received) = bounded(1);
-            let its = other.reentrant_lock(&name);
+            let others = other.reentrant_lock(&name);
             let mut crew = Crew::new();
             crew.spawn(move || {
-                let guard = its.lock().unwrap();
+                let guard = others.lock().unwrap();
                 sender.send(()).unwrap();
                 guard.unlock().unwrap();
             });

@@ -66,7 +66,8 @@ impl Other {
 
 #[track_caller]
 fn lost<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
-    let is_lost = |err: &Error| matches!(err, Error::Lost { reason: its, .. } if *its == reason);
+    let is_lost =
+        |err: &Error| matches!(err, Error::Lost { reason: found, .. } if *found == reason);
     match result {
         Err(Error::Members { failures, .. }) if failures.iter().all(|(_, err)| is_lost(err)) => {}
         Err(err) if is_lost(&err) => {}
@@ -419,7 +420,7 @@ fn whoever_comes_away_without_the_set_has_none_of_it() {
                 lock.try_lock_for(LONG).map(drop),
             ] {
                 let received = matches!(&verdict, Err(Error::Members { failures, .. })
-                    if matches!(&failures[..], [(its, Error::WrongType { .. })] if its == name));
+                    if matches!(&failures[..], [(named, Error::WrongType { .. })] if named == name));
                 assert!(received, "{make:?}: {verdict:?}");
             }
             left(&server, &[name]);
@@ -726,7 +727,7 @@ fn a_thread_that_has_one_of_the_names_would_wait_for_itself() {
         };
         let would_deadlock = |verdict: Result<()>| {
             let received =
-                matches!(&verdict, Err(Error::WouldDeadlock { name: its, .. }) if its == name);
+                matches!(&verdict, Err(Error::WouldDeadlock { name: named, .. }) if named == name);
             assert!(received, "{kind}: {verdict:?}");
         };
         would_deadlock(lock.try_lock_for(LONG).map(drop));

@@ -84,12 +84,12 @@ fn processes_with_overlapping_sets_never_deadlock() {
     for process in &mut processes {
         let said = process.says("sums");
         let sums: Vec<i64> = said.split(' ').map(|n| n.parse().unwrap()).collect();
-        let [rounds, longest, its @ ..] = &*sums else {
+        let [rounds, longest, counts @ ..] = &*sums else {
             panic!("{said}");
         };
         // No process is guaranteed to be next, but every process makes progress.
         assert!(*rounds > 0 && *longest < 10_000_000, "{said}");
-        for (sum, n) in taken.iter_mut().zip(its) {
+        for (sum, n) in taken.iter_mut().zip(counts) {
             *sum += n;
         }
         process.ends();

@@ -10,8 +10,8 @@ use crate::support::{Server, deployment, loosely, ms, open, settings_as, skipped
 /// The texts of the findings with this severity.
 fn texts(report: &Report, severity: Severity) -> Vec<String> {
     let findings = report.findings.iter();
-    let its = findings.filter(|finding| finding.severity == severity);
-    its.map(ToString::to_string).collect()
+    let of_severity = findings.filter(|finding| finding.severity == severity);
+    of_severity.map(ToString::to_string).collect()
 }
 
 timed!(a_server_as_it_comes_is_fit);
@@ -81,7 +81,7 @@ fn each_right_that_is_missing_is_named_with_what_it_is_for() {
         let advice = report
             .findings
             .iter()
-            .find(|its| its.what.contains("+hset"))
+            .find(|finding| finding.what.contains("+hset"))
             .unwrap();
         assert!(advice.advice.starts_with("ACL SETUSER"), "{advice}");
         let warnings = texts(&report, Severity::Warning).join("\n");
@@ -97,7 +97,8 @@ fn is_a_problem(server: &Server, what: &str, advice: &str) {
     let report = client.check().unwrap();
     assert!(!report.is_fit(), "{what}: {report}");
     let mut problems = report.findings.iter();
-    let found = problems.find(|its| its.severity == Severity::Problem && its.what.contains(what));
+    let found = problems
+        .find(|finding| finding.severity == Severity::Problem && finding.what.contains(what));
     let found = found.unwrap_or_else(|| panic!("{what}: {report}"));
     assert!(found.advice.contains(advice), "{what}: {report}");
     // A server that does not take a script does not know it either, which is no news.
@@ -175,7 +176,7 @@ fn a_frozen_master_of_a_cluster_is_the_only_problem() {
         for node in &cluster.nodes {
             let port = format!(":{}", node.port());
             let findings = report.findings.iter();
-            let found = findings.filter(|its| its.server.ends_with(&port));
+            let found = findings.filter(|finding| finding.server.ends_with(&port));
             let found = found.map(ToString::to_string).collect::<String>();
             let what = match std::ptr::eq(node, frozen) {
                 true => "it cannot be checked",

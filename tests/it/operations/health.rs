@@ -36,8 +36,8 @@ fn a_client_is_ready_while_redis_answers_and_holds_are_renewed() {
         let health = client.health();
         let late = health
             .renewal
-            .filter(|its| its.confirmed_ago > its.lease * 2 / 3);
-        late.is_some_and(|its| its.name == name && its.lease == loosely(LEASE))
+            .filter(|renewal| renewal.confirmed_ago > renewal.lease * 2 / 3);
+        late.is_some_and(|renewal| renewal.name == name && renewal.lease == loosely(LEASE))
     });
     let frozen = client.health();
     assert!(!frozen.since.is_zero());
@@ -70,8 +70,8 @@ fn a_hold_with_a_long_lease_does_not_hide_one_with_a_short_lease() {
     servers[1].freeze();
     eventually("the hold with the short lease is named", || {
         let renewal = looking.health().renewal;
-        let late = renewal.filter(|its| its.confirmed_ago > loosely(LEASE) / 2);
-        late.is_some_and(|its| its.name == name)
+        let late = renewal.filter(|renewal| renewal.confirmed_ago > loosely(LEASE) / 2);
+        late.is_some_and(|renewal| renewal.name == name)
     });
 }
 

@@ -113,13 +113,13 @@ fn each_kind_of_lock_says_who_holds_it_and_in_which_process() {
     let info = look(&client, &prices);
     assert_eq!((info.kind, info.held), (LockKind::RwLock, 2), "{info}");
     for owner in [one.owner(), two.owner()] {
-        let its = info
+        let holder = info
             .holders
             .iter()
             .find(|holder| holder.owner == owner)
             .unwrap();
-        assert_eq!(its.mode, HoldMode::Read);
-        assert!(its.process.is_some() && its.remaining_lease.is_some());
+        assert_eq!(holder.mode, HoldMode::Read);
+        assert!(holder.process.is_some() && holder.remaining_lease.is_some());
     }
     drop((one, two));
     let guard = write.write().unwrap();
@@ -188,7 +188,7 @@ fn those_who_wait_for_a_fair_lock_are_listed_in_order() {
     let ids: Vec<_> = info
         .queue
         .iter()
-        .map(|its| its.owner.rsplit_once(':').unwrap().0)
+        .map(|holder| holder.owner.rsplit_once(':').unwrap().0)
         .collect();
     assert_eq!(ids, [clients[1].id(), clients[2].id()]);
     for waiter in &info.queue {

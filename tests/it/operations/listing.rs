@@ -207,10 +207,10 @@ fn every_master_of_a_cluster_is_gone_through() {
     let masters = report
         .findings
         .iter()
-        .filter(|its| its.what.contains("role master"));
+        .filter(|finding| finding.what.contains("role master"));
     assert_eq!(masters.count(), 3, "{report}");
     let tried = report.findings.iter();
-    let tried = tried.filter(|its| its.what.contains("a hold of each kind"));
+    let tried = tried.filter(|finding| finding.what.contains("a hold of each kind"));
     assert_eq!(tried.count(), 3, "{report}");
     drop(guards);
 }

@@ -398,11 +398,11 @@ fn a_majority_is_more_than_half() {
         let short = lock.try_lock();
         match short {
             Err(Error::NoQuorum {
-                needed: its,
+                needed: reported,
                 agreed,
                 ..
             }) => {
-                assert_eq!((its, agreed), (needed, needed - 1), "of {n}");
+                assert_eq!((reported, agreed), (needed, needed - 1), "of {n}");
             }
             other => panic!("{other:?}"),
         }

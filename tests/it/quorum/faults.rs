@@ -304,14 +304,14 @@ fn each_server_is_told_apart_by_its_position() {
     servers[4].freeze();
     match lock.lock() {
         Err(Error::NoQuorum {
-            name: its,
+            name: named,
             nodes: 5,
             needed: 3,
             agreed: 1,
             failures,
             ..
         }) => {
-            assert_eq!(its, name);
+            assert_eq!(named, name);
             let [(0, wrong), (3, dead), (4, frozen)] = &failures[..] else {
                 panic!("{failures:?}")
             };
@@ -341,7 +341,7 @@ fn each_server_is_told_apart_by_its_position() {
     }
     let wrong = lock.lock();
     assert!(
-        matches!(&wrong, Err(Error::WrongType { name: its, .. }) if *its == name),
+        matches!(&wrong, Err(Error::WrongType { name: named, .. }) if *named == name),
         "{wrong:?}"
     );
     for node in [0, 3, 4] {

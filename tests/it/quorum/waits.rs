@@ -94,10 +94,10 @@ fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
     let servers = masters(3);
     let name = unique("notified");
     let (guard, crew, [first, second]) = two_wait(&servers, &name);
-    let before = [&first, &second].map(|its| sent(&its.clients));
+    let before = [&first, &second].map(|side| sent(&side.clients));
     a_second_passes(&servers[0], &name);
-    for (its, before) in [&first, &second].into_iter().zip(&before) {
-        looked_now_and_then(&its.clients, before);
+    for (side, before) in [&first, &second].into_iter().zip(&before) {
+        looked_now_and_then(&side.clients, before);
     }
     drop(guard);
     select! {

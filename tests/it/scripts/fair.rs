@@ -30,7 +30,7 @@ fn ticket(letter: char) -> String {
 fn letters(tickets: impl IntoIterator<Item = String>) -> String {
     let all = || OURS.chars().chain(JAVA.chars());
     let letter = |of: &str| all().find(|letter| *of == ticket(*letter)).unwrap_or('?');
-    tickets.into_iter().map(|its| letter(&its)).collect()
+    tickets.into_iter().map(|ticket| letter(&ticket)).collect()
 }
 
 /// A server and one fair lock on it.
@@ -186,19 +186,19 @@ impl<'a> Fair<'a> {
             "delete" => {
                 let at = ["lock", "queue", "timeouts", "alive"]
                     .iter()
-                    .position(|its| *its == of);
+                    .position(|ticket| *ticket == of);
                 self.server.cli(&["DEL", &keys[at.unwrap()]]);
                 return String::new();
             }
             // The timeouts in the order of the queue: seconds from now, rounded to tens.
             "timeouts" => {
                 let now = self.now() as f64;
-                let at = |its: &String| self.server.ask::<f64>(&["ZSCORE", &keys[2], its]);
-                let seconds = |its| ((at(its) - now) / 10_000.0).round() * 10.0;
+                let at = |ticket: &String| self.server.ask::<f64>(&["ZSCORE", &keys[2], ticket]);
+                let seconds = |ticket| ((at(ticket) - now) / 10_000.0).round() * 10.0;
                 let all: Vec<_> = self
                     .queue()
                     .iter()
-                    .map(|its| seconds(its).to_string())
+                    .map(|ticket| seconds(ticket).to_string())
                     .collect();
                 return all.join(" ");
             }

@@ -36,7 +36,7 @@ fn stage<'a>(server: &'a Server, listener: &'a mut Connection, name: &str) -> St
         server,
         listener,
         CALLS,
-        words.map(|(word, its)| (word, its.as_bytes().to_vec())),
+        words.map(|(word, text)| (word, text.as_bytes().to_vec())),
     )
 }
 

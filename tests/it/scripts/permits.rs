@@ -414,7 +414,7 @@ fn the_table_of_the_permits() {
 fn ends_at(server: &Server, of: u8) -> i64 {
     let all = out(server, "x");
     all.iter()
-        .find(|(its, _)| *its == id(of))
+        .find(|(known, _)| *known == id(of))
         .map_or(0, |(_, at)| *at)
 }
 

@@ -56,7 +56,7 @@ fn the_latest_failover_counts_and_the_master_itself_decides() {
     };
     let link = |server: &Server| {
         let links = server.clients_named("link").into_iter();
-        links.map(|its| its.id).collect::<Vec<_>>()
+        links.map(|link| link.id).collect::<Vec<_>>()
     };
     let stays = |at: &Server| {
         let begun = link(at);
@@ -154,7 +154,7 @@ fn another_sentinel_is_listened_to_when_one_is_silent_or_gone() {
     eventually("it listens", || {
         let clients: String = deployment.sentinels[2].ask(&["CLIENT", "LIST"]);
         let mut clients = clients.lines();
-        clients.any(|its| its.contains(" sub=2 ") && its.contains(" user=watcher "))
+        clients.any(|line| line.contains(" sub=2 ") && line.contains(" user=watcher "))
     });
     deployment.sentinels[2].freeze();
     deployment.sentinels[1].kill();

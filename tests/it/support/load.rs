@@ -82,7 +82,12 @@ impl Load {
     /// Waits until every thread and every lock has had some more turns.
     pub(crate) fn goes_on(&self, what: &str) {
         let count = |turns: &AtomicUsize| turns.load(Ordering::SeqCst);
-        let of_threads = || self.shared.workers.iter().map(|its| count(&its.turns));
+        let of_threads = || {
+            self.shared
+                .workers
+                .iter()
+                .map(|worker| count(&worker.turns))
+        };
         let of_locks = || self.shared.turns.iter().map(count);
         let threads: Vec<_> = of_threads().map(|turns| turns + MORE).collect();
         let locks: Vec<_> = of_locks().map(|turns| turns + OFTEN).collect();

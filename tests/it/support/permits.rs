@@ -96,7 +96,7 @@ pub(crate) fn counts(sem: &ExpirableSemaphore) -> (i64, u64, i64) {
 #[track_caller]
 pub(crate) fn lost_by<T: std::fmt::Debug>(result: Result<T>, reason: LossReason) {
     match result {
-        Err(Error::Lost { reason: its, .. }) => assert_eq!(its, reason),
+        Err(Error::Lost { reason: found, .. }) => assert_eq!(found, reason),
         other => panic!("{other:?}"),
     }
 }

@@ -77,7 +77,7 @@ impl<'a> Stage<'a> {
 
     /// The bytes that a word of a table stands for; `''` is empty, `a+b` concatenates.
     fn meaning(&self, word: &str) -> Vec<u8> {
-        if let Some((_, meaning)) = self.words.iter().find(|(its, _)| its == word) {
+        if let Some((_, meaning)) = self.words.iter().find(|(known, _)| known == word) {
             return meaning.clone();
         }
         let ms = |span: &str| {
@@ -313,10 +313,10 @@ impl<'a> Stage<'a> {
                 let mut cmd = redis::cmd(command[0]);
                 cmd.arg(args).exec(&mut self.server.connection()).unwrap();
             }
-            let content = |its: &Self| -> Vec<Vec<u8>> {
-                let keys = its.server.keys();
+            let content = |table: &Self| -> Vec<Vec<u8>> {
+                let keys = table.server.keys();
                 keys.iter()
-                    .map(|key| its.server.ask(&["DUMP", key]))
+                    .map(|key| table.server.ask(&["DUMP", key]))
                     .collect()
             };
             let before = (self.state(), content(self));

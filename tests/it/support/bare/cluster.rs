@@ -131,7 +131,7 @@ impl Cluster {
         for (me, place) in places.iter().enumerate() {
             let known: String = places
                 .iter()
-                .map(|its| its.line(&places, its.number == me))
+                .map(|node| node.line(&places, node.number == me))
                 .collect();
             let known = format!("{known}vars currentEpoch {MASTERS} lastVoteEpoch 0\n");
             fs::write(place.dir.path().join("nodes.conf"), known).expect("a file");
@@ -143,7 +143,7 @@ impl Cluster {
                 .into_iter()
                 .map(|place| scope.spawn(|| place.start(kind.args)))
                 .collect();
-            let started = starting.into_iter().map(|its| its.join());
+            let started = starting.into_iter().map(|node| node.join());
             started.map(|node| node.expect("no panic")).collect()
         });
         let nodes = nodes.into_iter().collect::<io::Result<Vec<_>>>()?;
@@ -191,7 +191,11 @@ impl Cluster {
                 views.push(known);
             }
             views.windows(2).all(|pair| pair[0] == pair[1])
-                && views[0].iter().map(|its| its.1 - its.0 + 1).sum::<usize>() == SLOTS
+                && views[0]
+                    .iter()
+                    .map(|range| range.1 - range.0 + 1)
+                    .sum::<usize>()
+                    == SLOTS
         });
     }
 
@@ -225,7 +229,7 @@ impl Cluster {
         let mut owners = None;
         eventually("the slot has a master", || {
             let mut ranges = ranges(self.any()).into_iter();
-            owners = ranges.find(|its| (its.0..=its.1).contains(&slot));
+            owners = ranges.find(|range| (range.0..=range.1).contains(&slot));
             owners.is_some()
         });
         let (_, _, master, replicas) = owners.expect("it has one now");

@@ -26,7 +26,7 @@ pub(crate) enum Deployment {
 pub(crate) fn deployments() -> impl Iterator<Item = Deployment> {
     use Deployment::{Cluster, Sentinel, Single};
     let all = [Single, Sentinel, Cluster].into_iter();
-    all.filter(|its| *its != Sentinel || !is_redis_6())
+    all.filter(|deployment| *deployment != Sentinel || !is_redis_6())
 }
 
 /// The values that `REDIS_DEPLOYMENT` may have, given the features of this build.
@@ -38,7 +38,9 @@ fn choices() -> Vec<(&'static str, Deployment)> {
         ("cluster", Deployment::Cluster, true),
     ];
     let built = all.into_iter().filter(|(_, _, built)| *built);
-    built.map(|(name, its, _)| (name, its)).collect()
+    built
+        .map(|(name, deployment, _)| (name, deployment))
+        .collect()
 }
 
 thread_local! {
@@ -60,7 +62,7 @@ pub(crate) fn deployment() -> Deployment {
                     names().join(", ")
                 )
             },
-            |(_, its)| *its,
+            |(_, deployment)| *deployment,
         )
     })
 }
@@ -107,7 +109,7 @@ impl Services {
                 let is = |field: &str, value: &str| {
                     known
                         .iter()
-                        .any(|its| *its == (field.to_owned(), value.to_owned()))
+                        .any(|pair| *pair == (field.to_owned(), value.to_owned()))
                 };
                 let (_, listens): (String, u64) =
                     server.ask(&["PUBSUB", "NUMSUB", "__sentinel__:hello"]);

@@ -64,7 +64,7 @@ impl Logs {
         let mut hooks = locked(&self.hooks);
         let (gone, left) = std::mem::take(&mut *hooks)
             .into_iter()
-            .partition(|(its, _)| its == fragment);
+            .partition(|(known, _)| known == fragment);
         *hooks = left;
         drop(hooks);
         drop::<Vec<_>>(gone);

@@ -35,14 +35,16 @@ static IDLE: Mutex<Vec<(Deployment, Process)>> = Mutex::new(Vec::new());
 fn kind(deployment: Deployment) -> Deployment {
     match deployment {
         Deployment::Sentinel => Deployment::Single,
-        its => its,
+        other => other,
     }
 }
 
 /// Takes a clean server out of the pool, if there is one.
 pub(crate) fn take(deployment: Deployment) -> Option<Process> {
     let mut all = locked(&IDLE);
-    let at = all.iter().position(|(its, _)| *its == kind(deployment))?;
+    let at = all
+        .iter()
+        .position(|(known, _)| *known == kind(deployment))?;
     Some(all.swap_remove(at).1)
 }
 

@@ -52,7 +52,9 @@ impl Target {
     /// The slot of the connection whose complete name occurs in `bytes`.
     fn slot_in(bytes: &[u8]) -> Option<usize> {
         const NAME: &[u8] = b"redlatch:";
-        let begin = bytes.windows(NAME.len()).position(|its| its == NAME)?;
+        let begin = bytes
+            .windows(NAME.len())
+            .position(|window| window == NAME)?;
         let name = &bytes[begin..];
         let end = name.iter().position(|byte| b" \r".contains(byte))?;
         let name = &name[..end];
@@ -606,7 +608,7 @@ impl Messages {
         let sprung = traps.iter().position(|trap| {
             let is_next = trap
                 .target
-                .is_some_and(|its| its.slots().contains(&conn.slot()));
+                .is_some_and(|node| node.slots().contains(&conn.slot()));
             is_next || trap.needles.iter().any(|n| contains(&self.tail, n))
         });
         if let Some(sprung) = sprung {
@@ -650,8 +652,8 @@ pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 fn line_of(list_at: SocketAddr, addr: SocketAddr) -> Option<String> {
     let mut con = try_connection_to(&format!("redis://{list_at}/")).ok()?;
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut con).ok()?;
-    let its = format!(" addr={addr} ");
-    let line = list.lines().find(|line| line.contains(&its));
+    let address = format!(" addr={addr} ");
+    let line = list.lines().find(|line| line.contains(&address));
     line.map(str::to_owned)
 }
 

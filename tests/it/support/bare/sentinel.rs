@@ -119,7 +119,7 @@ impl Deployment {
     /// The URL that lists all Sentinels.
     pub(crate) fn url(&self) -> String {
         let sentinels = self.sentinels.iter();
-        let ports: Vec<_> = sentinels.map(|its| its.client_addr().port()).collect();
+        let ports: Vec<_> = sentinels.map(|proxy| proxy.client_addr().port()).collect();
         Self::url_of(&ports)
     }
 
@@ -153,12 +153,12 @@ impl Deployment {
     pub(crate) fn agree(&self) {
         let has_its_role = |at: usize| {
             // Ask for the name each time, since the Sentinel itself may change its mind last.
-            let its = match self.named() == at {
+            let expected = match self.named() == at {
                 true => "role:master",
                 false => "role:slave",
             };
             let says = try_ask::<String>(&self.servers[at], &["INFO", "replication"]);
-            says.is_ok_and(|says| says.contains(its))
+            says.is_ok_and(|says| says.contains(expected))
         };
         let agree = within(3 * GENEROUS, || (0..self.servers.len()).all(has_its_role));
         assert!(agree, "all follow {:?}", self.servers[self.named()]);

@@ -20,10 +20,10 @@ fn now() -> u64 {
 }
 
 fn on_the_clock(instant: Instant) -> u64 {
-    let (ours, its) = (now(), Instant::now());
-    match instant.checked_duration_since(its) {
+    let (ours, monotonic) = (now(), Instant::now());
+    match instant.checked_duration_since(monotonic) {
         Some(left) => ours + left.as_nanos() as u64,
-        None => ours - (its - instant).as_nanos() as u64,
+        None => ours - (monotonic - instant).as_nanos() as u64,
     }
 }
 

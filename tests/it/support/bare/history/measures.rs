@@ -67,7 +67,7 @@ impl Measures {
         } else if hold
             .released
             .as_ref()
-            .is_some_and(|its| was_refused(its.phase))
+            .is_some_and(|answer| was_refused(answer.phase))
         {
             self.told_by_release += 1;
         }
@@ -100,7 +100,8 @@ impl Measures {
         });
         if held {
             let granted = next.map(|held| held.hold.from).next();
-            if let Some((granted, since)) = granted.and_then(|its| Some((its, wanted_since(its)?)))
+            if let Some((granted, since)) =
+                granted.and_then(|turn| Some((turn, wanted_since(turn)?)))
             {
                 self.dead_holders += 1;
                 self.after_dead_holder = self.after_dead_holder.max(granted - since);
@@ -116,9 +117,9 @@ impl Measures {
         let mut counted = false;
         for held in next {
             let granted = held.hold.from;
-            let before = holds.iter().filter(|its| its.hold.from < granted);
+            let before = holds.iter().filter(|held| held.hold.from < granted);
             let freed = before
-                .map(|its| its.turn.ended())
+                .map(|held| held.turn.ended())
                 .filter(|&end| end <= granted)
                 .max();
             if let Some(since) = wanted_since(granted) {
@@ -144,7 +145,7 @@ fn quiet_until(record: &Record, kill: &Fault) -> Nanos {
         .faults
         .all
         .iter()
-        .filter(|its| its.begin != kill.begin);
+        .filter(|fault| fault.begin != kill.begin);
     let mut until = kill.begin.saturating_add(WATCHED);
     for other in others {
         // A worker that was killed has no part in what follows its replacement.

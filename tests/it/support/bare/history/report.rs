@@ -56,28 +56,28 @@ impl Report {
         let mut begin = record.end;
         for turn in &record.turns {
             begin = begin.min(turn.asked.time);
-            let its = operations.entry(Arc::clone(&turn.wanted.kind)).or_default();
-            its.asked += 1;
+            let counts = operations.entry(Arc::clone(&turn.wanted.kind)).or_default();
+            counts.asked += 1;
             match &turn.answer {
-                Some(answer) if answer.phase == Phase::Ok => its.granted += 1,
-                Some(answer) if answer.phase == Phase::Fail => its.refused += 1,
-                Some(_) => its.errors += 1,
+                Some(answer) if answer.phase == Phase::Ok => counts.granted += 1,
+                Some(answer) if answer.phase == Phase::Fail => counts.refused += 1,
+                Some(_) => counts.errors += 1,
                 None => {}
             }
             let hold = turn.hold.as_ref();
-            its.lost += usize::from(hold.is_some_and(|hold| hold.was_notified()));
+            counts.lost += usize::from(hold.is_some_and(|hold| hold.was_notified()));
         }
         let calls = record
             .latches
             .values()
             .flat_map(|latch| latch.counts.iter().chain(&latch.waits));
         for call in calls {
-            let its = operations.entry("latch".into()).or_default();
-            its.asked += 1;
+            let counts = operations.entry("latch".into()).or_default();
+            counts.asked += 1;
             match call.answer.as_ref().map(|answer| answer.phase) {
-                Some(Phase::Ok) => its.granted += 1,
-                Some(Phase::Fail) => its.refused += 1,
-                Some(_) => its.errors += 1,
+                Some(Phase::Ok) => counts.granted += 1,
+                Some(Phase::Fail) => counts.refused += 1,
+                Some(_) => counts.errors += 1,
                 None => {}
             }
         }
@@ -85,7 +85,7 @@ impl Report {
         let writes = holds.flat_map(|hold| &hold.writes);
         Self {
             writes: record.written.iter().map(|log| log.entries.len()).sum(),
-            refused_writes: writes.filter(|its| its.ended_as(Phase::Fail)).count(),
+            refused_writes: writes.filter(|write| write.ended_as(Phase::Fail)).count(),
             faults: faulted(record, &violations),
             violations,
             operations,
@@ -117,14 +117,14 @@ impl Report {
     fn write_table(&self, f: &mut impl Write) -> fmt::Result {
         writeln!(f, "| kind | asked | granted | refused | errors | lost |")?;
         writeln!(f, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
-        for (kind, its) in &self.operations {
+        for (kind, counts) in &self.operations {
             let Operations {
                 asked,
                 granted,
                 refused,
                 errors,
                 lost,
-            } = its;
+            } = counts;
             writeln!(
                 f,
                 "| {kind} | {asked} | {granted} | {refused} | {errors} | {lost} |"
@@ -136,7 +136,7 @@ impl Report {
             "| fault | count | operations | errors | lost | violations | slowest recovery |"
         )?;
         writeln!(f, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
-        for (fault, its) in &self.faults {
+        for (fault, counts) in &self.faults {
             let Faulted {
                 count,
                 operations,
@@ -144,7 +144,7 @@ impl Report {
                 lost,
                 violations,
                 slowest_recovery,
-            } = its;
+            } = counts;
             let recovery = Duration::from_nanos(*slowest_recovery).as_secs_f64();
             writeln!(
                 f,
@@ -180,8 +180,8 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
     let longest = lasted.filter(|&span| span < record.end).max().unwrap_or(0);
     let mut faulted: BTreeMap<Arc<str>, Faulted> = BTreeMap::new();
     for fault in &record.faults.all {
-        let its = faulted.entry(Arc::clone(&fault.name)).or_default();
-        its.count += 1;
+        let counts = faulted.entry(Arc::clone(&fault.name)).or_default();
+        counts.count += 1;
         let until = fault.end.saturating_add(record.setup.slack);
         let first = ended.partition_point(|&(time, _)| time < fault.begin);
         let latest = until.saturating_add(longest);
@@ -192,20 +192,20 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
             if !fault.concerns(turn.client(), lock) {
                 continue;
             }
-            its.operations += 1;
+            counts.operations += 1;
             let failed = |phase: Phase| phase == Phase::Info;
-            its.errors += usize::from(
+            counts.errors += usize::from(
                 turn.answer
                     .as_ref()
                     .is_some_and(|answer| failed(answer.phase)),
             );
-            its.lost += usize::from(turn.hold.as_ref().is_some_and(|hold| hold.was_notified()));
+            counts.lost += usize::from(turn.hold.as_ref().is_some_and(|hold| hold.was_notified()));
         }
         let consequences = fault.end.saturating_add(record.recovery());
         let violations = violations
             .iter()
             .filter(|violation| (fault.begin..=consequences).contains(&violation.time));
-        its.violations += violations.count();
+        counts.violations += violations.count();
         for (name, times) in &holds {
             let next = times.partition_point(|&(from, _)| from < fault.end);
             let Some(&(granted, _)) = times.get(next) else {
@@ -228,7 +228,7 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
                 let held_until = times[..next].iter().map(|&(_, until)| until).max();
                 let since = fault.end.max(held_until.unwrap_or(0));
                 let recovery = granted.saturating_sub(since);
-                its.slowest_recovery = its.slowest_recovery.max(recovery);
+                counts.slowest_recovery = counts.slowest_recovery.max(recovery);
             }
         }
     }
@@ -237,8 +237,8 @@ fn faulted(record: &Record, violations: &[Violation]) -> BTreeMap<Arc<str>, Faul
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let asked: usize = self.operations.values().map(|its| its.asked).sum();
-        let faults: usize = self.faults.values().map(|its| its.count).sum();
+        let asked: usize = self.operations.values().map(|counts| counts.asked).sum();
+        let faults: usize = self.faults.values().map(|counts| counts.count).sum();
         writeln!(
             f,
             "{asked} operations, {} guarded writes ({} refused) and {faults} faults in {}: {} violations",
@@ -251,8 +251,11 @@ impl fmt::Display for Report {
         self.write_table(f)?;
         for (rule, many) in self.broken() {
             writeln!(f, "\n{}: {many}", rule.name())?;
-            let its = self.violations.iter().filter(|its| its.rule == rule);
-            for violation in its.take(SHOWN) {
+            let of_rule = self
+                .violations
+                .iter()
+                .filter(|violation| violation.rule == rule);
+            for violation in of_rule.take(SHOWN) {
                 let lines: Vec<_> = violation.lines.iter().map(usize::to_string).collect();
                 let lines = lines.join(", ");
                 writeln!(f, "- {} [lines {lines}]", violation.words)?;

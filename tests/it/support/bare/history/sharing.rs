@@ -180,7 +180,7 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
     // line, and may have written without logging it.
     let mut disturbed: Vec<(Nanos, Nanos)> = Vec::new();
     for turn in record.turns.iter().filter(|turn| {
-        turn.wanted.mode.is_exclusive() && turn.wanted.names.iter().any(|its| &**its == name)
+        turn.wanted.mode.is_exclusive() && turn.wanted.names.iter().any(|wanted| &**wanted == name)
     }) {
         let until = match (&turn.hold, turn.killed) {
             (_, Some(killed)) => killed,

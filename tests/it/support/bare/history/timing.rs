@@ -115,7 +115,10 @@ fn has_a_cause(record: &Record, turn: &Turn, wrong: &mut Vec<Violation>) {
         lease.is_some_and(|lease| at + record.setup.slack + lease / 50 >= hold.from + lease)
     };
     for write in &hold.writes {
-        let answer = write.answer.as_ref().filter(|its| its.phase != Phase::Ok);
+        let answer = write
+            .answer
+            .as_ref()
+            .filter(|answer| answer.phase != Phase::Ok);
         if let Some(Answer { at, .. }) = answer
             && !is_over(at.time)
             && !explains(hold.from, at.time)

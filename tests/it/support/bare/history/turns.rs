@@ -201,8 +201,8 @@ impl Record {
                 }
                 _ if event.process == NEMESIS => record.is_out_of_place(at, NEMESIS),
                 _ => {
-                    let its = open.entry(event.process).or_default();
-                    record.of_process(its, event, at, &mut edges);
+                    let process_open = open.entry(event.process).or_default();
+                    record.of_process(process_open, event, at, &mut edges);
                 }
             }
         }
@@ -234,7 +234,13 @@ impl Record {
         }
     }
 
-    fn of_process(&mut self, its: &mut Open, event: Event, at: At, edges: &mut Vec<(Nanos, Edge)>) {
+    fn of_process(
+        &mut self,
+        process_open: &mut Open,
+        event: Event,
+        at: At,
+        edges: &mut Vec<(Nanos, Edge)>,
+    ) {
         let process = event.process;
         let answer = Answer {
             at,
@@ -259,9 +265,9 @@ impl Record {
                         killed: None,
                     };
                     self.turns.push(turn);
-                    its.asks.replace(self.turns.len() - 1).is_none()
+                    process_open.asks.replace(self.turns.len() - 1).is_none()
                 }
-                phase => match its.asks.take() {
+                phase => match process_open.asks.take() {
                     None => false,
                     Some(turn) => {
                         self.turns[turn].answer = Some(answer);
@@ -272,7 +278,7 @@ impl Record {
                                 id,
                                 ..Hold::default()
                             });
-                            its.holds.push(turn);
+                            process_open.holds.push(turn);
                         }
                         true
                     }
@@ -282,9 +288,9 @@ impl Record {
                 wanted,
                 id,
                 valid_until,
-            } => match self.find(&its.holds, &wanted, id.as_ref()) {
+            } => match self.find(&process_open.holds, &wanted, id.as_ref()) {
                 Some(open) => {
-                    let hold = self.turns[its.holds[open]].hold.as_mut();
+                    let hold = self.turns[process_open.holds[open]].hold.as_mut();
                     hold.is_some_and(|hold| {
                         hold.lost.get_or_insert(at);
                         hold.valid_until = valid_until;
@@ -299,11 +305,11 @@ impl Record {
                 id,
                 valid_until,
             } => match event.phase {
-                Phase::Invoke => match self.find(&its.holds, &wanted, id.as_ref()) {
+                Phase::Invoke => match self.find(&process_open.holds, &wanted, id.as_ref()) {
                     None => false,
                     Some(open) => {
-                        let turn = its.holds.remove(open);
-                        its.releases.push(turn);
+                        let turn = process_open.holds.remove(open);
+                        process_open.releases.push(turn);
                         let hold = self.turns[turn].hold.as_mut();
                         hold.is_some_and(|hold| {
                             hold.valid_until = hold.valid_until.or(valid_until);
@@ -311,17 +317,17 @@ impl Record {
                         })
                     }
                 },
-                _ => match self.find(&its.releases, &wanted, id.as_ref()) {
+                _ => match self.find(&process_open.releases, &wanted, id.as_ref()) {
                     None => false,
                     Some(open) => {
-                        let turn = its.releases.remove(open);
+                        let turn = process_open.releases.remove(open);
                         let hold = self.turns[turn].hold.as_mut();
                         hold.is_some_and(|hold| hold.released.replace(answer).is_none())
                     }
                 },
             },
             What::Work { name, read, wrote } => {
-                let mut holds = its.holds.iter().rev();
+                let mut holds = process_open.holds.iter().rev();
                 let turn = holds.find(|&&turn| self.turns[turn].wanted.names.contains(&name));
                 let hold = turn.and_then(|&turn| self.turns[turn].hold.as_mut());
                 hold.is_some_and(|hold| {
@@ -329,10 +335,10 @@ impl Record {
                     true
                 })
             }
-            What::Write { name, entry } => self.of_write(&its.holds, &name, entry, answer),
-            What::ForceUnlock { name } => match (event.phase, its.forces.take()) {
+            What::Write { name, entry } => self.of_write(&process_open.holds, &name, entry, answer),
+            What::ForceUnlock { name } => match (event.phase, process_open.forces.take()) {
                 (Phase::Invoke, None) => {
-                    its.forces = Some((event.time, name));
+                    process_open.forces = Some((event.time, name));
                     true
                 }
                 (Phase::Invoke, Some(_)) | (_, None) => false,
@@ -365,8 +371,12 @@ impl Record {
                 });
                 true
             }
-            What::CountDown { name } => self.of_latch(its, process, name, true, None, answer),
-            What::Await { name, limit } => self.of_latch(its, process, name, false, limit, answer),
+            What::CountDown { name } => {
+                self.of_latch(process_open, process, name, true, None, answer)
+            }
+            What::Await { name, limit } => {
+                self.of_latch(process_open, process, name, false, limit, answer)
+            }
             _ => false,
         };
         if !in_place {
@@ -376,7 +386,7 @@ impl Record {
 
     fn of_latch(
         &mut self,
-        its: &mut Open,
+        process_open: &mut Open,
         process: i64,
         name: Arc<str>,
         counts: bool,
@@ -396,9 +406,12 @@ impl Record {
                 limit,
                 answer: None,
             });
-            return its.latch.replace((name, counts, calls.len() - 1)).is_none();
+            return process_open
+                .latch
+                .replace((name, counts, calls.len() - 1))
+                .is_none();
         }
-        match its.latch.take() {
+        match process_open.latch.take() {
             Some((begun, same, call)) if begun == name && same == counts => {
                 calls[call].answer = Some(answer);
                 true
@@ -411,10 +424,10 @@ impl Record {
     fn find(&self, turns: &[usize], wanted: &Wanted, id: Option<&Arc<str>>) -> Option<usize> {
         turns.iter().rposition(|&turn| {
             let turn = &self.turns[turn];
-            let its = turn.hold.as_ref().and_then(|hold| hold.id.as_ref());
+            let held_id = turn.hold.as_ref().and_then(|hold| hold.id.as_ref());
             turn.wanted.names == wanted.names
                 && turn.wanted.mode == wanted.mode
-                && (id.is_none() || its == id)
+                && (id.is_none() || held_id == id)
         })
     }
 

@@ -47,7 +47,9 @@ pub(crate) struct Write {
 
 impl Write {
     pub(crate) fn ended_as(&self, phase: Phase) -> bool {
-        self.answer.as_ref().is_some_and(|its| its.phase == phase)
+        self.answer
+            .as_ref()
+            .is_some_and(|answer| answer.phase == phase)
     }
 }
 
@@ -162,7 +164,7 @@ impl<'a> Reader<'a> {
         let late_after = match self.begun.get(&number) {
             // Each turn is reported once.
             Some(None) => return,
-            Some(Some(mine)) => other.filter(|(its, _)| its > mine),
+            Some(Some(mine)) => other.filter(|(token, _)| token > mine),
             // A turn that asked after this one was granted was granted later.
             None => other.filter(|(_, other)| {
                 let hold = turn.hold.as_ref();
