@@ -16,12 +16,12 @@ pub(crate) trait Model {
     fn start(&self) -> Self::State;
 
     /// Adds each step that is possible in `state`, and the state that it leads to.
-    fn next(&self, state: &Self::State, to: &mut Vec<(Self::Step, Self::State)>);
+    fn next(&self, state: &Self::State, successors: &mut Vec<(Self::Step, Self::State)>);
 
     /// The rule that a step breaks, if it breaks one.
     fn broken(
         &self,
-        previous: &Self::State,
+        before: &Self::State,
         step: Self::Step,
         after: &Self::State,
     ) -> Option<&'static str>;
@@ -37,7 +37,7 @@ pub(crate) trait Model {
     fn is_due(&self, goal: usize, step: Self::Step) -> bool;
 
     /// The step in words.
-    fn words(&self, previous: &Self::State, step: Self::Step, after: &Self::State) -> String;
+    fn words(&self, before: &Self::State, step: Self::Step, after: &Self::State) -> String;
 }
 
 /// The size of a model that keeps all rules.

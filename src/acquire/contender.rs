@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contest::Contest;
-use crate::acquire::guard::{Came, GuardInner};
+use crate::acquire::guard::{GuardInner, HoldOrigin};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::spinning::Spin;
@@ -450,7 +450,12 @@ impl<'a> Contender<'a> {
             session.remove_lost(&hold);
         }
         session.counters.acquired.add(1);
-        Ok(GuardInner::new(self.lock, hold, thread, Came::Granted))
+        Ok(GuardInner::new(
+            self.lock,
+            hold,
+            thread,
+            HoldOrigin::Granted,
+        ))
     }
 
     /// The hold that the local lock has on record, although another thread was granted the lock.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquire::contender::Contender;
-use crate::acquire::guard::{Came, GuardInner};
+use crate::acquire::guard::{GuardInner, HoldOrigin};
 use crate::acquire::listening::Listening;
 use crate::acquire::spec::{HoldParams, LockSpec};
 use crate::acquire::target::Target;
@@ -210,7 +210,7 @@ impl LockSpec {
                 Mode::Exclusive => counters.local_handoffs.add(1),
                 Mode::Shared => counters.shared.add(1),
             }
-            Pending::Held(GuardInner::new(self, hold, thread, Came::HandedOver))
+            Pending::Held(GuardInner::new(self, hold, thread, HoldOrigin::HandedOver))
         })
     }
 

@@ -26,7 +26,7 @@ use crate::session::shared::SharedSession;
 
 /// How a guard's thread came to its hold.
 #[derive(PartialEq)]
-pub(crate) enum Came {
+pub(crate) enum HoldOrigin {
     /// Redis has granted the hold to the thread.
     Granted,
     /// A thread of this process has handed over the hold, or shares it.
@@ -44,7 +44,7 @@ pub struct GuardInner {
     token: u64,
     lost: LossChannel,
     released: bool,
-    origin: Came,
+    origin: HoldOrigin,
     /// The hold was reported to an observer, which has to hear of the end of this guard.
     is_observed: bool,
     /// The report of the end to the observer, once the guard has left the hold.
@@ -96,7 +96,7 @@ impl HeldTarget for GuardInner {
 }
 
 impl GuardInner {
-    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, origin: Came) -> Self {
+    pub(crate) fn new(lock: &LockSpec, hold: Arc<Hold>, thread: u64, origin: HoldOrigin) -> Self {
         Self {
             shared: Arc::clone(&lock.shared),
             command_timeout: lock.command_timeout,
@@ -116,11 +116,11 @@ impl GuardInner {
     /// be reported as well.
     pub(crate) fn record_observed(&mut self) -> Option<bool> {
         self.is_observed = true;
-        if self.origin == Came::Reentered {
+        if self.origin == HoldOrigin::Reentered {
             self.hold.observe_again(self.thread);
             return None;
         }
-        Some(self.origin == Came::HandedOver)
+        Some(self.origin == HoldOrigin::HandedOver)
     }
 
     /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
@@ -143,7 +143,7 @@ impl GuardInner {
         if hold.mode == Mode::Exclusive {
             hold.count.store(count, Ordering::Relaxed);
         }
-        Self::new(lock, hold, thread, Came::Reentered)
+        Self::new(lock, hold, thread, HoldOrigin::Reentered)
     }
 
     pub(crate) fn is_copy(&self) -> bool {

@@ -574,11 +574,11 @@ impl Model for Masters {
         }
     }
 
-    fn next(&self, state: &State, to: &mut Vec<(Step, State)>) {
+    fn next(&self, state: &State, successors: &mut Vec<(Step, State)>) {
         if !self.repeats() && matches!(state.a, Doing::Done) {
             return;
         }
-        let mut add = |step: Step, after: State| to.push((step, after));
+        let mut add = |step: Step, after: State| successors.push((step, after));
         self.steps_of_a(state, &mut add);
         self.steps_of_b(state, &mut add);
         self.steps_of_nodes(state, &mut add);
@@ -628,9 +628,9 @@ impl Model for Masters {
         }
     }
 
-    fn words(&self, previous: &State, step: Step, after: &State) -> String {
+    fn words(&self, before: &State, step: Step, after: &State) -> String {
         let of = |node: usize| node + 1;
-        let sent = |node: usize, slot: usize| match previous.nodes[node].sent[slot] {
+        let sent = |node: usize, slot: usize| match before.nodes[node].sent[slot] {
             Some(sent) => format!("{:?} {}", sent.action, sent.number),
             None => String::new(),
         };

@@ -105,14 +105,14 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum Role {
     Reads,
     Writes,
     /// A thread of Redisson, whose read holds may overlap with others without end.
     RedissonReads,
 }
 
-use Who::{Reads, RedissonReads, Writes};
+use Role::{Reads, RedissonReads, Writes};
 
 /// The possible faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +165,7 @@ enum Variant {
 }
 
 struct Scene {
-    roles: &'static [Who],
+    roles: &'static [Role],
     /// How often each thread comes; those of Redisson come without end.
     comes: u8,
     faults: u8,
@@ -223,7 +223,7 @@ impl Scene {
             None => now_noted,
             Some(behind) => behind.filter(|_| behind == now_noted),
         };
-        let held = |is_such: &dyn Fn(Who) -> bool| {
+        let held = |is_such: &dyn Fn(Role) -> bool| {
             let holds = (0..self.roles.len()).filter(|c| is_such(self.roles[*c]));
             holds.filter_map(|c| state.holds[c]).min()
         };
@@ -629,7 +629,7 @@ const WRITERS: Scene = Scene {
     ..CLEAN
 };
 
-const TWO_AND_TWO: &[Who] = &[Reads, Reads, Writes, Writes];
+const TWO_AND_TWO: &[Role] = &[Reads, Reads, Writes, Writes];
 
 const fn faulty(kinds: &'static [ThreadFault]) -> Scene {
     Scene {
