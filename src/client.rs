@@ -530,8 +530,9 @@ impl RedLock {
     /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
     /// first client, whose [`stats`](Client::stats) count its grants and losses. Each client keeps its own key prefix, its
     /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease, or half
-    /// its command timeout if that is less. So give all clients the same settings. Two locks of one name over the same
-    /// clients, with the same first client, are the same lock. Four masters survive the loss of only one, as three do: a
+    /// its command timeout if that is less. So give all clients the same settings. If two locks of a name have the same
+    /// clients, and the same one comes first, they count as one lock in this process (reentrancy, order of threads). Otherwise
+    /// they exclude each other like those of two processes. Four masters survive the loss of only one, as three do: a
     /// majority of four is three.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time. The answer is kept until the connection to that

@@ -33,7 +33,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | if [`is_retryable`](Self::is_retryable): call again later |
 /// | the same, if [`may_have_run`](Self::may_have_run) | check whether the command has run before you repeat it |
 /// | the same, from a release | nothing: the lock is free when its lease is over, or before |
-/// | the same otherwise | change what the text says |
+/// | the same in all other cases | remove the cause that the text names, such as a missing right |
 /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later |
 /// | [`Lost`](Self::Lost) | stop, or do not begin: somebody else may have worked at the same time, so check or repeat the work |
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |

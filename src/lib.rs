@@ -42,7 +42,8 @@
 //! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
 //! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
 //! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its holds share one
-//! lease, and a loss ends them all. [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold.
+//! lease, and a loss ends them all; [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold. Threads of one
+//! process that read at the same time may share a hold.
 //!
 //! # Which lock?
 //!
@@ -228,9 +229,9 @@ pub mod kinds {
 /// | field | serialized as | unit |
 /// | --- | --- | --- |
 /// | `remaining_lease`, `ends_in`, `lives_for` | `remaining_lease_ms`, `ends_in_ms`, `lives_for_ms` | milliseconds; null if without end |
-/// | `Process::idle` | `idle_s` | whole seconds, as Redis reports |
-/// | `Health::since`, `UnconfirmedRenewal::lease` | `since_s`, `lease_s` | seconds |
-/// | `UnconfirmedRenewal::confirmed_ago` | `confirmed_ago_s` | seconds |
+/// | `Process::idle` | `idle_s` | seconds, as Redis reports |
+/// | `Health::since` | `since_ms` | milliseconds |
+/// | `UnconfirmedRenewal::lease`, `confirmed_ago` | `lease_ms`, `confirmed_ago_ms` | milliseconds |
 ///
 /// A `LockKind`, `HoldMode`, `Severity` or [`LossReason`] is the name of its variant in snake case, as `fenced_lock`,
 /// `exclusive` or `taken_over`. A [`Loss`] has its three fields.

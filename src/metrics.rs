@@ -30,7 +30,7 @@ use crate::stats::{StatKind, Stats};
 /// | `redlatch_lost_total` | `lock`, `reason` | holds lost: `expired`, `forced`, `taken_over`, `unreachable`, `max_hold`, `closed` |
 /// | `redlatch_server_up` | `server` | 1 while the server can be reached, else 0 |
 /// | `redlatch_held`, `redlatch_waiting`, `redlatch_renewal_lateness_seconds` | | gauges, from [`record`](Self::record) |
-/// | `redlatch_commands_total`, `redlatch_reconnects_total`, … | | the other [`Stats`], from `record`; those above count `acquired`, `refused` and `lost` |
+/// | `redlatch_commands_total`, `redlatch_reconnects_total`, … | | all other fields of [`Stats`], from `record`; instead of `acquired`, `refused` and `lost` there are `redlatch_attempts_total` and `redlatch_lost_total` |
 ///
 /// The label `lock` is the result of your function and never the name itself: names that contain a number, such as
 /// `order:4711`, would make a series each. `redlatch_lost_total` counts the calls of

@@ -142,8 +142,8 @@ impl FakeLock {
     /// Queues an error for `unlock`. These errors have a queue of their own: the next `unlock` takes the oldest one and
     /// returns it. The hold ends all the same.
     ///
-    /// The returned error is never [retryable](Error::is_retryable), even if `err` is: the work is done, and nobody should
-    /// repeat it. So an [`Error::Redis`] gets `after_work`, as from a real `unlock`. The `unlock` of a lost guard returns
+    /// The work is done by then, and nobody should repeat it. So an `err` that is [retryable](Error::is_retryable) is returned as
+    /// an [`Error::Redis`] with `after_work`, which is not, as from a real `unlock`. The `unlock` of a lost guard returns
     /// [`Error::Lost`] and leaves the queue as it is.
     ///
     /// ```

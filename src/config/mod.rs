@@ -209,9 +209,9 @@ impl Config {
     /// their turn.
     ///
     /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that asks
-    /// lets other processes go first. A tenure also ends when another process gets the lock, or when no thread of this process
-    /// asks for the lock within 5 ms after a release (within the time set here if that is longer). The next grant begins a new
-    /// tenure.
+    /// lets other processes go first, and the grant after that begins a new tenure. If another process gets the lock before,
+    /// or no thread of this process asks for it within 5 ms after a release (within the time set here if that is longer), the
+    /// tenure is over without that, and the next grant begins a new one.
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.
@@ -306,9 +306,11 @@ impl Config {
     ///
     /// The client's other commands wait too, since they share the connection. Two rules limit that delay:
     ///
-    /// - Of several acquires at the same time, only one waits for a quarter of the command timeout (750 ms by default). The
-    ///   others wait for at most 1/32 of it (94 ms).
+    /// - Of several acquires at the same time, one may wait for a quarter of the command timeout (750 ms by default), and each
+    ///   other for 1/32 of the command timeout (94 ms).
     /// - After an acquire was not acknowledged in time, every acquire waits for at most 20 ms, until one is acknowledged.
+    ///
+    /// An acquire that is not acknowledged within its time fails.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.

@@ -24,7 +24,7 @@ pub struct Health {
     /// each check at which the value changes.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "since_s", serialize_with = "serialized::s")
+        serde(rename = "since_ms", serialize_with = "serialized::whole_ms")
     )]
     pub since: Duration,
     /// Why the server did not answer.
@@ -44,13 +44,13 @@ pub struct UnconfirmedRenewal {
     /// How long ago Redis last confirmed the hold, by granting or renewing it.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "confirmed_ago_s", serialize_with = "serialized::s")
+        serde(rename = "confirmed_ago_ms", serialize_with = "serialized::whole_ms")
     )]
     pub confirmed_ago: Duration,
     /// The lease. If the hold is not confirmed again, it is lost when `confirmed_ago` reaches about this time.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_s", serialize_with = "serialized::s")
+        serde(rename = "lease_ms", serialize_with = "serialized::whole_ms")
     )]
     pub lease: Duration,
 }
@@ -136,3 +136,6 @@ fn ask(session: &Session) -> Result<()> {
         Err(Fault::Stopped | Fault::Closed) => Err(Error::Closed),
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests;

@@ -1,4 +1,4 @@
-//! How spans in what people ask for are written by `serde`: in whole milliseconds or seconds.
+//! How spans in what people ask for are written by `serde`: in whole milliseconds, or seconds where Redis has no more.
 
 use std::time::Duration;
 
@@ -10,6 +10,13 @@ pub(super) fn ms<S: Serializer>(
 ) -> std::result::Result<S::Ok, S::Error> {
     let ms = span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
     ms.serialize(to)
+}
+
+pub(super) fn whole_ms<S: Serializer>(
+    span: &Duration,
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    ms(&Some(*span), to)
 }
 
 pub(super) fn s<S: Serializer>(span: &Duration, to: S) -> std::result::Result<S::Ok, S::Error> {

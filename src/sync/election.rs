@@ -38,14 +38,15 @@ use crate::time;
 ///
 /// **If a leader dies**, another process leads when the lease is over (30 s unless [`Config::lease`](crate::Config::lease)
 /// is set). A service that is restarted on the dead leader's machine need not wait: a campaign that begins there after the
-/// death leads at once, in a new term. A campaign that was already waiting when the leader died waits until the lease is
-/// over. All of this must be true:
+/// death leads at once, in a new term, if all of this is true:
 ///
 /// - The machine runs Linux, and was not rebooted in between.
 /// - The old process has ended, and none of its connections to Redis is open.
 /// - The old and the new process run as the same user of the operating system, in the same container.
 /// - The Redis user may run `CLIENT LIST` and `PUBSUB`.
 /// - Both programs were built with the same version of Rust. With different versions, the campaign may have to wait.
+///
+/// A campaign that was already waiting when the leader died waits until the lease is over.
 ///
 /// **A leader that was stopped or cut off** may go on for a moment after it was deposed. Redis rejects its
 /// [guarded commands](Leadership::query); everything else should check the [term](Leadership::term).

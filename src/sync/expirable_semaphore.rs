@@ -598,7 +598,7 @@ impl ExpirableSemaphore {
     ///
     /// - The holder's `is_valid` still goes by the old end.
     /// - A later end stays: the permit is taken until then or until its release, even beyond [`max_hold`](Self::max_hold).
-    /// - A sooner end is moved back by the holder's next renewal, if that comes in time.
+    /// - A sooner end does not last: the holder's next renewal, if it comes in time, sets the end to one lease from then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -991,9 +991,8 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
     ///   valid until the earlier of two ends: the previous one and the one that was asked for.
     ///
-    ///   After a call without a reply, Redis may execute that request later than the request of the next call. So even if
-    ///   the next call succeeds, the permit counts as valid only for the shorter of the two leases, counted from the next
-    ///   call.
+    ///   If a call with the lease `a` got no reply, and the next call, with the lease `b`, succeeds, Redis may still execute the
+    ///   first request after the second. So the permit counts as valid for the shorter of `a` and `b`, from the second call on.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

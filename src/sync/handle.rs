@@ -319,8 +319,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If the lock is reentrant, a thread may lock again what it holds, by this handle or another. All holds of the thread
-    /// share one lease. As soon as one of the handles renews, all of them are renewed. If each has a fixed lease, they end at
-    /// the latest of their ends. While the hold has a fixed lease, locking again costs a round trip.
+    /// share one lease. It is renewed once the thread has locked by a handle without a fixed lease. Otherwise it ends when the
+    /// last of the fixed leases ends, and locking again costs a round trip.
     ///
     /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: one tenure is missing, or
     /// a tenth of the lease if that is less.

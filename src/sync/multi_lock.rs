@@ -60,10 +60,11 @@ use crate::sync::traits::Lock;
 /// that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
-/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. This requires that all threads
-/// use the same server addresses and the same lease, and that none of them is stopped in the meantime. For this, a thread
-/// that finds a member taken only a moment ago asks for it again: the other thread may be collecting a set too, and soon give
-/// the member back. `try_lock` does so for 250 ms or four round trips, whichever is longer, at most for the command timeout.
+/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. To achieve this, a thread that
+/// finds a member taken asks for it again if the remaining lease shows that it was taken only a moment ago: the other thread
+/// may be collecting a set too, and soon give the member back. (`try_lock` does so for 250 ms or four round trips, whichever is
+/// longer, at most for the command timeout.) So all threads need the same lease and the same server addresses, and none of
+/// them may be stopped in the meantime.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -38,7 +38,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Acquiring.** All masters are asked at the same time. The lock is held once a majority has granted it and at least a
 /// tenth of the lease is left. The lease counts from before the first byte was sent, less a hundredth and 2 ms for clocks that
-/// drift. If the majority grants the lock later than that, the grants are undone, and the call returns [`Error::Redis`].
+/// drift. If less is left by then, for example because this process was stopped, the grants are undone, and the call returns
+/// [`Error::Redis`].
 ///
 /// A master has a twentieth of the lease to reply: at least 50 ms, at most 500 ms, and never more than a quarter of the lease.
 /// A master that does not reply in time is skipped if the others are enough, and its client reconnects in the background. If

@@ -32,7 +32,7 @@ use crate::time;
 /// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
 /// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the process
 /// waits to write. After the tenure, readers ask Redis for a hold of their own. When a writer releases the lock, each process
-/// asks Redis once for all its readers that asked before its first waiting writer. These readers get the lock together, and
+/// sends one request for those of its readers that wait ahead of its own first waiting writer. These readers get the lock together, and
 /// readers of several processes at the same time.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
@@ -61,8 +61,8 @@ use crate::time;
 /// behind that writer for at most 10 s, because its precedence is over after that. A Redisson writer that waits has no
 /// precedence, so readers of this crate overtake it.
 ///
-/// **Leases beside Redisson.** Give every Redisson client that reads a lease of well over 10 s: its `lockWatchdogTimeout`,
-/// and the lease of a Redisson multi-lock. A Redisson reader sets the time to live of the whole lock to its own lease, and
+/// **Leases beside Redisson.** In each Redisson client that reads, set `lockWatchdogTimeout` to well over 10 s, and likewise
+/// the lease of a Redisson multi-lock. A Redisson reader sets the time to live of the whole lock to its own lease, and
 /// this crate extends it for its readers every 10 s or sooner. If it runs out before, a writer may get the lock while
 /// [`is_valid`](RwLockReadGuard::is_valid) of a read hold of this crate is still true. The next renewal then reports the loss.
 #[derive(Clone)]

@@ -55,8 +55,8 @@ use crate::session::shared::SharedSession;
 /// each request in a key such as `{mail}:request:<client id>:<number>` for a semaphore `mail`. Later requests of the client
 /// delete these keys. The last few expire after two minutes or four command timeouts, whichever is longer.
 ///
-/// If a permit is dropped while Redis is unreachable, or accepts no writes, its return is retried for up to a minute or two
-/// command timeouts, whichever is longer. After that the permit stays taken, and
+/// If a permit is dropped while Redis is unreachable, or accepts no writes, its return is retried for a minute, or for two
+/// command timeouts if that is longer. After that the permit stays taken, and
 /// [`Stats::releases_failed`](crate::Stats::releases_failed) counts it.
 ///
 /// **Time to live.** [`try_set_permits_with_ttl`](Self::try_set_permits_with_ttl) sets the time to live of the semaphore's
