@@ -318,10 +318,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if nobody has the
-    ///   lock by now: the time is over, the ticket was adopted and the hold released, or this client has another key
-    ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if somebody else has it, such as another
-    ///   adopter. For a permit the reason is always `Expired`.
+    /// - [`Error::Lost`](crate::Error::Lost): [`LossReason::Expired`](crate::LossReason::Expired) if Redis has no
+    ///   holder of that name: the time is over, the ticket was adopted and the hold released, or this client has another key
+    ///   prefix. [`LossReason::TakenOver`](crate::LossReason::TakenOver) if it has another holder, such as another adopter. For
+    ///   a permit the reason is always `Expired`.
     /// - [`Error::Redis`](crate::Error::Redis) if Redis did not answer. If the hold was adopted all the same, it is
     ///   released, and the ticket is used up.
     /// - [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a ticket of another kind. `WrongType`, `Closed` and
@@ -425,8 +425,9 @@ impl Client {
         Locks::new(&self.shared, pattern.as_ref())
     }
 
-    /// Takes a lock or permit away from one owner; `false` if that owner does not hold it, or is not among the holders that
-    /// [`inspect`](Self::inspect) lists.
+    /// Takes a lock or permit away from one owner; `false` if that owner does not hold it.
+    ///
+    /// An owner that [`inspect`](Self::inspect) does not list, since a name has more than 1,000 holders, is not found either.
     ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
     /// shows. All holds of that owner end, however often its thread has locked. If only others hold the lock by now, nothing

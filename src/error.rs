@@ -32,9 +32,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// | --- | --- |
 /// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | if [`is_retryable`](Self::is_retryable): call again later |
 /// | the same, if [`may_have_run`](Self::may_have_run) | check whether the command has run before you repeat it |
-/// | the same, from a release | nothing: the lock is free when its lease is over, or before |
+/// | the same, from a release | nothing: the lock is free when its lease is over, or before; permits of a [`Semaphore`](crate::Semaphore) may stay taken |
 /// | the same in all other cases | remove the cause that the text names, such as a missing right |
-/// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later |
+/// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later (not `adopt` after `NotReplicated`: the ticket is used up) |
 /// | [`Lost`](Self::Lost) | stop, or do not begin: somebody else may have worked at the same time, so check or repeat the work |
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
 /// | [`Cancelled`](Self::Cancelled), [`Closed`](Self::Closed) | end this thread's work, as the program has asked for |
@@ -220,8 +220,8 @@ impl Error {
     ///
     /// True if one of these was sent and no reply arrived: a [guarded command](crate::MutexGuard::query), or a call that
     /// would take effect again if the program repeated it, such as [`count_down`](crate::Latch::count_down),
-    /// [`add_permits`](crate::Semaphore::add_permits), or [`force_unlock`](crate::Handle::force_unlock) (not of a
-    /// `RedLock`). Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
+    /// [`add_permits`](crate::Semaphore::add_permits), or [`force_unlock`](crate::Handle::force_unlock). (That of
+    /// a `RedLock` returns [`NoQuorum`](Self::NoQuorum) instead, and may have freed the lock on some servers.) Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
     /// Redis replied with an error, even if a script had written something before it failed.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.

@@ -323,8 +323,8 @@ impl Config {
     /// Sets a function that returns user and password for each new connection, for passwords that change.
     ///
     /// The URL must then have no password. An empty user logs in with the password alone. Return quickly,
-    /// best from a cache: the call is part of connecting, so callers wait for it until the connect timeout or their
-    /// own limit is over.
+    /// best from a cache: the call is part of connecting, so callers wait for it until the connect timeout, the command
+    /// timeout or their time limit is over, whichever is first.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").credentials(|| {
@@ -340,7 +340,8 @@ impl Config {
     /// fails. Connecting goes on, and a later `lock` can use the connection.
     ///
     /// If the function returns an error, the attempt to connect fails with [`Error::Redis`] and is retried, as if the
-    /// server were unreachable. A panic is not retried. Default: the URL's user and password.
+    /// server were unreachable. If the function panics, the calls that wait for the connection fail with an error that is not
+    /// [retryable](Error::is_retryable). Default: the URL's user and password.
     #[must_use]
     pub fn credentials(
         mut self,

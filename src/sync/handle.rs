@@ -144,8 +144,9 @@ impl<A: AnyKind> Handle<A> {
     /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits the reply to
     /// this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock) always
     /// pauses, since it cannot know whether others wait. So does a [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its
-    /// masters have already replied that no other process waits. A `RedLock` also needs several if too few masters reply. A
-    /// contended [`MultiLock`](crate::MultiLock) may ask for 250 ms, or longer if the servers are far away (see *Order* there).
+    /// masters have already replied that no other process waits. A `RedLock` also needs several if too few masters reply. If
+    /// a member of a [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if
+    /// the servers are far away (see *Order* there).
     ///
     /// # Errors
     ///

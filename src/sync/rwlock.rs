@@ -37,8 +37,9 @@ use crate::time;
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
 /// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask after the remembered writer
-/// wait behind it, and writers that ask after the remembered reader wait behind that one. A waiter has this precedence for the
-/// first 10 s of its wait. All other waiters are in no order: the first to ask after a release gets the lock. Redis forgets a
+/// wait behind it, and writers that ask after the remembered reader wait behind that one. This precedence
+/// ends 10 s after the remembered waiter first asked Redis; then another may be remembered. All other waiters are in no order: the
+/// first to ask after a release gets the lock. Redis forgets a
 /// remembered waiter whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set),
 /// because its process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait,
 /// such as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
