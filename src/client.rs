@@ -341,8 +341,8 @@ impl Client {
     /// records, take up to 150 ms more. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed);
     /// dropping them later does nothing, and their [`unlock`](crate::Guard::unlock), or the `release` of an
     /// [`ExpirablePermit`](crate::ExpirablePermit), returns [`Error::Lost`](crate::Error::Lost). Other calls that need Redis
-    /// return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works. A second call of `close` waits up
-    /// to its own `timeout` for the first, and returns the same result.
+    /// return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works. A second call of `close` waits
+    /// for the first and returns its result, or [`Error::Redis`](crate::Error::Redis) if its own `timeout` ends before.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

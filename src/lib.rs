@@ -40,10 +40,10 @@
 //!
 //! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic drops
 //! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
-//! instead of polling. A *hold* is one possession of a lock, from the grant to the release: a guard stands for one hold, the
-//! guard of a multi-lock for a hold of each member. If a thread locks a reentrant lock several times, its holds share one
-//! lease, and a loss ends them all; [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one hold. Threads of one
-//! process that read at the same time may share a hold.
+//! instead of polling. A *hold* is one possession of a lock, from the grant to the release. Each guard stands for one hold
+//! (the guard of a multi-lock for one of each member). All holds of a thread that has locked a reentrant lock several times
+//! share one lease and are lost together, so [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one. Readers of one
+//! process may share a lease in the same way.
 //!
 //! # Which lock?
 //!
@@ -67,7 +67,8 @@
 //! | [`client.latch(name)`](Latch) | waiting until others have counted down to zero | nobody sets the count first: a latch without a count is open |
 //!
 //! *Reentrant* means that the thread that holds the lock may lock it again. All locks are reentrant, except `mutex`,
-//! [`fair_mutex`](FairMutex), and a multi-lock with such a member. Owned guards never are.
+//! [`fair_mutex`](FairMutex), and a multi-lock with such a member. A reader of a read-write lock cannot write. Owned guards are
+//! never reentrant.
 //!
 //! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), or
 //! [`read_owned`](RwLock::read_owned) and [`write_owned`](RwLock::write_owned) for a read-write lock: these guards may move

@@ -142,8 +142,8 @@ impl FakeLock {
     /// Queues an error for `unlock`. These errors have a queue of their own: the next `unlock` takes the oldest one and
     /// returns it. The hold ends all the same.
     ///
-    /// The work is done by then, and nobody should repeat it. So an `err` that is [retryable](Error::is_retryable) is returned as
-    /// an [`Error::Redis`] with `after_work`, which is not, as from a real `unlock`. The `unlock` of a lost guard returns
+    /// A real `unlock` never returns a [retryable](Error::is_retryable) error, since the work is done. So an `err` that is retryable
+    /// is returned as an [`Error::Redis`] with `after_work` set, which is not. The `unlock` of a lost guard returns
     /// [`Error::Lost`] and leaves the queue as it is.
     ///
     /// ```
@@ -396,8 +396,9 @@ pub mod errors {
     /// ```
     /// use redlatch::testing::errors;
     ///
+    /// let frozen = errors::redis("billing", "timed out");
     /// let dead = errors::redis("billing", "connection refused");
-    /// assert!(errors::no_quorum("billing", 3, 1, vec![(2, dead)]).is_retryable());
+    /// assert!(errors::no_quorum("billing", 3, 1, vec![(1, frozen), (2, dead)]).is_retryable());
     /// ```
     #[must_use]
     pub fn no_quorum(

@@ -209,9 +209,10 @@ impl Config {
     /// their turn.
     ///
     /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that asks
-    /// lets other processes go first, and the grant after that begins a new tenure. If another process gets the lock before,
-    /// or no thread of this process asks for it within 5 ms after a release (within the time set here if that is longer), the
-    /// tenure is over without that, and the next grant begins a new one.
+    /// lets other processes go first. The grant after that begins a new tenure.
+    ///
+    /// A tenure may also end early, and then no thread has to let others go first: when another process gets the lock, or when
+    /// no thread of this process has asked for it for 5 ms after a release (or for the time set here, if that is longer).
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.
@@ -304,13 +305,12 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. Two rules limit that delay:
+    /// The client's other commands wait too, since they share the connection. So an acquire that is
+    /// not acknowledged within its time fails, and that time is shorter in two situations:
     ///
-    /// - Of several acquires at the same time, one may wait for a quarter of the command timeout (750 ms by default), and each
-    ///   other for 1/32 of the command timeout (94 ms).
-    /// - After an acquire was not acknowledged in time, every acquire waits for at most 20 ms, until one is acknowledged.
-    ///
-    /// An acquire that is not acknowledged within its time fails.
+    /// - Of several acquires at the same time, one has a quarter of the command timeout (750 ms by default). Each other has 1/32
+    ///   of the command timeout (94 ms).
+    /// - Once an acquire has failed in this way, each later one has 20 ms. The first one that is acknowledged ends this.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -402,14 +402,15 @@ impl Config {
     /// Threads that share a read hold count as one.
     ///
     /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
-    /// A loss that was not noticed before the release is reported when Redis replies to the release. Such a loss is not
-    /// reported
+    /// A loss that was not noticed before the release is reported when Redis replies that the hold had ended. Such a reply is
+    /// not reported where the hold may have been in force until its release: if the guard was still
+    /// [valid](crate::MutexGuard::is_valid) at the release, and
     ///
-    /// - if the hold was valid when it was released, and its lease was over when the reply arrived: the lease may have ended
-    ///   only in between;
-    /// - if the hold was valid, and the release had to be sent twice: the first sending may have ended the hold;
-    /// - if the guard of a [`RedLock`](crate::RedLock) was dropped instead of unlocked;
-    /// - for permits of a `Semaphore`.
+    /// - its lease was over when the reply arrived, or
+    /// - the release had to be sent twice, so that the first sending may have ended the hold.
+    ///
+    /// Nor is it reported if the guard of a [`RedLock`](crate::RedLock) was dropped instead of unlocked, or for permits of a
+    /// `Semaphore`.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

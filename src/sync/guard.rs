@@ -181,7 +181,7 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// ```
     ///
     /// The guard of a multi-lock returns the owners of all members, separated by commas. Two guards of one process have
-    /// the same owner if a thread locked again, if one thread passed the lock to the other, or if they share a read
+    /// the same owner if a thread locked again (but reading and writing are two owners), if one thread passed the lock to the other, or if they share a read
     /// hold.
     #[must_use]
     pub fn owner(&self) -> &str {

@@ -106,8 +106,8 @@ impl<A: AnyKind> Handle<A> {
     ///   [`Error::NoQuorum`]; if members of a [`MultiLock`](crate::MultiLock) failed, [`Error::Members`].
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
-    /// - [`Error::WouldDeadlock`]: the thread would wait for itself. It holds the lock, and the lock is not reentrant; or it
-    ///   holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and so do both fair locks.
+    /// - [`Error::WouldDeadlock`]: the thread would wait for itself. It holds the name already, and this handle is not
+    ///   reentrant; or it holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and so do both fair locks.
     ///   If one of the two is a read-write lock, the error is [`Error::WrongType`]. Not detected if a thread holds a name by a
     ///   `RedLock` and locks it by one of its clients, or the reverse.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
@@ -115,7 +115,7 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
     /// - [`Error::NotReplicated`]: too few replicas acknowledged in time, with
     ///   [`Config::replica_ack`](crate::Config::replica_ack).
-    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is sent.
+    /// - [`Error::InvalidName`] and [`Error::InvalidSetting`], before anything is acquired.
     pub fn lock(&self) -> Result<Guard<A>> {
         self.take(WaitMode::FOREVER)?.ok_or(Error::Closed)
     }
@@ -141,12 +141,14 @@ impl<A: AnyKind> Handle<A> {
     /// again while its hold has a fixed lease.
     ///
     /// **Several round trips** are needed if this process has just had the lock for its whole tenure
-    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits the reply to
-    /// this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock) always
-    /// pauses, since it cannot know whether others wait. So does a [`RedLock`](crate::RedLock), for 1 to 50 ms, unless its
-    /// masters have already replied that no other process waits. A `RedLock` also needs several if too few masters reply. If
-    /// a member of a [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if
-    /// the servers are far away (see *Order* there).
+    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits
+    /// the reply to this process's last release and then pauses: for 1 ms if other processes wait; a
+    /// [`SpinLock`](crate::SpinLock), which cannot know that, for 1 ms in any case; a [`RedLock`](crate::RedLock) for 1 to 50 ms,
+    /// unless its masters have already replied that nobody waits.
+    ///
+    /// Whatever the tenure, a `RedLock` sends its request again if too few masters reply. If a member of a
+    /// [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if the servers are
+    /// far away (see *Order* there).
     ///
     /// # Errors
     ///
@@ -320,8 +322,9 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If the lock is reentrant, a thread may lock again what it holds, by this handle or another. All holds of the thread
-    /// share one lease. It is renewed once the thread has locked by a handle without a fixed lease. Otherwise it ends when the
-    /// last of the fixed leases ends, and locking again costs a round trip.
+    /// share one lease. As soon as the thread has also locked by a handle without a fixed lease, the lease is renewed until the
+    /// last guard is dropped. Before that, the lease ends with the last of the fixed leases, and locking again costs a round
+    /// trip.
     ///
     /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: one tenure is missing, or
     /// a tenth of the lease if that is less.
@@ -353,7 +356,7 @@ impl<A: AnyKind> Handle<A> {
     /// earlier.
     ///
     /// For a job that runs once per minute on one of several hosts, set 55 s and call [`try_lock`](Self::try_lock). If the job
-    /// ends sooner, the other hosts still find the lock taken, provided that their clocks differ by less than 5 s.
+    /// ends sooner, the other hosts still find the lock taken, even if their clocks are late by up to 55 s.
     /// `ShedLock` calls this `lockAtLeastFor`.
     ///
     /// ```no_run

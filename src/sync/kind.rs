@@ -81,8 +81,9 @@ kinds! {
     Red: "RedLock", LockSpec;
 }
 
-/// A kind of lock that a single server keeps, so its guards have [guarded commands](crate::Guard::query). This does not
-/// compile:
+/// A kind of lock that a single server keeps, so its guards have [guarded commands](crate::Guard::query).
+///
+/// A guard of a `RedLock` has none, so this does not compile:
 ///
 /// ```compile_fail,E0599
 /// fn by_several(guard: &redlatch::RedLockGuard) -> redlatch::Result<i64> {
@@ -100,7 +101,9 @@ impl OneServer for Spin {}
 impl OneServer for Read {}
 impl OneServer for Write {}
 
-/// A kind of lock whose holds can go to another process: see [`Guard::detach`](crate::Guard::detach). This does not compile:
+/// A kind of lock whose holds can go to another process: see [`Guard::detach`](crate::Guard::detach).
+///
+/// A guard of a `MultiLock` has no `detach`, so this does not compile:
 ///
 /// ```compile_fail,E0599
 /// fn of_several(guard: redlatch::MultiLockGuard) -> redlatch::Result<redlatch::Ticket> {

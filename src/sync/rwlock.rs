@@ -32,8 +32,8 @@ use crate::time;
 /// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
 /// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the process
 /// waits to write. After the tenure, readers ask Redis for a hold of their own. When a writer releases the lock, each process
-/// sends one request for those of its readers that wait ahead of its own first waiting writer. These readers get the lock together, and
-/// readers of several processes at the same time.
+/// sends one request for all its readers that queued before its first waiting writer. They get the lock together, at the same
+/// time as the readers of other processes.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
 /// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask after the remembered writer
@@ -62,10 +62,10 @@ use crate::time;
 /// behind that writer for at most 10 s, because its precedence is over after that. A Redisson writer that waits has no
 /// precedence, so readers of this crate overtake it.
 ///
-/// **Leases beside Redisson.** In each Redisson client that reads, set `lockWatchdogTimeout` to well over 10 s, and likewise
-/// the lease of a Redisson multi-lock. A Redisson reader sets the time to live of the whole lock to its own lease, and
-/// this crate extends it for its readers every 10 s or sooner. If it runs out before, a writer may get the lock while
-/// [`is_valid`](RwLockReadGuard::is_valid) of a read hold of this crate is still true. The next renewal then reports the loss.
+/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the whole lock to its own lease. This crate
+/// extends it for its readers every 10 s or sooner, but a lease below 10 s can run out in between. Then a writer may get the lock
+/// while [`is_valid`](RwLockReadGuard::is_valid) of a read hold of this crate is still true, until the next renewal reports the
+/// loss. So in Redisson, set `lockWatchdogTimeout` to well over 10 s, and also any lease of a multi-lock with a read lock in it.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
