@@ -107,7 +107,7 @@ fn view() -> Option<[u8; 6]> {
     Some(view)
 }
 
-/// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own` can
+/// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own_id` can
 /// see that. A process whose number was given to another one counts as alive, and so does one that its parent has not waited
 /// for.
 pub(crate) fn is_gone(other: &str, own_id: &str) -> bool {

@@ -359,9 +359,9 @@ impl Members {
             match self.parts[index].finish(Ok(attempt)) {
                 Ok(Outcome::Granted(guard)) => held[index] = Some(guard),
                 Ok(Outcome::Busy(busy)) => {
-                    let lease_left = busy.retry_after;
+                    let retry_after = busy.retry_after;
                     if refused.is_none_or(|(first, _)| index < first) {
-                        refused = Some((index, InTheWay::Elsewhere { lease_left }));
+                        refused = Some((index, InTheWay::Elsewhere { retry_after }));
                     }
                 }
                 Ok(Outcome::TooLate) => too_late = true,

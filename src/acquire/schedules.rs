@@ -2,8 +2,8 @@
 //! [`search`](crate::search).
 //!
 //! The [`LocalLock`] is the library's. The steps around it are restated: those of `enter`, of the queue's threads, of
-//! [`WaitingThread`](crate::local::waiter::WaitingThread), and of a release. A step is everything that a thread does while it holds
-//! one mutex.
+//! [`WaitingThread`](crate::local::waiter::WaitingThread), and of a release. A step is everything that a thread does while
+//! it holds one mutex.
 
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;

@@ -234,7 +234,7 @@ impl LockSpec {
                 // If threads wait already, most likely the holder is not that new.
                 !state.is_waited_for() && state.lock.holds().all(is_young)
             }
-            InTheWay::Elsewhere { lease_left } => lease_left.is_some_and(|lease_left| {
+            InTheWay::Elsewhere { retry_after } => retry_after.is_some_and(|lease_left| {
                 // Redis counts in whole milliseconds.
                 let ms = Duration::from_millis(1);
                 [lease, session.lease]
@@ -555,10 +555,10 @@ impl fmt::Debug for LockSpec {
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
-    /// The holder in Redis. `lease_left`: how much of the holder's lease is left, or for a read-write lock when to ask again,
+    /// The holder in Redis. `retry_after`: how much of the holder's lease is left, or for a read-write lock when to ask again,
     /// if that is earlier. Then [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the age of the hold. `None` if
     /// the lease has no end, or if nothing is known about it.
-    Elsewhere { lease_left: Option<Duration> },
+    Elsewhere { retry_after: Option<Duration> },
 }
 
 /// The parameters of a requested hold: its lease, and the thread that will have it.

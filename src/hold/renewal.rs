@@ -1,4 +1,4 @@
-//! A renewal by the watchdog: of a hold, or of the places of a client in a queue.
+//! The things that the watchdog renews: a hold, or the places of a client in a queue.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -96,13 +96,16 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<AcquireReply, Unexpected>
         && let [Value::Int(taken @ 0..=1), Value::Int(ms), behind] = parts.as_slice()
         && let Some(behind) = text(behind)
     {
-        let (tokens, ttl_left, behind) = (None, span(*ms), Some(behind.to_owned()));
+        let (tokens, time_left, behind) = (None, span(*ms), Some(behind.to_owned()));
         return Ok(match taken {
             0 => AcquireReply::Busy {
-                retry_after: ttl_left,
+                retry_after: time_left,
                 behind,
             },
-            _ => AcquireReply::Taken { tokens, ttl_left },
+            _ => AcquireReply::Taken {
+                tokens,
+                ttl_left: time_left,
+            },
         });
     }
     Err(Unexpected(reply))

@@ -101,7 +101,7 @@ impl Short {
     }
 
     /// The round that explains best why there is no majority: this one, unless its time was cut short and the servers could
-    /// still agree; then the one `before`.
+    /// still agree; then the one `previous`.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, previous: Option<Self>) -> Self {
         match previous {
             Some(previous) if is_cut_short && !self.cannot_agree() => previous,

@@ -210,7 +210,7 @@ impl QuorumHold {
                     Ok(Ok(())) => {
                         let ttl = state.asked[node].ttl;
                         // The node kept the part all the time, or it would not have found the number: rule 1.
-                        part.change(|validity| validity.prolong(answer.sent_at, ttl));
+                        part.change(|lease| lease.prolong(answer.sent_at, ttl));
                         state.parts.keep(node, part.valid_until(), now);
                     }
                     Ok(Err(why)) => {
@@ -372,7 +372,7 @@ impl QuorumHold {
     fn ask_again(&self, again: &Reentry<'_>) -> Round {
         // Recorded before the requests are sent: each may be executed although its reply is lost.
         for part in &self.parts {
-            part.change(|validity| validity.record_request(again.ttl));
+            part.change(|lease| lease.record_request(again.ttl));
         }
         let renew =
             |node: usize| Attempt::without_undo(self.parts[node].renew_for(again.ttl, again.count));
@@ -493,7 +493,7 @@ impl QuorumHold {
         nodes.wait(&mut round, &request, until);
         let why: Vec<_> = round
             .values()
-            .filter_map(|(n, part)| lost(n, part)?)
+            .filter_map(|(n, reply)| lost(n, reply)?)
             .collect();
         let confirmed = round.count(&confirmed);
         if nodes.majority.has(confirmed) {

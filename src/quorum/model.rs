@@ -61,7 +61,7 @@ struct SentRequest {
 enum AskedByB {
     #[default]
     No,
-    SentRequest,
+    Sent,
     Granted,
 }
 
@@ -472,7 +472,7 @@ impl Masters {
             Doing::Nothing => take(state, add, Step::StartB, |next| {
                 next.b = Doing::Asks(next.time);
                 for node in &mut next.nodes {
-                    node.b = AskedByB::SentRequest;
+                    node.b = AskedByB::Sent;
                 }
                 true
             }),
@@ -499,7 +499,7 @@ impl Masters {
             _ => {}
         }
         for (at, node) in state.nodes.iter().enumerate() {
-            if node.b == AskedByB::SentRequest && matches!(state.b, Doing::Asks(_)) {
+            if node.b == AskedByB::Sent && matches!(state.b, Doing::Asks(_)) {
                 take(state, add, Step::ExecuteB(at), |next| {
                     let node = &mut next.nodes[at];
                     let takes = self.takes(node, Owner::B);

@@ -547,13 +547,13 @@ impl Housekeeping for Session {
         Self::lose(self, hold, reason);
     }
 
-    fn renewal_failed(&self, hold: &Hold, remaining_lease: Duration) {
+    fn renewal_failed(&self, hold: &Hold, valid_for: Duration) {
         self.counters.renewals_failed.add(1);
         let (name, owner) = (hold.entry().name(), &*hold.owner());
         let event = RenewalFailed {
             name,
             owner,
-            remaining_lease,
+            remaining_lease: valid_for,
         };
         self.observer
             .tell(|observer| observer.renewal_failed(&event));
