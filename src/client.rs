@@ -533,7 +533,8 @@ impl RedLock {
     /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease, or half
     /// its command timeout if that is less. So give all clients the same settings. If two locks of a name have the same
     /// clients, and the same one comes first, they count as one lock in this process (reentrancy, order of threads). Otherwise
-    /// they exclude each other like those of two processes. Four masters survive the loss of only one, as three do: a
+    /// they are two locks, as if in two processes. Those exclude each other if they have the same masters and key prefixes;
+    /// locks over different masters do not. Four masters survive the loss of only one, as three do: a
     /// majority of four is three.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time. The answer is kept until the connection to that

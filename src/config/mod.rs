@@ -308,8 +308,8 @@ impl Config {
     /// The client's other commands wait too, since they share the connection. So an acquire that is
     /// not acknowledged within its time fails, and that time is shorter in two situations:
     ///
-    /// - Of several acquires at the same time, one has a quarter of the command timeout (750 ms by default). Each other has 1/32
-    ///   of the command timeout (94 ms).
+    /// - An acquire has a quarter of the command timeout (750 ms by default) if no other has had that within the last quarter of
+    ///   the command timeout. Otherwise it has 1/32 of the command timeout (94 ms), even if the other was acknowledged.
     /// - Once an acquire has failed in this way, each later one has 20 ms. The first one that is acknowledged ends this.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call

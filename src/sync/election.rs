@@ -41,8 +41,10 @@ use crate::time;
 /// death leads at once, in a new term, if all of this is true:
 ///
 /// - The machine runs Linux, and was not rebooted in between.
-/// - The old process has ended, and none of its connections to Redis is open.
-/// - The old and the new process run as the same user of the operating system, in the same container.
+/// - The old process has ended, its parent has waited for it, and no other process has its process id. None of its connections
+///   to Redis is open.
+/// - The old and the new process run as the same user of the operating system, in the same container, which
+///   was not restarted in between (the same PID namespace).
 /// - The Redis user may run `CLIENT LIST` and `PUBSUB`.
 /// - Both programs were built with the same version of Rust. With different versions, the campaign may have to wait.
 ///

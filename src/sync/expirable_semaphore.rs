@@ -598,7 +598,9 @@ impl ExpirableSemaphore {
     ///
     /// - The holder's `is_valid` still goes by the old end.
     /// - A later end stays: the permit is taken until then or until its release, even beyond [`max_hold`](Self::max_hold).
-    /// - A sooner end does not last: the holder's next renewal, if it comes in time, sets the end to one lease from then.
+    /// - A sooner end lasts if the permit is not renewed (a fixed lease, or after `update_lease`): others can then get the permit
+    ///   while the holder's `is_valid` is still true. If the permit is renewed, the next renewal, if it comes in time, sets the
+    ///   end to one lease from then.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -32,7 +32,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an
 /// older copy, apart from the cases in the next two paragraphs.
 ///
-/// **Exceptions.** Tokens can repeat or fall in two cases; in both the counter was lost. First: the server's clock was set
+/// **Exceptions.** Tokens can repeat or fall in two cases; in both the counter was lost, or fell back to an older
+/// value, as on a promoted replica that lacks the last draw. First: the server's clock was set
 /// back as well, as may happen with a failover to another machine. Second: a process had just drawn several tokens at once,
 /// for threads that wait in turn. The last of these can be up to a millisecond ahead of the clock, so a token that is drawn
 /// within the next millisecond can be lower.

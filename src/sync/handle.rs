@@ -136,15 +136,15 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// **No round trip** is needed if a thread of this process has the lock. If that is another thread, the call returns
     /// `Ok(None)`. If it is the calling thread, the call returns a guard, or [`Error::WouldDeadlock`] if the lock is not
-    /// reentrant. In three cases Redis is asked all the same: another thread
+    /// reentrant. In four cases Redis is asked all the same: another thread
     /// has a fair lock; other threads read, and this one asks to read but cannot join their hold; the calling thread locks
-    /// again while its hold has a fixed lease.
+    /// again while its hold has a fixed lease; the calling thread writes, and asks to read.
     ///
     /// **Several round trips** are needed if this process has just had the lock for its whole tenure
     /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits
-    /// the reply to this process's last release and then pauses: for 1 ms if other processes wait; a
-    /// [`SpinLock`](crate::SpinLock), which cannot know that, for 1 ms in any case; a [`RedLock`](crate::RedLock) for 1 to 50 ms,
-    /// unless its masters have already replied that nobody waits.
+    /// the reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock),
+    /// which cannot know that, pauses for 1 ms without awaiting a reply. So does a [`RedLock`](crate::RedLock), unless its
+    /// masters have already replied that nobody waits.
     ///
     /// Whatever the tenure, a `RedLock` sends its request again if too few masters reply. If a member of a
     /// [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if the servers are

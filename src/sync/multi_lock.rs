@@ -26,9 +26,10 @@ use crate::sync::traits::Lock;
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
 /// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders can
-/// deadlock. Store a token beside the data of each name. Write with one script, by [`invoke`](Guard::invoke) of the last
-/// guard: Redis checks that hold, and the script checks the others by their tokens. The script rejects the write if the
-/// token of a guard is lower than the one that is stored for its name.
+/// deadlock. Beside the data of each name, keep the greatest token that has written. Write with one script, by
+/// [`invoke`](Guard::invoke) of the last guard: Redis checks that hold, and the script compares the tokens of the others. If one
+/// of them is lower than the stored one, the script writes nothing. Otherwise it writes, and stores the tokens: a token that is
+/// not stored yet rejects nobody.
 ///
 /// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread
@@ -61,7 +62,7 @@ use crate::sync::traits::Lock;
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
 /// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a
-/// thread makes an exception from *Waiting* if the remaining lease of a taken member shows that it was taken only a moment ago,
+/// thread makes an exception from *Waiting* if a taken member is not the first and, by its remaining lease, was taken only a moment ago,
 /// since the other thread may be collecting a set too, and soon give the member back. The thread keeps the members that sort
 /// before that one, releases those behind it, and asks for it again for as long as two round trips take (by `try_lock` for 250
 /// ms or four round trips, whichever is longer, at most for the command timeout). So all threads need the same lease and the

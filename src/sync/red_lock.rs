@@ -46,9 +46,10 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// too few masters reply, the request is undone on every master, also where no reply arrived. After a pause of at most 50 ms
 /// it is sent again: by `try_lock` once, by other calls until their time limit or the command timeout is over.
 ///
-/// **Not acquired.** A master replies in one of two ways: it grants the lock, or it says that others have it. If a majority
-/// replies but no majority grants, the lock counts as taken, and `try_lock` returns `Ok(None)`, even if other masters failed. If
-/// fewer than a majority reply, the call returns [`Error::NoQuorum`].
+/// **Not acquired.** A master grants the lock, or says that others have it, or fails: it does not reply in time, or rejects the
+/// request. If a majority did one of the first two but no majority grants, the lock counts as taken, and `try_lock` returns
+/// `Ok(None)`. Otherwise the call returns [`Error::NoQuorum`], or `Ok(None)` if only its time limit was too short, or
+/// [`Error::WrongType`] if the keys of too many masters hold something else.
 ///
 /// **Asking.** For `is_locked` and `remaining_lease`, the lock is free once a majority says so. `force_unlock` returns `true`
 /// if any master had a holder.
@@ -62,8 +63,8 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
 /// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
-/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed. Before the lease ends, only
-/// [`unlock`](RedLockGuard::unlock) notices such a loss: it fails if fewer than a majority still had the hold.
+/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed. Before the lease ends, only locking again and
+/// [`unlock`](RedLockGuard::unlock) notice such a loss: it fails if fewer than a majority still had the hold.
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, only the first of
 /// them subscribes on every master, and requests the lock when a master announces a release. If several processes then get

@@ -44,8 +44,9 @@ use crate::time;
 /// because its process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait,
 /// such as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
 ///
-/// **Starvation.** Since precedence ends after 10 s, a writer can wait forever in three cases: reads of more than 10 s keep
-/// overlapping; readers of other processes use [`readers_first`](Self::readers_first); Redisson clients keep reading.
+/// **Starvation.** A waiter has precedence only in its first 10 s. A writer that has waited for longer, for example because the
+/// lock was held for more than 10 s, can wait forever while reads of other processes overlap, however short these are. Readers
+/// of other processes that use [`readers_first`](Self::readers_first), and Redisson's readers, keep it out from the beginning.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
@@ -54,8 +55,8 @@ use crate::time;
 ///
 /// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
 /// read hold expires by itself, even if other readers renew theirs. A reader that died keeps a writer out until its lease
-/// is over and the living readers have left. A write lock with a long lease that was downgraded can stay locked until
-/// the long lease ends, if all readers die.
+/// is over and the living readers have left. If the lock had a longer lease before and all readers die, it can stay locked until the
+/// longer lease ends.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
