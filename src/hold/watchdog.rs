@@ -200,7 +200,8 @@ impl Watchdog {
             }
             Renewable::Places(_) => None,
         });
-        let (_, span, hold) = holds.max_by(|(part, ..), (other, ..)| part.total_cmp(other))?;
+        let (_, span, hold) =
+            holds.max_by(|(fraction, ..), (other, ..)| fraction.total_cmp(other))?;
         Some((hold, span))
     }
 

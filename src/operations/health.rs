@@ -24,7 +24,7 @@ pub struct Health {
     /// each check at which the value changes.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "since_ms", serialize_with = "serialized::whole_ms")
+        serde(rename = "since_ms", serialize_with = "serialized::ms")
     )]
     pub since: Duration,
     /// Why the server did not answer.
@@ -44,13 +44,13 @@ pub struct UnconfirmedRenewal {
     /// How long ago Redis last confirmed the hold, by granting or renewing it.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "confirmed_ago_ms", serialize_with = "serialized::whole_ms")
+        serde(rename = "confirmed_ago_ms", serialize_with = "serialized::ms")
     )]
     pub confirmed_ago: Duration,
     /// The lease. If the hold is not confirmed again, it is lost when `confirmed_ago` reaches about this time.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_ms", serialize_with = "serialized::whole_ms")
+        serde(rename = "lease_ms", serialize_with = "serialized::ms")
     )]
     pub lease: Duration,
 }

@@ -5,18 +5,13 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 pub(super) fn ms<S: Serializer>(
-    span: &Option<Duration>,
+    span: &(impl Into<Option<Duration>> + Copy),
     to: S,
 ) -> std::result::Result<S::Ok, S::Error> {
-    let ms = span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+    let ms = (*span)
+        .into()
+        .map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
     ms.serialize(to)
-}
-
-pub(super) fn whole_ms<S: Serializer>(
-    span: &Duration,
-    to: S,
-) -> std::result::Result<S::Ok, S::Error> {
-    ms(&Some(*span), to)
 }
 
 pub(super) fn s<S: Serializer>(span: &Duration, to: S) -> std::result::Result<S::Ok, S::Error> {

@@ -464,7 +464,11 @@ impl QuorumHold {
         let is_in = |(node, _): &(usize, &Option<Arc<Call>>)| state.parts.part(*node) != Part::Out;
         let releases = state.releases.iter().enumerate();
         let calls: Vec<_> = releases
-            .map(|entry| Some(entry).filter(is_in).and_then(|(_, call)| call.clone()))
+            .map(|release| {
+                Some(release)
+                    .filter(is_in)
+                    .and_then(|(_, call)| call.clone())
+            })
             .collect();
         drop(state);
         let reply = |call: &Option<_>| match call {

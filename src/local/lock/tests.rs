@@ -222,8 +222,12 @@ impl Model {
     }
 
     #[track_caller]
-    fn check(&self, truth: bool, case: impl Debug) {
-        assert!(truth, "{case:?} after {:?}, in {:?}", self.steps, self.lock);
+    fn check(&self, truth: bool, message: impl Debug) {
+        assert!(
+            truth,
+            "{message:?} after {:?}, in {:?}",
+            self.steps, self.lock
+        );
     }
 
     fn number(&mut self) -> u64 {

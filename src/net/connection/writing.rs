@@ -337,7 +337,7 @@ pub(super) mod tests {
                     .state
                     .lock()
                     .up(1)
-                    .is_none_or(|up| up.1.unwritten.is_full())
+                    .is_none_or(|(_, in_flight)| in_flight.unwritten.is_full())
             };
             while !is_full() {
                 thread::yield_now();
