@@ -47,9 +47,9 @@ use crate::report::report;
 ///   one call are one hold; permits that are forgotten stay acquired.
 /// - `unlock` waits for Redis. It reports `lost` if the hold had already ended, otherwise `released`.
 /// - Dropping a guard does not wait. It reports `released` at once, or nothing if `lost` was reported before. If Redis
-///   replies later that the hold had already ended, the observer is not told. Such a loss is reported by
-///   [`Config::on_lost`](crate::Config::on_lost), with the exceptions listed there, by [`Stats::lost`](crate::Stats::lost)
-///   and by the log.
+///   replies later that the hold had already ended, the observer is not told. [`Config::on_lost`](crate::Config::on_lost)
+///   reports such a loss, and [`Stats::lost`](crate::Stats::lost) counts it, both with the exceptions that are listed at
+///   `on_lost`.
 /// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.
@@ -143,7 +143,7 @@ pub struct Refused<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// Another thread or process had it or went first, or the calling thread itself had it.
+    /// The lock or permit was taken, even if by the calling thread itself, or another waiter went first.
     Busy,
     /// The time was up before Redis answered.
     Late,

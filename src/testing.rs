@@ -142,9 +142,9 @@ impl FakeLock {
     /// Queues an error for `unlock`. These errors have a queue of their own: the next `unlock` takes the oldest one and
     /// returns it. The hold ends all the same.
     ///
-    /// A real `unlock` never returns a [retryable](Error::is_retryable) error, since the work is done. So an `err` that is retryable
-    /// is returned as an [`Error::Redis`] with `after_work` set, which is not. The `unlock` of a lost guard returns
-    /// [`Error::Lost`] and leaves the queue as it is.
+    /// A real `unlock` never returns a [retryable](Error::is_retryable) error, since the work is done. So an `err` that is
+    /// retryable is changed into one that is not, mostly an [`Error::Redis`] with `after_work` set. The `unlock` of a lost
+    /// guard returns [`Error::Lost`] and leaves the queue as it is.
     ///
     /// ```
     /// use redlatch::testing::{FakeLock, errors};

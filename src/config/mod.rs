@@ -177,9 +177,9 @@ impl Config {
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
     /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the command
-    /// again, in such a way that it takes effect once. (A connection that was idle before the call, and the one for renewals,
-    /// may be replaced sooner.) [Guarded commands](crate::MutexGuard::query) are not sent again. From 10 ms to an hour.
-    /// Default: 3 s.
+    /// again, in such a way that it takes effect once. (A connection that was idle before the call, or on which another call
+    /// has just timed out, and the one for renewals may be replaced sooner.) [Guarded commands](crate::MutexGuard::query)
+    /// are not sent again. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").command_timeout(std::time::Duration::from_secs(1));
@@ -232,8 +232,8 @@ impl Config {
     /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
     /// delay those behind them by at most four thirds of it. If no waiter confirms its place any more, Redis cannot tell whether
     /// all have died or Redis itself was unreachable. The next request then lets every place live for one more `waiter_lease`,
-    /// so a newcomer may wait that long. A waiter whose place has expired, because its process was stopped for too long, joins
-    /// the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// so a newcomer may wait that long. A waiter whose place was removed, because its process was stopped for too long,
+    /// joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -305,12 +305,12 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. So an acquire that is
-    /// not acknowledged within its time fails, and that time is shorter in two situations:
+    /// The client's other commands wait too, since they share the connection. Two rules limit that delay:
     ///
-    /// - An acquire has a quarter of the command timeout (750 ms by default) if no other has had that within the last quarter of
-    ///   the command timeout. Otherwise it has 1/32 of the command timeout (94 ms), even if the other was acknowledged.
-    /// - Once an acquire has failed in this way, each later one has 20 ms. The first one that is acknowledged ends this.
+    /// - An acquire may wait for a quarter of the command timeout (750 ms by default) once in that time. Any other acquire
+    ///   fails after 1/32 of the command timeout (94 ms), even if the first was acknowledged.
+    /// - Once an acquire was not acknowledged in time, later ones fail after 20 ms. The first one that is acknowledged ends
+    ///   this.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -410,7 +410,7 @@ impl Config {
     /// - the release had to be sent twice, so that the first sending may have ended the hold.
     ///
     /// Nor is it reported if the guard of a [`RedLock`](crate::RedLock) was dropped instead of unlocked, or for permits of a
-    /// `Semaphore`.
+    /// `Semaphore`. (The `unlock` of a `RedLock` also reports the first of the two cases.)
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

@@ -104,7 +104,8 @@ pub struct Holder {
     pub owner: String,
     /// How many times the owner has locked the name without unlocking it. For an owner of redlatch, the number is as of the
     /// last renewal, and 1 for a read hold. 0 means that the name stays taken although nobody works under the lock. The
-    /// holder has released it before `min_hold` was over, or has detached it and nobody has adopted it yet.
+    /// holder has released it before `min_hold` was over, or has detached it and nobody has adopted it yet. A permit always
+    /// counts 1.
     pub count: u64,
     /// How it is held.
     pub mode: HoldMode,

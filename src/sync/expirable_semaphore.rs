@@ -993,8 +993,9 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
     ///   valid until the earlier of two ends: the previous one and the one that was asked for.
     ///
-    ///   If a call with the lease `a` got no reply, and the next call, with the lease `b`, succeeds, Redis may still execute the
-    ///   first request after the second. So the permit counts as valid for the shorter of `a` and `b`, from the second call on.
+    ///   If a call with the lease `a` got no reply, and a later call, with the lease `b`, succeeds, Redis may still execute
+    ///   the first request after the second. So the permit counts as valid for the shorter of `a` and `b`, from the later
+    ///   call on.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

@@ -28,7 +28,7 @@ use crate::sync::kind::{Fair, Owned};
 /// **Dead waiters.** While a thread waits, its client confirms the place in Redis. A place that was not confirmed for
 /// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set) has expired. The clients of living waiters remove
 /// expired places once a second, so dead waiters delay those behind them by at most 4 s, however many died. A waiter that
-/// was only stopped, and whose place has expired, joins at the end. If every waiter died, they delay newcomers by 3 s.
+/// was only stopped, and whose place was removed, joins at the end. If every waiter died, they delay newcomers by 3 s.
 ///
 /// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives for
 /// 3 s more once Redis answers. These times are measured by the clock of the Redis server. All clients of a name need the

@@ -39,7 +39,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// within the next millisecond can be lower.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
-/// themselves. Their tokens are lower than the new holder's, so the resource rejects them once it has seen that one.
+/// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen
+/// that one.
 ///
 /// **The counter** is Redisson's: a string without a time to live, one for each name that was ever locked. For a lock
 /// `stock` it is at `redisson_lock_token:{stock}`. [`token_ttl`](FencedLock::token_ttl) lets it expire.

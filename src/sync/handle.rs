@@ -141,14 +141,14 @@ impl<A: AnyKind> Handle<A> {
     /// again while its hold has a fixed lease; the calling thread writes, and asks to read.
     ///
     /// **Several round trips** are needed if this process has just had the lock for its whole tenure
-    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. It awaits
-    /// the reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock),
+    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. The call awaits the
+    /// reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock),
     /// which cannot know that, pauses for 1 ms without awaiting a reply. So does a [`RedLock`](crate::RedLock), unless its
     /// masters have already replied that nobody waits.
     ///
-    /// Whatever the tenure, a `RedLock` sends its request again if too few masters reply. If a member of a
-    /// [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if the servers are
-    /// far away (see *Order* there).
+    /// A `RedLock` sends its request again if too few masters reply, whatever the tenure. If a member of a
+    /// [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if the servers
+    /// are far away (see *Order* there).
     ///
     /// # Errors
     ///
@@ -326,8 +326,8 @@ impl<A: AnyKind> Handle<A> {
     /// last guard is dropped. Before that, the lease ends with the last of the fixed leases, and locking again costs a round
     /// trip.
     ///
-    /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: one tenure is missing, or
-    /// a tenth of the lease if that is less.
+    /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: at most by one tenure
+    /// and a round trip, and by no more than a tenth of the lease.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

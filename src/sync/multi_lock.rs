@@ -61,12 +61,12 @@ use crate::sync::traits::Lock;
 /// that the client of another member was closed.
 ///
 /// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
-/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a
-/// thread makes an exception from *Waiting* if a taken member is not the first and, by its remaining lease, was taken only a moment ago,
+/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a thread makes an
+/// exception from *Waiting* if a taken member is not the first and, by its remaining lease, was taken only a moment ago,
 /// since the other thread may be collecting a set too, and soon give the member back. The thread keeps the members that sort
-/// before that one, releases those behind it, and asks for it again for as long as two round trips take (by `try_lock` for 250
-/// ms or four round trips, whichever is longer, at most for the command timeout). So all threads need the same lease and the
-/// same server addresses, and none of them may be stopped in the meantime.
+/// before that one, releases those behind it, and asks for it again for as long as two round trips take (by `try_lock` for
+/// 250 ms or four round trips, whichever is longer, at most for the command timeout). So all threads need the same lease and
+/// the same server addresses, and none of them may be stopped in the meantime.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

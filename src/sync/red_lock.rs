@@ -41,10 +41,11 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// drift. If less is left by then, for example because this process was stopped, the grants are undone, and the call returns
 /// [`Error::Redis`].
 ///
-/// A master has a twentieth of the lease to reply: at least 50 ms, at most 500 ms, and never more than a quarter of the lease.
-/// A master that does not reply in time is skipped if the others are enough, and its client reconnects in the background. If
-/// too few masters reply, the request is undone on every master, also where no reply arrived. After a pause of at most 50 ms
-/// it is sent again: by `try_lock` once, by other calls until their time limit or the command timeout is over.
+/// A master has a twentieth of the lease to reply: at least 50 ms, at most 500 ms, and never more than a quarter of the
+/// lease. Once a majority has granted the lock, the call waits for no other master; later grants count too. The client of a
+/// master that is down reconnects in the background. If too few masters reply, the request is undone on every master, also
+/// where no reply arrived. After a pause of at most 50 ms it is sent again: by `try_lock` once, by other calls until their
+/// time limit or the command timeout is over.
 ///
 /// **Not acquired.** A master grants the lock, or says that others have it, or fails: it does not reply in time, or rejects the
 /// request. If a majority did one of the first two but no majority grants, the lock counts as taken, and `try_lock` returns
@@ -63,8 +64,9 @@ use crate::sync::kind::{Owned, Red, Scope};
 ///
 /// **Losing it.** Each part expires on its own. Once fewer than a majority of parts are certain, the hold is lost, at
 /// once and for good, and [`lost()`](RedLockGuard::lost) reports it. A master that lost its data is noticed at the next
-/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed. Before the lease ends, only locking again and
-/// [`unlock`](RedLockGuard::unlock) notice such a loss: it fails if fewer than a majority still had the hold.
+/// renewal, after at most a third of the lease. A hold with a fixed lease is not renewed. Before the lease ends, only
+/// locking again and [`unlock`](RedLockGuard::unlock) notice such a loss; `unlock` fails if fewer than a majority still had
+/// the hold.
 ///
 /// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, only the first of
 /// them subscribes on every master, and requests the lock when a master announces a release. If several processes then get

@@ -32,17 +32,17 @@ use crate::time;
 /// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
 /// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the process
 /// waits to write. After the tenure, readers ask Redis for a hold of their own. When a writer releases the lock, each process
-/// sends one request for all its readers that queued before its first waiting writer. They get the lock together, at the same
-/// time as the readers of other processes.
+/// sends one request for all its readers that queued before its first waiting writer. These readers get the lock together,
+/// at the same time as the readers of other processes.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
 /// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask after the remembered writer
-/// wait behind it, and writers that ask after the remembered reader wait behind that one. This precedence
-/// ends 10 s after the remembered waiter first asked Redis; then another may be remembered. All other waiters are in no order: the
-/// first to ask after a release gets the lock. Redis forgets a
-/// remembered waiter whose last request is older than [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set),
-/// because its process died or was stopped. A thread that has the lock locks again without waiting. Calls that do not wait,
-/// such as [`try_read`](Self::try_read), let a remembered waiter go first and are not remembered themselves.
+/// wait behind it, and writers that ask after the remembered reader wait behind that one. This precedence ends 10 s after
+/// the remembered waiter first asked Redis; then another may be remembered. All other waiters are in no order: the first to
+/// ask after a release gets the lock. Redis forgets a remembered waiter whose last request is older than
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A thread
+/// that has the lock locks again without waiting. Calls that do not wait, such as [`try_read`](Self::try_read), let a
+/// remembered waiter go first and are not remembered themselves.
 ///
 /// **Starvation.** A waiter has precedence only in its first 10 s. A writer that has waited for longer, for example because the
 /// lock was held for more than 10 s, can wait forever while reads of other processes overlap, however short these are. Readers
@@ -55,8 +55,8 @@ use crate::time;
 ///
 /// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
 /// read hold expires by itself, even if other readers renew theirs. A reader that died keeps a writer out until its lease
-/// is over and the living readers have left. If the lock had a longer lease before and all readers die, it can stay locked until the
-/// longer lease ends.
+/// is over and the living readers have left. If the lock had a longer lease before and all its readers die, it can stay
+/// locked until the longer lease ends.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
 /// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
