@@ -528,20 +528,18 @@ impl Client {
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///
-    /// The lock has the lease, the command timeout, the tenure, the `on_lost`, the observer and the `log_long_waits` of the
-    /// first client, whose [`stats`](Client::stats) count its grants and losses. Each client keeps its own key prefix, its
-    /// connect timeout, and the time after which it replaces a silent renewal connection: a quarter of its lease, or half
-    /// its command timeout if that is less. So give all clients the same settings. If two locks of a name have the same
-    /// clients, and the same one comes first, they count as one lock in this process (reentrancy, order of threads). Otherwise
-    /// they are two locks, as if in two processes. Those exclude each other if they have the same masters and key prefixes;
-    /// locks over different masters do not. Four masters survive the loss of only one, as three do: a
-    /// majority of four is three.
+    /// Give all clients the same settings. Where they differ, the lock as a whole goes by the `lease`, `command_timeout`,
+    /// `tenure`, `on_lost`, `observer` and `log_long_waits` of the first client, whose [`stats`](Client::stats) count its
+    /// grants and losses. Four masters survive the loss of only one, as three do: a majority of four is three.
     ///
-    /// Asks each server for its identity (`INFO`), all at the same time. The answer is kept until the connection to that
-    /// server is replaced. Blocks at most for the command timeout of the first client. The lock is made even if servers do
-    /// not answer; calls that lock ask them later. If such a server turns out to be that of another client, these calls
-    /// return [`Error::InvalidSetting`](crate::Error::InvalidSetting) from then on. A server that has become a replica takes
-    /// no part while it is one.
+    /// Two locks of a name with the same clients, the same one first, are one lock in this process (reentrancy, order of
+    /// threads). With other clients of the same masters and key prefixes, they exclude each other as if in two processes.
+    /// Locks over different masters do not exclude each other.
+    ///
+    /// Asks each server for its identity (`INFO`), all at the same time, and blocks at most for the command timeout of the
+    /// first client. A server that does not answer is asked again by the calls that lock. If it turns out to be that of
+    /// another client, these calls return [`Error::InvalidSetting`](crate::Error::InvalidSetting). A server that has
+    /// become a replica takes no part while it is one.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

@@ -30,10 +30,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// | error | what to do |
 /// | --- | --- |
-/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members) | if [`is_retryable`](Self::is_retryable): call again later |
-/// | the same, if [`may_have_run`](Self::may_have_run) | check whether the command has run before you repeat it |
-/// | the same, from a release | nothing: the lock is free when its lease is over, or before; permits of a [`Semaphore`](crate::Semaphore) may stay taken |
-/// | the same in all other cases | remove the cause that the text names, such as a missing right |
+/// | [`Redis`](Self::Redis), [`NoQuorum`](Self::NoQuorum), [`Members`](Self::Members), if [`is_retryable`](Self::is_retryable) | call again later |
+/// | these three, if [`may_have_run`](Self::may_have_run) | check whether the command has run before you repeat it |
+/// | these three, from a release | nothing: the lock is free when its lease is over, or before; permits of a [`Semaphore`](crate::Semaphore) may stay taken |
+/// | these three, otherwise | remove the cause that the text names, such as a missing right |
 /// | [`Late`](Self::Late), [`NotReplicated`](Self::NotReplicated), [`Spawn`](Self::Spawn) | call again later (not `adopt` after `NotReplicated`: the ticket is used up) |
 /// | [`Lost`](Self::Lost) | stop, or do not begin: somebody else may have worked at the same time, so check or repeat the work |
 /// | [`WouldDeadlock`](Self::WouldDeadlock) | change the program: use the guard that the thread has, or drop it first |
@@ -59,8 +59,8 @@ pub enum Error {
         name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
-        /// The error of Redis or of the connection. This error's text contains it, so the method
-        /// [`source`](std::error::Error::source) skips it.
+        /// The error of Redis or of the connection. The text contains it, so the method
+        /// [`source`](std::error::Error::source) returns the cause behind it, if there is one.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The hold ended before it was released, used or adopted. Of a [`SemaphorePermit`](crate::SemaphorePermit): the

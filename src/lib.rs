@@ -38,12 +38,10 @@
 //! # Ok::<(), redlatch::Error>(())
 //! ```
 //!
-//! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic drops
-//! the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the release
-//! instead of polling. A *hold* is one possession of a lock, from the grant to the release. Each guard stands for one hold
-//! (the guard of a multi-lock for one of each member). All holds of a thread that has locked a reentrant lock several times
-//! share one lease and are lost together, so [`Stats`], [`Observer`] and [`Config::on_lost`] count them as one. Readers of
-//! one process may share a lease too: `Stats` and `on_lost` count these as one, `Observer` one by one.
+//! Redis keeps a lock for its lease (30 s unless set). The client renews the lease until the guard is dropped. A panic
+//! drops the guard too. If the process dies, the lock is free when its lease is over. Waiting threads are notified of the
+//! release instead of polling. A *hold* is one possession of a lock, from the grant to the release. Each guard stands for
+//! one hold; the guard of a multi-lock stands for one hold of each member.
 //!
 //! # Which lock?
 //!

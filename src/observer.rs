@@ -48,8 +48,7 @@ use crate::report::report;
 /// - `unlock` waits for Redis. It reports `lost` if the hold had already ended, otherwise `released`.
 /// - Dropping a guard does not wait. It reports `released` at once, or nothing if `lost` was reported before. If Redis
 ///   replies later that the hold had already ended, the observer is not told. [`Config::on_lost`](crate::Config::on_lost)
-///   reports such a loss, and [`Stats::lost`](crate::Stats::lost) counts it, both with the exceptions that are listed at
-///   `on_lost`.
+///   reports such a loss, and [`Stats::lost`](crate::Stats::lost) counts it.
 /// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.

@@ -176,9 +176,8 @@ impl Config {
 
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
-    /// If no byte arrives from the server for half of this time, the client replaces the connection and sends the command
-    /// again, in such a way that it takes effect once. (A connection that was idle before the call, or on which another call
-    /// has just timed out, and the one for renewals may be replaced sooner.) [Guarded commands](crate::MutexGuard::query)
+    /// If no byte arrives from the server for half of this time, in some cases sooner, the client replaces the connection
+    /// and sends the command again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query)
     /// are not sent again. From 10 ms to an hour. Default: 3 s.
     ///
     /// ```
@@ -208,11 +207,9 @@ impl Config {
     /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes get
     /// their turn.
     ///
-    /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that asks
-    /// lets other processes go first. The grant after that begins a new tenure.
-    ///
-    /// A tenure may also end early, and then no thread has to let others go first: when another process gets the lock, or when
-    /// no thread of this process has asked for it for 5 ms after a release (or for the time set here, if that is longer).
+    /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that
+    /// asks lets other processes go first, and the grant after that begins a new tenure. A process that leaves the lock
+    /// alone for a while (5 ms, or the time set here if that is longer) begins a new tenure too.
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.
@@ -229,11 +226,10 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// A living client confirms all its places every third of this time, and then also removes dead waiters. So dead waiters
-    /// delay those behind them by at most four thirds of it. If no waiter confirms its place any more, Redis cannot tell whether
-    /// all have died or Redis itself was unreachable. The next request then lets every place live for one more `waiter_lease`,
-    /// so a newcomer may wait that long. A waiter whose place was removed, because its process was stopped for too long,
-    /// joins the queue at its end. All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// A living client confirms its places every third of this time, and removes dead waiters. So dead waiters delay those
+    /// behind them by at most four thirds of this time; if all waiters have died, they delay a newcomer by up to this
+    /// time. A process that was stopped for longer loses its places, and its waiting threads join the queue at its end.
+    /// All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -305,12 +301,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. Two rules limit that delay:
-    ///
-    /// - An acquire may wait for a quarter of the command timeout (750 ms by default) once in that time. Any other acquire
-    ///   fails after 1/32 of the command timeout (94 ms), even if the first was acknowledged.
-    /// - Once an acquire was not acknowledged in time, later ones fail after 20 ms. The first one that is acknowledged ends
-    ///   this.
+    /// The client's other commands wait too, since they share the connection. So an acquire soon after another one gets
+    /// less time, 1/32 of the command timeout (94 ms by default). After one that was not acknowledged in time, each gets
+    /// 20 ms until one is acknowledged.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -401,16 +394,12 @@ impl Config {
     /// Sets a listener that is called once for each lock that a thread loses, however often the thread has locked it.
     /// Threads that share a read hold count as one.
     ///
-    /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was lost.
-    /// A loss that was not noticed before the release is reported when Redis replies that the hold had ended. Such a reply is
-    /// not reported where the hold may have been in force until its release: if the guard was still
-    /// [valid](crate::MutexGuard::is_valid) at the release, and
+    /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
+    /// lost. A loss that was not noticed before the release is reported when Redis replies that the hold had ended. Such a
+    /// reply is not reported if the hold may have been in force until its release.
     ///
-    /// - its lease was over when the reply arrived, or
-    /// - the release had to be sent twice, so that the first sending may have ended the hold.
-    ///
-    /// Nor is it reported if the guard of a [`RedLock`](crate::RedLock) was dropped instead of unlocked, or for permits of a
-    /// `Semaphore`. (The `unlock` of a `RedLock` also reports the first of the two cases.)
+    /// Not reported either: losses of the permits of a `Semaphore`, and a loss that only the drop of a
+    /// [`RedLock`](crate::RedLock)'s guard would find.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

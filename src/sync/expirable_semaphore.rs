@@ -597,10 +597,10 @@ impl ExpirableSemaphore {
     /// not learn of a change made here:
     ///
     /// - The holder's `is_valid` still goes by the old end.
-    /// - A later end stays: the permit is taken until then or until its release, even beyond [`max_hold`](Self::max_hold).
-    /// - A sooner end lasts if the permit is not renewed (a fixed lease, or after `update_lease`): others can then get the permit
-    ///   while the holder's `is_valid` is still true. If the permit is renewed, the next renewal, if it comes in time, sets the
-    ///   end to one lease from then.
+    /// - Renewals never move the end closer. So a later end stays, even beyond [`max_hold`](Self::max_hold), until the
+    ///   permit is released.
+    /// - If a sooner end comes before the next renewal, or the permit is not renewed, others can get it while the holder's
+    ///   `is_valid` is still true.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -993,9 +993,8 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
     ///   valid until the earlier of two ends: the previous one and the one that was asked for.
     ///
-    ///   If a call with the lease `a` got no reply, and a later call, with the lease `b`, succeeds, Redis may still execute
-    ///   the first request after the second. So the permit counts as valid for the shorter of `a` and `b`, from the later
-    ///   call on.
+    /// Redis may still execute an unanswered request later. So a further call lets the permit count as valid only for the
+    /// shorter of its own lease and that of the unanswered request.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {

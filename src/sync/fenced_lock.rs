@@ -26,17 +26,15 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows how the holder sends its token and how
 /// the resource checks it. [`Handle`] lists the other methods.
 ///
-/// **Tokens.** A thread that acquires the lock gets a token greater than those of all earlier holders, even if an
-/// earlier hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again
-/// what it holds keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in
-/// microseconds if that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an
-/// older copy, apart from the cases in the next two paragraphs.
+/// **Tokens.** A thread that acquires the lock gets a token greater than those of all earlier holders, even if an earlier
+/// hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again what it holds
+/// keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in microseconds if
+/// that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an older copy, apart
+/// from the cases below.
 ///
-/// **Exceptions.** Tokens can repeat or fall in two cases; in both the counter was lost, or fell back to an older
-/// value, as on a promoted replica that lacks the last draw. First: the server's clock was set
-/// back as well, as may happen with a failover to another machine. Second: a process had just drawn several tokens at once,
-/// for threads that wait in turn. The last of these can be up to a millisecond ahead of the clock, so a token that is drawn
-/// within the next millisecond can be lower.
+/// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, the next token comes
+/// from the server's clock. That token can be lower than an earlier one if the clock was set back as well, as may happen
+/// with a failover to another machine, or if it is drawn within a millisecond of the earlier one.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen

@@ -180,9 +180,8 @@ impl<K: AnyKind, S: Scope> Guard<K, S> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// The guard of a multi-lock returns the owners of all members, separated by commas. Two guards of one process have
-    /// the same owner if a thread locked again (but reading and writing are two owners), if one thread passed the lock to the other, or if they share a read
-    /// hold.
+    /// The guard of a multi-lock returns the owners of all members, separated by commas. Several guards of one process may
+    /// have the same owner, for example if a thread locked again or passed the lock to another.
     #[must_use]
     pub fn owner(&self) -> &str {
         self.held.owner()

@@ -122,8 +122,9 @@ impl<A: AnyKind> Handle<A> {
 
     /// Tries once; `Ok(None)` if another thread or process has the lock, or a waiting thread goes first.
     ///
-    /// Waiting threads of this process go first; with a fair lock, those of all processes. Usually blocks for one round trip,
-    /// at most for the command timeout.
+    /// Waiting threads of this process go first; with a fair lock, those of all processes; with a side of an
+    /// [`RwLock`](crate::RwLock), perhaps a waiter of the other side. Usually blocks for one round trip, at most for the
+    /// command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -134,21 +135,13 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// **No round trip** is needed if a thread of this process has the lock. If that is another thread, the call returns
-    /// `Ok(None)`. If it is the calling thread, the call returns a guard, or [`Error::WouldDeadlock`] if the lock is not
-    /// reentrant. In four cases Redis is asked all the same: another thread
-    /// has a fair lock; other threads read, and this one asks to read but cannot join their hold; the calling thread locks
-    /// again while its hold has a fixed lease; the calling thread writes, and asks to read.
+    /// If this process already knows the answer, for example because another of its threads has the lock, no round trip is
+    /// needed. If this process has just had the lock for its whole tenure ([`Config::tenure`](crate::Config::tenure)), the
+    /// call lets other processes go first, which takes several round trips, or a pause of 1 ms.
     ///
-    /// **Several round trips** are needed if this process has just had the lock for its whole tenure
-    /// ([`Config::tenure`](crate::Config::tenure)), since the call then lets other processes go first. The call awaits the
-    /// reply to this process's last release, and pauses for 1 ms if other processes wait. A [`SpinLock`](crate::SpinLock),
-    /// which cannot know that, pauses for 1 ms without awaiting a reply. So does a [`RedLock`](crate::RedLock), unless its
-    /// masters have already replied that nobody waits.
-    ///
-    /// A `RedLock` sends its request again if too few masters reply, whatever the tenure. If a member of a
-    /// [`MultiLock`](crate::MultiLock) is taken, the call may repeat its request for up to 250 ms, or longer if the servers
-    /// are far away (see *Order* there).
+    /// If too few masters of a [`RedLock`](crate::RedLock) reply, its request is sent once more. If a member of a
+    /// [`MultiLock`](crate::MultiLock) is taken, the request may be repeated for up to 250 ms, or longer if the servers
+    /// are far away.
     ///
     /// # Errors
     ///
@@ -217,9 +210,8 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
-    /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and the
-    /// log. A loss that is found only by the release is reported by [`Config::on_lost`](crate::Config::on_lost), with some
-    /// exceptions, and by the log. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and
+    /// the log. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///
@@ -321,13 +313,10 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If the lock is reentrant, a thread may lock again what it holds, by this handle or another. All holds of the thread
-    /// share one lease. As soon as the thread has also locked by a handle without a fixed lease, the lease is renewed until the
-    /// last guard is dropped. Before that, the lease ends with the last of the fixed leases, and locking again costs a round
-    /// trip.
+    /// If a thread locks a reentrant lock again, all its holds share one lease. It ends with the last of the fixed leases;
+    /// if any of the handles has no fixed lease, it is renewed until the last guard is dropped.
     ///
-    /// A thread that gets the lock from another thread of this process gets a slightly shorter lease: at most by one tenure
-    /// and a round trip, and by no more than a tenth of the lease.
+    /// If another thread of this process passes the lock on, the lease may be shorter by up to a tenth.
     #[must_use]
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.each(|part| part.lease = Some(lease))

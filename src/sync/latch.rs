@@ -44,9 +44,8 @@ const FORGET_ONE: usize = 1;
 /// waits for the end of the round in which it began to wait, and of no other. So the thread continues when that round has
 /// ended, even if it wakes late and the next round has begun.
 ///
-/// To tell rounds apart, this crate changes a mark beside the count whenever it sets, opens or deletes the latch. For a
-/// latch `jobs` the mark is at `{jobs}:round`, for a day at most. Redisson does not change the mark. So if Redisson clients
-/// both end a round and start the next one, a thread that wakes late waits until the next round ends too, as in Redisson.
+/// Redisson does not tell rounds apart. If Redisson clients both end a round and start the next one, a thread that wakes
+/// late waits until the next round ends too.
 ///
 /// **Counting once.** If the client sends a request again because a reply or a connection was lost, Redis applies it once.
 /// For this, Redis keeps the result of each request: for a latch `jobs` at `{jobs}:request:<id>`. Later requests of the

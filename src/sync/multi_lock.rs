@@ -25,11 +25,10 @@ use crate::sync::traits::Lock;
 /// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
-/// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders can
-/// deadlock. Beside the data of each name, keep the greatest token that has written. Write with one script, by
-/// [`invoke`](Guard::invoke) of the last guard: Redis checks that hold, and the script compares the tokens of the others. If one
-/// of them is lower than the stored one, the script writes nothing. Otherwise it writes, and stores the tokens: a token that is
-/// not stored yet rejects nobody.
+/// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders
+/// can deadlock. Pass all tokens to one script, by [`invoke`](Guard::invoke) of the last guard. The script compares each
+/// token with the greatest one that it has stored for that name. If none is lower, the script writes the data and stores
+/// the tokens.
 ///
 /// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread
@@ -50,9 +49,8 @@ use crate::sync::traits::Lock;
 /// several releases fail, and the error itself if only one fails.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at the
-/// same time. So free members take one round trip, however many there are. Releases work in the same way. After a call
-/// that found a member taken, the next call of this handle requests the first member alone and then the rest, so
-/// contended sets take several round trips. In a cluster the names may be in any slots.
+/// same time. So free members take one round trip, however many there are. Releases work in the same way. Contended sets
+/// take several round trips. In a cluster the names may be in any slots.
 ///
 /// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
 /// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
@@ -60,13 +58,9 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try at
-/// the same time for overlapping sets that nobody holds yet, one of them gets its whole set. For this, a thread makes an
-/// exception from *Waiting* if a taken member is not the first and, by its remaining lease, was taken only a moment ago,
-/// since the other thread may be collecting a set too, and soon give the member back. The thread keeps the members that sort
-/// before that one, releases those behind it, and asks for it again for as long as two round trips take (by `try_lock` for
-/// 250 ms or four round trips, whichever is longer, at most for the command timeout). So all threads need the same lease and
-/// the same server addresses, and none of them may be stopped in the meantime.
+/// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try
+/// at the same time for overlapping sets that nobody holds yet, one of them gets its whole set, provided that all of them
+/// have the same lease and the same server addresses, and that none is stopped in the meantime.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -47,10 +47,10 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// where no reply arrived. After a pause of at most 50 ms it is sent again: by `try_lock` once, by other calls until their
 /// time limit or the command timeout is over.
 ///
-/// **Not acquired.** A master grants the lock, or says that others have it, or fails: it does not reply in time, or rejects the
-/// request. If a majority did one of the first two but no majority grants, the lock counts as taken, and `try_lock` returns
-/// `Ok(None)`. Otherwise the call returns [`Error::NoQuorum`], or `Ok(None)` if only its time limit was too short, or
-/// [`Error::WrongType`] if the keys of too many masters hold something else.
+/// **Not acquired.** If a majority of the masters answers and no majority grants, others have the lock, and `try_lock`
+/// returns `Ok(None)`. If no majority answers in time, the call returns [`Error::NoQuorum`], or `Ok(None)` if only its
+/// time limit was too short. A master that rejects the request counts as one that does not answer; if too many do so
+/// because their keys hold something else, the error is [`Error::WrongType`].
 ///
 /// **Asking.** For `is_locked` and `remaining_lease`, the lock is free once a majority says so. `force_unlock` returns `true`
 /// if any master had a holder.
@@ -68,12 +68,10 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// locking again and [`unlock`](RedLockGuard::unlock) notice such a loss; `unlock` fails if fewer than a majority still had
 /// the hold.
 ///
-/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. In each process, only the first of
-/// them subscribes on every master, and requests the lock when a master announces a release. If several processes then get
-/// some masters each and none a majority, each tries again after a random pause: of 5 to 50 ms at first, doubling up to 80 to
-/// 800 ms. Without a message, the thread asks whether the lock is free: after a second, then at growing intervals up to 5 s,
-/// and when the holder's lease ends. If a process has had the lock for its whole tenure and others listen, its next thread
-/// pauses for 1 to 50 ms before it asks.
+/// **Waiting.** Threads of one process wait in order and pass the lock among themselves. The first of them requests the
+/// lock when a master announces a release, when the holder's lease ends, and in any case after a second, then at growing
+/// intervals up to 5 s. If several processes get some masters each and none a majority, each tries again after a random
+/// pause: of 5 to 50 ms at first, doubling up to 80 to 800 ms.
 ///
 /// **In Redis** the lock uses, on each master, the key of the [`ReentrantLock`](crate::ReentrantLock) of its name, and
 /// the two exclude each other on that master. Use one kind for a name, since a `ReentrantLock` on one master leaves a

@@ -30,43 +30,36 @@ use crate::time;
 /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
 ///
 /// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
-/// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the process
-/// waits to write. After the tenure, readers ask Redis for a hold of their own. When a writer releases the lock, each process
-/// sends one request for all its readers that queued before its first waiting writer. These readers get the lock together,
-/// at the same time as the readers of other processes.
+/// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the
+/// process waits to write. After the tenure, readers ask Redis for a hold of their own.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
-/// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask after the remembered writer
-/// wait behind it, and writers that ask after the remembered reader wait behind that one. This precedence ends 10 s after
-/// the remembered waiter first asked Redis; then another may be remembered. All other waiters are in no order: the first to
-/// ask after a release gets the lock. Redis forgets a remembered waiter whose last request is older than
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set), because its process died or was stopped. A thread
-/// that has the lock locks again without waiting. Calls that do not wait, such as [`try_read`](Self::try_read), let a
-/// remembered waiter go first and are not remembered themselves.
+/// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask later wait behind that
+/// writer, and writers that ask later wait behind that reader. All other waiters are in no order: the first to ask after a
+/// release gets the lock. If the process of a remembered waiter dies, Redis forgets that waiter after
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set). A thread that has the lock locks again without
+/// waiting.
 ///
-/// **Starvation.** A waiter has precedence only in its first 10 s. A writer that has waited for longer, for example because the
-/// lock was held for more than 10 s, can wait forever while reads of other processes overlap, however short these are. Readers
-/// of other processes that use [`readers_first`](Self::readers_first), and Redisson's readers, keep it out from the beginning.
+/// **Starvation.** Redis remembers a waiter for at most 10 s. A writer that waits for longer than that can wait forever
+/// while reads of other processes overlap, however short these are. Readers of other processes that use
+/// [`readers_first`](Self::readers_first), and Redisson's readers, keep it out from the beginning.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.
 ///
 /// **Other kinds.** A lock of another kind under the same name is [`Error::WrongType`](crate::Error::WrongType),
 /// since the two would not exclude each other.
 ///
-/// **Loss.** Redis keeps all holds of a lock in one hash, and beside it a key for the lease of each read hold. So each
-/// read hold expires by itself, even if other readers renew theirs. A reader that died keeps a writer out until its lease
-/// is over and the living readers have left. If the lock had a longer lease before and all its readers die, it can stay
-/// locked until the longer lease ends.
+/// **Loss.** Each read hold expires by itself, even if other readers renew theirs. A reader that died keeps writers out
+/// until its lease is over and the living readers have left. If all readers die, the lock is free after the longest lease
+/// that it has had since it was last free.
 ///
-/// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson
-/// readers overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
-/// behind that writer for at most 10 s, because its precedence is over after that. A Redisson writer that waits has no
-/// precedence, so readers of this crate overtake it.
+/// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson readers
+/// overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
+/// behind that writer for at most 10 s. They overtake a waiting Redisson writer.
 ///
-/// **Leases beside Redisson.** A Redisson client that reads sets the time to live of the whole lock to its own lease. This crate
-/// extends it for its readers every 10 s or sooner, but a lease below 10 s can run out in between. Then a writer may get the lock
-/// while [`is_valid`](RwLockReadGuard::is_valid) of a read hold of this crate is still true, until the next renewal reports the
-/// loss. So in Redisson, set `lockWatchdogTimeout` to well over 10 s, and also any lease of a multi-lock with a read lock in it.
+/// **Leases beside Redisson.** In Redisson, set `lockWatchdogTimeout` to well over 10 s, and also the lease of each
+/// multi-lock that has a read lock in it. A shorter one can end the read holds of this crate too, and their guards report
+/// that only at the next renewal.
 #[derive(Clone)]
 pub struct RwLock {
     reading: Handle<Read>,
@@ -607,7 +600,8 @@ impl RwLock {
 
     /// Returns whether any thread of any process reads.
     ///
-    /// Blocks for one round trip, at most for the command timeout. A reader whose process died counts until its lease ends.
+    /// Blocks for one round trip, at most for the command timeout. A reader that died counts for as long as it keeps
+    /// writers out (see [`RwLock`], *Loss*).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
