@@ -184,11 +184,11 @@ pub(crate) fn between(least: Duration, most: Duration) -> Duration {
 pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     let until = Instant::now() + span;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || stop() {
+        let remaining = until.saturating_duration_since(Instant::now());
+        if remaining.is_zero() || stop() {
             return;
         }
-        std::thread::sleep(left.min(Duration::from_millis(5)));
+        std::thread::sleep(remaining.min(Duration::from_millis(5)));
     }
 }
 

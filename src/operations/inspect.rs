@@ -288,11 +288,11 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
         ..KeyFacts::default()
     };
     let (fields, mut holders) = texts.list(|texts| {
-        let (field, value, left) = (texts.text()?, texts.text()?, texts.span());
+        let (field, value, lease) = (texts.text()?, texts.text()?, texts.span());
         Some(Holder {
             count: value.parse().unwrap_or(0),
             mode: HoldMode::Exclusive,
-            remaining_lease: left.or(ends_in),
+            remaining_lease: lease.or(ends_in),
             process: None,
             owner: field,
         })
@@ -310,10 +310,10 @@ fn read(name: &str, key: &str, texts: Vec<String>) -> Option<Result<LockInfo>> {
     facts.has_round = texts.text()? == "1";
     let kind = match facts.kind() {
         Ok(kind) => kind,
-        Err(what) => {
+        Err(content) => {
             return Some(Err(Error::WrongType {
                 name: name.into(),
-                found: Some(format!("the key `{key}` holds a {what}")),
+                found: Some(format!("the key `{key}` holds a {content}")),
             }));
         }
     };
@@ -455,7 +455,7 @@ impl fmt::Display for LockInfo {
                 count => write!(f, ", {count} times")?,
             }
             match remaining_lease {
-                Some(left) => write!(f, ", {} left", shown(*left))?,
+                Some(lease) => write!(f, ", {} left", shown(*lease))?,
                 None => f.write_str(", never expires")?,
             }
             where_it_is(f, process.as_ref())?;

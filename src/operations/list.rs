@@ -52,7 +52,7 @@ impl fmt::Display for LockSummary {
             self.held
         )?;
         match self.remaining_lease {
-            Some(left) => write!(f, ", {:.1} s left", left.as_secs_f64()),
+            Some(lease) => write!(f, ", {:.1} s left", lease.as_secs_f64()),
             None => f.write_str(", never expires"),
         }
     }
@@ -114,7 +114,7 @@ pub struct Locks {
     shared: Arc<SharedSession>,
     pattern: String,
     /// The passes that are left, the next at the end.
-    left: Vec<(usize, Pass)>,
+    passes: Vec<(usize, Pass)>,
     /// The connection to the master that is looked through now.
     at: Option<(usize, Apart)>,
     cursor: String,
@@ -131,16 +131,16 @@ impl fmt::Debug for Locks {
 
 impl Locks {
     pub(crate) fn new(shared: &Arc<SharedSession>, pattern: &str) -> Self {
-        let mut left = Vec::new();
+        let mut passes = Vec::new();
         let prefix = &shared.session.registry.prefix;
         for node in shared.session.connection.map.masters() {
-            left.extend(Pass::all(prefix, pattern).map(|pass| (node, pass)));
+            passes.extend(Pass::all(prefix, pattern).map(|pass| (node, pass)));
         }
-        left.reverse();
+        passes.reverse();
         Self {
             shared: Arc::clone(shared),
             pattern: pattern.into(),
-            left,
+            passes,
             at: None,
             cursor: "0".into(),
             found: VecDeque::new(),
@@ -149,7 +149,7 @@ impl Locks {
 
     /// Looks through some more keys; `false` at the end.
     fn step(&mut self) -> Result<bool> {
-        let Some(&(node, pass)) = self.left.last() else {
+        let Some(&(node, pass)) = self.passes.last() else {
             return Ok(false);
         };
         let session = &self.shared.session;
@@ -200,7 +200,7 @@ impl Locks {
         }
         self.at = Some((node, connection));
         if cursor == "0" {
-            self.left.pop();
+            self.passes.pop();
         }
         self.cursor = cursor;
         Ok(true)
@@ -258,7 +258,7 @@ fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {
     let Value::Array(parts) = answer else {
         return None;
     };
-    let [Value::Int(kind), Value::Int(held), Value::Int(left)] = parts.as_slice() else {
+    let [Value::Int(kind), Value::Int(held), Value::Int(ttl)] = parts.as_slice() else {
         return None;
     };
     let kind = match kind {
@@ -273,7 +273,7 @@ fn summary(key: &str, prefix: &str, answer: &Value) -> Option<LockSummary> {
         name: key.strip_prefix(prefix)?.into(),
         kind,
         held: u64::try_from(*held).ok()?,
-        remaining_lease: u64::try_from(*left).ok().map(Duration::from_millis),
+        remaining_lease: u64::try_from(*ttl).ok().map(Duration::from_millis),
     })
 }
 
@@ -289,7 +289,7 @@ impl Iterator for Locks {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(err) => {
-                    self.left.clear();
+                    self.passes.clear();
                     return Some(Err(err));
                 }
             }

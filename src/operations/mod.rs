@@ -44,9 +44,9 @@ fn ask_master_of(
         let pause = BackOff::SERVER.after(pauses + 1);
         let may_repeat = is_clustered && Instant::now() + pause < until;
         match verdict(answers[0].clone(), || asked) {
-            Verdict::Elsewhere(to) if may_repeat && !to.is_asking => {
+            Verdict::Elsewhere(target) if may_repeat && !target.is_asking => {
                 asked.redirected += 1;
-                nodes.map.redirected(node, &to);
+                nodes.map.redirected(node, &target);
             }
             // While a slot moves, neither node answers a question about several keys of which some are missing.
             Verdict::Elsewhere(_) | Verdict::Later(_) if may_repeat => {

@@ -54,11 +54,11 @@ impl Trial {
         let lock = entry(&reentrant::KIND, name)?;
         let key = lock.protocol.key();
         let beside = [keys::fenced_token, keys::latch_round, keys::permit_timeouts];
-        let mut left: Vec<_> = beside.map(|beside| beside(key)).into();
-        left.push(key.to_owned());
+        let mut used_keys: Vec<_> = beside.map(|beside| beside(key)).into();
+        used_keys.push(key.to_owned());
         let mut request = || {
             let keys = RequestKeys::new(&session.owners, key, KEEP_MS.to_owned(), &[]);
-            left.push(keys.own().to_owned());
+            used_keys.push(keys.own().to_owned());
             keys
         };
         let delete = || Request::command(doing, &["DEL", key]);
@@ -80,7 +80,9 @@ impl Trial {
         for change in [latch::LatchChange::Set(1), latch::LatchChange::CountDown] {
             step("latches", latch::change(&gate.protocol, &request(), change));
         }
-        let tidy = ["DEL"].into_iter().chain(left.iter().map(String::as_str));
+        let tidy = ["DEL"]
+            .into_iter()
+            .chain(used_keys.iter().map(String::as_str));
         let tidy = Request::command(doing, &tidy.collect::<Vec<_>>());
         Ok(Self { steps, tidy })
     }

@@ -249,13 +249,13 @@ impl Quorum {
     }
 
     fn busy(&self, round: &Round, is_contested: bool) -> QuorumReply {
-        let left = round.replies.iter().filter_map(NodeReply::value);
-        let left = left.map(|value| match value {
+        let values = round.replies.iter().filter_map(NodeReply::value);
+        let ttls = values.map(|value| match value {
             Value::Int(-1) => i64::MAX,
             Value::Int(ms) => (*ms).max(0),
             _ => 0,
         });
-        let ms = self.nodes.majority.bound(left).filter(|ms| *ms < i64::MAX);
+        let ms = self.nodes.majority.bound(ttls).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
         QuorumReply::Busy(Busy {
             // A little more, so that the other nodes are free as well.
@@ -327,16 +327,16 @@ impl Quorum {
 
     /// Whether the lock is held on so many nodes that no majority is free.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
-        let left = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
-        let free = left.iter().filter(|ms| **ms == -2).count();
+        let ttls = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
+        let free = ttls.iter().filter(|ms| **ms == -2).count();
         Ok(!self.nodes.majority.has(free))
     }
 
     /// In how many milliseconds a majority of nodes has the lock free if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
-        let left = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
+        let ttls = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let never = |ms| if ms == -1 { i64::MAX } else { ms };
-        let bound = self.nodes.majority.bound(left.into_iter().map(never));
+        let bound = self.nodes.majority.bound(ttls.into_iter().map(never));
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 

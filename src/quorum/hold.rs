@@ -441,7 +441,9 @@ impl QuorumHold {
         let (protocol, owner) = (&part.entry().protocol, part.owner());
         let whole = self.whole.upgrade();
         release.request = match whole.and_then(|hold| hold.kept_for(Instant::now)) {
-            Some(left) => (protocol.kind().keep)(protocol, part.mode, owner.as_bytes(), left),
+            Some(kept_for) => {
+                (protocol.kind().keep)(protocol, part.mode, owner.as_bytes(), kept_for)
+            }
             None if announces => protocol.release(part.mode, owner.as_bytes()),
             None => (protocol.kind().undo)(protocol, part.mode, owner.as_bytes()),
         };

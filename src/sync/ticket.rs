@@ -139,8 +139,11 @@ fn percent_decoded(mut word: &str) -> Option<String> {
 
 #[cfg(feature = "serde")]
 impl serde::Serialize for Ticket {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-        to.collect_str(self)
+    fn serialize<S: serde::Serializer>(
+        &self,
+        serializer: S,
+    ) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

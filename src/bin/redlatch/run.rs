@@ -297,7 +297,7 @@ fn attempt(
     Ok(taken?)
 }
 
-fn say_who(client: &Client, options: &Run, what: &str) {
+fn say_who(client: &Client, options: &Run, event: &str) {
     if options.quiet {
         return;
     }
@@ -305,7 +305,7 @@ fn say_who(client: &Client, options: &Run, what: &str) {
     let (client, name) = (client.clone(), options.name.clone());
     let inspected = beside(move || client.inspect(&name));
     match inspected.map(|inspected| inspected.recv_timeout(LOOKING)) {
-        Ok(Ok(Ok(info))) => say(format_args!("{what} {info}")),
-        _ => say(format_args!("{what} {}", Shown(&options.name))),
+        Ok(Ok(Ok(info))) => say(format_args!("{event} {info}")),
+        _ => say(format_args!("{event} {}", Shown(&options.name))),
     }
 }
