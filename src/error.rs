@@ -59,8 +59,7 @@ pub enum Error {
         name: Option<String>,
         /// The server's address, where it is known: `127.0.0.1:6379`, or the path of a Unix socket.
         server: Option<String>,
-        /// The error of Redis or of the connection. The text contains it, so the method
-        /// [`source`](std::error::Error::source) returns the cause behind it, if there is one.
+        /// The error of Redis or of the connection.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The hold ended before it was released, used or adopted. Of a [`SemaphorePermit`](crate::SemaphorePermit): the
@@ -171,8 +170,8 @@ impl Error {
     /// Returns whether the same call may succeed later although the caller changes nothing.
     ///
     /// False for errors that come after the work, such as those of a release, and for a command that may have run. So a
-    /// caller that repeats retryable calls repeats no work. If [`Client::adopt`](crate::Client::adopt) fails after Redis has
-    /// executed it, the ticket is used up, and a repeated call returns `Lost`.
+    /// caller that repeats retryable calls repeats no work. [`Client::adopt`](crate::Client::adopt) is the exception: if
+    /// Redis has executed the request, the ticket is used up, and a repeated call returns `Lost`.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |
@@ -220,9 +219,10 @@ impl Error {
     ///
     /// True if one of these was sent and no reply arrived: a [guarded command](crate::MutexGuard::query), or a call that
     /// would take effect again if the program repeated it, such as [`count_down`](crate::Latch::count_down),
-    /// [`add_permits`](crate::Semaphore::add_permits), or [`force_unlock`](crate::Handle::force_unlock). (That of
-    /// a `RedLock` returns [`NoQuorum`](Self::NoQuorum) instead, and may have freed the lock on some servers.) Also true if the reply to a guarded command arrived and could not be read: that command has run. False if
-    /// Redis replied with an error, even if a script had written something before it failed.
+    /// [`add_permits`](crate::Semaphore::add_permits), or [`force_unlock`](crate::Handle::force_unlock). Also true if the
+    /// reply to a guarded command arrived and could not be read: that command has run. False if Redis replied with an
+    /// error, even if a script had written something before it failed. False also for the `NoQuorum` of a `RedLock`'s
+    /// `force_unlock`, although some servers may have freed the lock.
     ///
     /// Redis never runs a guarded command once the hold is over, however late the command arrives.
     ///

@@ -110,7 +110,7 @@
 //!   is free, and the old holder learns of the loss at its next renewal. A [`RedLock`] stays held while a majority of its
 //!   masters keeps the hold.
 //! - **Order among processes.** The first to ask after a release gets the lock. Only a fair lock keeps the order; readers
-//!   and writers of an [`RwLock`] take turns.
+//!   and writers of an [`RwLock`] take turns, within the limits stated there.
 //!
 //! # The guide
 //!

@@ -282,7 +282,7 @@ impl fmt::Debug for FakeGuard {
     }
 }
 
-impl sealed::Guard for FakeGuard {
+impl sealed::SealedGuard for FakeGuard {
     fn unlock_boxed(self: Box<Self>) -> Result<()> {
         (*self).unlock()
     }

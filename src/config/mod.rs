@@ -301,9 +301,8 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. So an acquire soon after another one gets
-    /// less time, 1/32 of the command timeout (94 ms by default). After one that was not acknowledged in time, each gets
-    /// 20 ms until one is acknowledged.
+    /// The client's other commands wait too, since they share the connection. To limit that, the replicas get less time
+    /// soon after another acquire (94 ms by default), and even less after one that they did not acknowledge (20 ms).
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -395,8 +394,7 @@ impl Config {
     /// Threads that share a read hold count as one.
     ///
     /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
-    /// lost. A loss that was not noticed before the release is reported when Redis replies that the hold had ended. Such a
-    /// reply is not reported if the hold may have been in force until its release.
+    /// lost. A loss that is noticed only by the release is reported too, unless the hold may have lasted until then.
     ///
     /// Not reported either: losses of the permits of a `Semaphore`, and a loss that only the drop of a
     /// [`RedLock`](crate::RedLock)'s guard would find.

@@ -993,8 +993,8 @@ impl ExpirablePermit {
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
     ///   valid until the earlier of two ends: the previous one and the one that was asked for.
     ///
-    /// Redis may still execute an unanswered request later. So a further call lets the permit count as valid only for the
-    /// shorter of its own lease and that of the unanswered request.
+    /// Redis may still execute the request later, even after a further call. `is_valid` and `valid_until` take that into
+    /// account.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
@@ -1070,7 +1070,11 @@ impl ExpirablePermit {
     pub fn detach(self, lease: Duration) -> Result<Ticket> {
         let name = self.name().to_owned();
         let id = self.detach_as_id(lease)?;
-        Ok(Ticket::new(<Self as sealed::Adopt>::TICKET, &id, &name))
+        Ok(Ticket::new(
+            <Self as sealed::SealedAdopt>::TICKET,
+            &id,
+            &name,
+        ))
     }
 
     /// Leaves the permit in Redis for `lease` and returns its id, which outlives this process. If another process is to go
@@ -1141,7 +1145,7 @@ impl ExpirablePermit {
     }
 }
 
-impl sealed::Adopt for ExpirablePermit {
+impl sealed::SealedAdopt for ExpirablePermit {
     const TICKET: &'static str = "permits";
 
     fn adopt(spec: LockSpec, from: &str) -> Result<Self> {

@@ -26,13 +26,13 @@ use crate::sync::kind::{Fair, Owned};
 /// [`CancelToken`](crate::CancelToken), an error or a closed client, leaves the queue at once.
 ///
 /// **Dead waiters.** While a thread waits, its client confirms the place in Redis. A place that was not confirmed for
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set) has expired. The clients of living waiters remove
-/// expired places once a second, so dead waiters delay those behind them by at most 4 s, however many died. A waiter that
-/// was only stopped, and whose place was removed, joins at the end. If every waiter died, they delay newcomers by 3 s.
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) has expired. With its default of 3 s, dead waiters delay those
+/// behind them by at most 4 s, however many died; if every waiter died, they delay newcomers by 3 s. A waiter that was
+/// only stopped, and whose place was removed, joins at the end.
 ///
-/// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives for
-/// 3 s more once Redis answers. These times are measured by the clock of the Redis server. All clients of a name need the
-/// same `waiter_lease`.
+/// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives
+/// for one more `waiter_lease` once Redis answers. These times are measured by the clock of the Redis server. All clients
+/// of a name need the same `waiter_lease`.
 ///
 /// **With Redisson.** Java clients wait in the same queue, by Redisson's rules: their places expire after 300 s times
 /// the position, by the clocks of the clients. To Java clients, places of this crate look like Redisson's own. A Rust

@@ -64,11 +64,10 @@ pub type OwnedFencedLockGuard = Guard<Fenced, Owned>;
 impl Handle<Fenced> {
     /// Returns a handle that lets the token counter expire `ttl` after the lock was last acquired through it.
     ///
-    /// Tokens keep growing even so, with the *Exceptions* that [`FencedLock`] lists: without a counter, the next token is the
-    /// server's time in microseconds. Use this only
-    /// for names that no Redisson client locks: a Redisson client that finds no counter starts at 1. From 10 ms to 100
-    /// years; zero keeps the counter forever, which is the default. For any other value the methods that lock return
-    /// [`Error::InvalidSetting`].
+    /// Tokens keep growing even so, with the exceptions that [`FencedLock`] lists: without a counter, the next token is
+    /// the server's time in microseconds. Use this only for names that no Redisson client locks: a Redisson client that
+    /// finds no counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is the default. For
+    /// any other value the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

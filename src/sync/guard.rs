@@ -215,7 +215,7 @@ impl<K: AnyKind, S: Scope> fmt::Debug for Guard<K, S> {
     }
 }
 
-impl<K: AnyKind, S: Scope> sealed::Guard for Guard<K, S> {
+impl<K: AnyKind, S: Scope> sealed::SealedGuard for Guard<K, S> {
     fn unlock_boxed(self: Box<Self>) -> Result<()> {
         (*self).unlock()
     }

@@ -278,7 +278,8 @@ impl<A: AnyKind> Handle<A> {
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for) and [`lock_owned`](Self::lock_owned).
+    /// As [`try_lock_for`](Self::try_lock_for) and [`lock_owned`](Self::lock_owned); with a `wait` of zero as
+    /// [`try_lock_owned`](Self::try_lock_owned).
     pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard<A>>> {
         self.take(WaitMode::span(wait))
     }

@@ -110,13 +110,13 @@ impl OneServer for Write {}
 ///     guard.detach(std::time::Duration::from_secs(60))
 /// }
 /// ```
-pub trait Detachable: OneServer + sealed::Detachable {}
+pub trait Detachable: OneServer + sealed::SealedDetachable {}
 
 /// Declares which kinds are detachable: the protocol, the kind that an observer hears of, and whether a thread that holds
 /// the lock may take it again.
 macro_rules! detachable {
     ($($kind:ident: $protocol:ident, $reported_as:literal, $is_reentrant:literal;)+) => {$(
-        impl sealed::Detachable for $kind {
+        impl sealed::SealedDetachable for $kind {
             const PROTOCOL: &'static Kind = &$protocol::KIND;
             const REPORTED_AS: &'static str = $reported_as;
             const IS_REENTRANT: bool = $is_reentrant;
@@ -146,11 +146,11 @@ detachable! {
 ///     format!("written under token {}", guard.token())
 /// }
 /// ```
-pub trait Scope: sealed::Scope {}
+pub trait Scope: sealed::SealedScope {}
 
-impl<S: sealed::Scope> Scope for S {}
+impl<S: sealed::SealedScope> Scope for S {}
 
-impl sealed::Scope for Bound {
+impl sealed::SealedScope for Bound {
     const IS_OWNED: bool = false;
 
     fn enter() -> Self {
@@ -162,7 +162,7 @@ impl sealed::Scope for Bound {
 #[derive(Debug)]
 pub struct Owned(());
 
-impl sealed::Scope for Owned {
+impl sealed::SealedScope for Owned {
     const IS_OWNED: bool = true;
 
     fn enter() -> Self {
@@ -176,7 +176,7 @@ pub(crate) mod sealed {
     use crate::error::Result;
     use crate::protocol::kind;
 
-    pub trait Scope: Sync {
+    pub trait SealedScope: Sync {
         const IS_OWNED: bool;
 
         fn enter() -> Self;
@@ -189,7 +189,7 @@ pub(crate) mod sealed {
         type Target: Target;
     }
 
-    pub trait Detachable {
+    pub trait SealedDetachable {
         /// The protocol, whose name a ticket has.
         const PROTOCOL: &'static kind::Kind;
         const REPORTED_AS: &'static str;
@@ -197,7 +197,7 @@ pub(crate) mod sealed {
     }
 
     /// A guard that a ticket can become.
-    pub trait Adopt: Sized {
+    pub trait SealedAdopt: Sized {
         const TICKET: &'static str;
 
         /// Adopts the hold of the owner `from`.

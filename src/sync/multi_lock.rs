@@ -58,9 +58,9 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** Members are sorted by key and then by the server's address, however they were given. If several threads try
-/// at the same time for overlapping sets that nobody holds yet, one of them gets its whole set, provided that all of them
-/// have the same lease and the same server addresses, and that none is stopped in the meantime.
+/// **Order.** If several threads try at the same time for overlapping sets that nobody holds yet, one of them gets its
+/// whole set, provided that all of them have the same lease and the same server addresses, and that none is stopped in the
+/// meantime.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

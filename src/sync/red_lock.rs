@@ -41,11 +41,11 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// drift. If less is left by then, for example because this process was stopped, the grants are undone, and the call returns
 /// [`Error::Redis`].
 ///
-/// A master has a twentieth of the lease to reply: at least 50 ms, at most 500 ms, and never more than a quarter of the
-/// lease. Once a majority has granted the lock, the call waits for no other master; later grants count too. The client of a
-/// master that is down reconnects in the background. If too few masters reply, the request is undone on every master, also
-/// where no reply arrived. After a pause of at most 50 ms it is sent again: by `try_lock` once, by other calls until their
-/// time limit or the command timeout is over.
+/// A master has a twentieth of the lease to reply, but at least 50 ms and at most 500 ms; with a lease below 200 ms, a
+/// quarter of the lease. Once a majority has granted the lock, the call waits for no other master; later grants count too.
+/// The client of a master that is down reconnects in the background. If too few masters reply, the request is undone on
+/// every master, also where no reply arrived. After a pause of at most 50 ms it is sent again: by `try_lock` once, by
+/// other calls until their time limit or the command timeout is over.
 ///
 /// **Not acquired.** If a majority of the masters answers and no majority grants, others have the lock, and `try_lock`
 /// returns `Ok(None)`. If no majority answers in time, the call returns [`Error::NoQuorum`], or `Ok(None)` if only its

@@ -29,9 +29,10 @@ use crate::time;
 /// thread that reads and asks to write would wait for itself, so it gets
 /// [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once.
 ///
-/// **Sharing.** Readers of one process share a read hold. For the tenure (5 ms, [`Config::tenure`](crate::Config::tenure))
-/// after Redis granted it, further readers of the process join the hold without asking Redis, unless a thread of the
-/// process waits to write. After the tenure, readers ask Redis for a hold of their own.
+/// **Sharing.** Readers of one process share a read hold in Redis. For the tenure (5 ms,
+/// [`Config::tenure`](crate::Config::tenure)) after Redis granted it, further readers of the process join the hold without
+/// asking Redis, unless a thread of the process waits to write. After the tenure, readers ask Redis for a hold of their
+/// own.
 ///
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
 /// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask later wait behind that
@@ -40,8 +41,8 @@ use crate::time;
 /// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set). A thread that has the lock locks again without
 /// waiting.
 ///
-/// **Starvation.** Redis remembers a waiter for at most 10 s. A writer that waits for longer than that can wait forever
-/// while reads of other processes overlap, however short these are. Readers of other processes that use
+/// **Starvation.** Redis remembers a waiter for at most 10 s. A writer that waits for longer, for example behind a long
+/// read, can from then on wait forever while reads of other processes overlap. Readers of other processes that use
 /// [`readers_first`](Self::readers_first), and Redisson's readers, keep it out from the beginning.
 ///
 /// **Panics.** A guard that is dropped by a panic releases the lock like any other; there is no poisoning.

@@ -157,11 +157,11 @@ impl<'de> serde::Deserialize<'de> for Ticket {
 
 /// A type that a ticket can become: the [owned guard](crate::OwnedGuard) of a [`Detachable`] kind, or an
 /// [`ExpirablePermit`](crate::ExpirablePermit). Sealed.
-pub trait Adopt: sealed::Adopt {}
+pub trait Adopt: sealed::SealedAdopt {}
 
-impl<A: sealed::Adopt> Adopt for A {}
+impl<A: sealed::SealedAdopt> Adopt for A {}
 
-impl<K: Detachable> sealed::Adopt for Guard<K, Owned> {
+impl<K: Detachable> sealed::SealedAdopt for Guard<K, Owned> {
     const TICKET: &'static str = K::PROTOCOL.name;
 
     fn adopt(mut spec: LockSpec, from: &str) -> Result<Self> {
@@ -189,7 +189,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// An error releases this guard: the hold ends, unless its thread has further guards of the lock.
+    /// An error releases this guard. The lock stays held only if the thread has further guards of it.
     ///
     /// - [`Error::Lost`] if the hold ended earlier.
     /// - [`Error::Redis`] if Redis did not confirm.

@@ -169,7 +169,7 @@ pub trait Lock: sealed::Member + fmt::Debug + Send + Sync {
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 #[must_use = "if unused the lock is released immediately"]
-pub trait Hold: sealed::Guard + fmt::Debug + Sync {
+pub trait Hold: sealed::SealedGuard + fmt::Debug + Sync {
     /// Releases the hold and waits for Redis to confirm it: see [`Guard::unlock`](crate::Guard::unlock).
     ///
     /// # Errors
@@ -221,7 +221,7 @@ macro_rules! pointers {
 
 pointers!(Box, Arc);
 
-impl<H: Hold + ?Sized> sealed::Guard for Box<H> {
+impl<H: Hold + ?Sized> sealed::SealedGuard for Box<H> {
     fn unlock_boxed(self: Box<Self>) -> Result<()> {
         H::unlock_boxed(*self)
     }
@@ -266,7 +266,7 @@ pub(crate) mod sealed {
         fn take_owned_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold + Send>>>;
     }
 
-    pub trait Guard {
+    pub trait SealedGuard {
         fn unlock_boxed(self: Box<Self>) -> Result<()>;
     }
 }
