@@ -14,7 +14,7 @@ use crate::support::{GENEROUS, Server, eventually, loosely, ms, unique, within};
 struct Terminal {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
-    seen: String,
+    screen_text: String,
     running: Running,
 }
 
@@ -51,7 +51,7 @@ impl Terminal {
         Self {
             keyboard,
             screen,
-            seen: String::new(),
+            screen_text: String::new(),
             running,
         }
     }
@@ -72,13 +72,13 @@ impl Terminal {
     fn expect(&mut self, text: &str) -> String {
         let shown = within(loosely(GENEROUS), || {
             if let Ok(more) = self.screen.recv_timeout(ms(20)) {
-                self.seen.push_str(&String::from_utf8_lossy(&more));
+                self.screen_text.push_str(&String::from_utf8_lossy(&more));
             }
-            self.seen.contains(text)
+            self.screen_text.contains(text)
         });
-        assert!(shown, "no {text:?} on the screen: {:?}", self.seen);
-        let end = self.seen.find(text).unwrap() + text.len();
-        self.seen.drain(..end).collect()
+        assert!(shown, "no {text:?} on the screen: {:?}", self.screen_text);
+        let end = self.screen_text.find(text).unwrap() + text.len();
+        self.screen_text.drain(..end).collect()
     }
 }
 

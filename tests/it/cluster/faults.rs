@@ -27,7 +27,7 @@ timed!(a_slot_moves_with_those_who_hold_and_wait);
 fn a_slot_moves_with_those_who_hold_and_wait() {
     let cluster = Cluster::start();
     let name = cluster.name_at(0, "moves");
-    let tagged = |what: &str| format!("{what}:{{{name}}}");
+    let tagged = |prefix: &str| format!("{prefix}:{{{name}}}");
     let lease = ms(1_500);
     let holder = Client::open(cluster.config().lease(lease)).unwrap();
     let waiter = cluster.open();
@@ -44,15 +44,15 @@ fn a_slot_moves_with_those_who_hold_and_wait() {
         });
         eventually("it listens", || waiter.stats().subscriptions == 1);
         // A migration breaks nothing, so no holder may be notified.
-        let to = cluster.migrate(&name, || {
+        let target = cluster.migrate(&name, || {
             // Some keys have to be asked for with ASKING, and the holds are still renewed.
             let renewals = holder.stats().renewals;
             eventually("renewals go on", || holder.stats().renewals > renewals + 3);
         });
         load.ends();
-        assert_ne!(to, 0);
+        assert_ne!(target, 0);
         eventually("all know", || {
-            [tagged("kept"), name.clone()].map(|key| cluster.nodes_of(&key).0) == [to, to]
+            [tagged("kept"), name.clone()].map(|key| cluster.nodes_of(&key).0) == [target, target]
         });
         let renewals = holder.stats().renewals;
         eventually("renewals go on", || holder.stats().renewals > renewals);

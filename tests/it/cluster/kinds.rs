@@ -33,10 +33,13 @@ fn threads_and_clients_exclude_each_other(kind: Kind, cluster: &Cluster) {
                                     0 => lock.lock().unwrap(),
                                     _ => lock.try_lock_for(LONG).unwrap().unwrap(),
                                 };
-                                let before = inside.fetch_add(1, Ordering::SeqCst);
-                                always(before == 0, "two are inside");
-                                let before = last_token.swap(guard.token(), Ordering::SeqCst);
-                                always(!kind.tokens || guard.token() > before, "a token again");
+                                let inside_before = inside.fetch_add(1, Ordering::SeqCst);
+                                always(inside_before == 0, "two are inside");
+                                let token_before = last_token.swap(guard.token(), Ordering::SeqCst);
+                                always(
+                                    !kind.tokens || guard.token() > token_before,
+                                    "a token again",
+                                );
                                 thread::yield_now();
                                 inside.fetch_sub(1, Ordering::SeqCst);
                                 turns.fetch_add(1, Ordering::SeqCst);

@@ -14,7 +14,7 @@ fn names_whose_channels_leave_the_slot_are_refused() {
     let cluster = Cluster::shared();
     let client = cluster.open();
     for name in ["foo{", "a}b", "{}x"].map(unique) {
-        let before = client.stats().commands;
+        let commands_before = client.stats().commands;
         assert!(is_invalid(client.reentrant_lock(&name).lock()), "{name}");
         assert!(is_invalid(client.fair_lock(&name).try_lock()), "{name}");
         assert!(is_invalid(client.fenced_lock(&name).is_locked()), "{name}");
@@ -27,7 +27,11 @@ fn names_whose_channels_leave_the_slot_are_refused() {
         );
         assert!(is_invalid(client.latch(&name).count()), "{name}");
         assert!(is_invalid(client.multi_lock([&name]).lock()), "{name}");
-        assert_eq!(client.stats().commands, before, "something was sent");
+        assert_eq!(
+            client.stats().commands,
+            commands_before,
+            "something was sent"
+        );
     }
     let tagged = format!("foo{{{}}}", unique("tag"));
     client

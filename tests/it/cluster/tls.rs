@@ -28,12 +28,14 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
         eventually("it is free", || !cluster.exists(&name));
     }
     for node in &cluster.nodes {
-        let ours = node.clients_named("");
+        let our_connections = node.clients_named("");
         let port = format!("laddr={}", node.client_addr());
-        assert!(!ours.is_empty());
+        assert!(!our_connections.is_empty());
         assert!(
-            ours.iter().all(|client| client.line.contains(&port)),
-            "{ours:?}"
+            our_connections
+                .iter()
+                .all(|client| client.line.contains(&port)),
+            "{our_connections:?}"
         );
     }
     // Redirections name a node by its address.
@@ -44,8 +46,8 @@ fn nodes_are_reached_over_tls_by_the_name_that_they_announce() {
     held.unlock().unwrap();
     other.mutex(&name).lock().unwrap().unlock().unwrap();
     let err = open(nobody).unwrap_err();
-    let what = format!("for {known_as} and not for {nobody}");
-    assert!(err.to_string().contains(&what), "{err}");
+    let mismatch = format!("for {known_as} and not for {nobody}");
+    assert!(err.to_string().contains(&mismatch), "{err}");
 }
 
 timed!(a_new_node_is_reached_by_its_name_although_redirections_give_its_address);

@@ -73,13 +73,13 @@ fn a_node_to_which_a_slot_moves_keeps_its_connection_meanwhile() {
     let client = Client::open(cluster.config().lease(ms(600))).unwrap();
     let (moves, stays) = (cluster.name_at(0, "moves"), cluster.name_at(1, "stays"));
     let kept = client.mutex(&stays).lock().unwrap();
-    let ours = || cluster.nodes[new].clients_named("link");
+    let our_links = || cluster.nodes[new].clients_named("link");
     cluster.migrate_to(new, &moves, || {
         let mut ids = Vec::new();
         for n in 0..5 {
             let lock = client.spin_lock(format!("{n}:{{{moves}}}"));
             lock.lock().unwrap().unlock().unwrap();
-            ids.extend(ours().iter().map(|client| client.id));
+            ids.extend(our_links().iter().map(|client| client.id));
             // Housekeeping, which would close an unused connection, runs before the next renewals.
             let renewals = client.stats().renewals;
             eventually("renewals go on", || client.stats().renewals > renewals + 1);
@@ -102,15 +102,15 @@ fn a_node_that_has_left_is_forgotten() {
     eventually("it is renewed there", || {
         client.stats().renewals > renewals + 1
     });
-    let ours = |role: &str| cluster.nodes[leaves].clients_named(role).len();
-    eventually("it is renewed there", || ours("watchdog") == 1);
+    let connection_count = |role: &str| cluster.nodes[leaves].clients_named(role).len();
+    eventually("it is renewed there", || connection_count("watchdog") == 1);
     scoped(|scope| {
         let waiting = scope.spawn(|| other.mutex(&moves).lock()?.unlock());
-        eventually("it listens there", || ours("subscriber") == 1);
+        eventually("it listens there", || connection_count("subscriber") == 1);
         held.unlock().unwrap();
         waiting.join().unwrap().unwrap();
     });
-    assert_eq!(ours("link"), 2);
+    assert_eq!(connection_count("link"), 2);
     let works = || {
         for client in [&client, &other] {
             for name in [&moves, &stays] {
@@ -166,11 +166,11 @@ fn holds_at_a_master_that_is_slow_take_no_time_from_the_others() {
                 pauses(&["UNPAUSE"]);
             }
         });
-        let before = ends().max().unwrap();
+        let last_end = ends().max().unwrap();
         eventually("they are renewed repeatedly", || {
             let valid = kept.iter().all(|guard| guard.is_valid());
             assert!(valid, "{:?}", client.stats());
-            ends().min().unwrap() > before + LEASE * 2
+            ends().min().unwrap() > last_end + LEASE * 2
         });
     });
     drop(waits);

@@ -98,10 +98,13 @@ fn settings_of_the_redis_crate_are_taken_as_they_are() {
         let guard = client.mutex(unique("there")).lock().unwrap();
         eventually("it is renewed", || client.stats().renewals > 0);
         // A connection for commands and one for renewals.
-        let ours = server.clients_named("");
+        let our_connections = server.clients_named("");
         let as_told = |line: &str| line.contains(" db=3 ") && line.contains(" user=a:b ");
-        assert_eq!(ours.len(), 2, "{ours:?}");
-        assert!(ours.iter().all(|client| as_told(&client.line)), "{ours:?}");
+        assert_eq!(our_connections.len(), 2, "{our_connections:?}");
+        assert!(
+            our_connections.iter().all(|client| as_told(&client.line)),
+            "{our_connections:?}"
+        );
         guard.unlock().unwrap();
         drop(client);
         eventually("all are closed", || server.clients_named("").is_empty());

@@ -169,7 +169,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
     let client = Client::open(config(Arc::clone(&calls))).unwrap();
     let name = unique("slow");
     client.mutex(&name).lock().unwrap().unlock().unwrap();
-    let before = calls.load(Ordering::SeqCst);
+    let calls_before = calls.load(Ordering::SeqCst);
     server.kill_clients_named("");
     for _ in 0..4 {
         gets_nothing("a short wait", ms(60), || {
@@ -177,7 +177,7 @@ fn a_function_that_does_not_return_delays_nobody_beyond_their_limit() {
         });
     }
     // Later connections wait for the call that is still running, instead of starting another.
-    assert!(calls.load(Ordering::SeqCst) <= before + 2);
+    assert!(calls.load(Ordering::SeqCst) <= calls_before + 2);
     for _ in 0..8 {
         answer.send(()).unwrap();
     }
@@ -286,7 +286,7 @@ fn a_login_that_is_refused_leaves_the_connections_as_they_are() {
     let client = Client::open(vault.used_by(config).reauth_after(loosely(AGE))).unwrap();
     let guard = client.mutex(unique("refused")).lock().unwrap();
     eventually("it is renewed", || client.stats().renewals > 0);
-    let before = ids(&server, "", "blue");
+    let ids_before = ids(&server, "", "blue");
     vault.set("green", "wrong");
     let again = format!("renewing the login at redis, {}, failed", server.addr());
     eventually("both are refused twice", || {
@@ -297,7 +297,7 @@ fn a_login_that_is_refused_leaves_the_connections_as_they_are() {
             .iter()
             .all(|(_, text)| text.contains("WRONGPASS"))
     );
-    assert_eq!(ids(&server, "", "blue"), before);
+    assert_eq!(ids(&server, "", "blue"), ids_before);
     assert!(guard.is_valid());
     client
         .mutex(unique("other"))

@@ -330,11 +330,11 @@ fn what_may_have_counted_is_not_to_be_repeated() {
         let asks = || slots.available_permits().is_ok();
         eventually("it is connected", asks);
     };
-    for (what, call) in calls {
+    for (verb, call) in calls {
         connected();
         proxy.set(Target::Link, Mode::SwallowReplies);
-        let err = explained(what, call(), &["the command may have run: check the data"]);
-        assert!(err.may_have_run() && !err.is_retryable(), "{what}: {err:?}");
+        let err = explained(verb, call(), &["the command may have run: check the data"]);
+        assert!(err.may_have_run() && !err.is_retryable(), "{verb}: {err:?}");
     }
     connected();
     proxy.set(Target::Link, Mode::SwallowReplies);
@@ -343,9 +343,9 @@ fn what_may_have_counted_is_not_to_be_repeated() {
     // Nothing was sent.
     proxy.set(Target::All, Mode::Refuse);
     proxy.cut(Target::All);
-    for (what, call) in calls {
-        let err = call().expect_err(what);
-        assert!(!err.may_have_run() && err.is_retryable(), "{what}: {err:?}");
+    for (verb, call) in calls {
+        let err = call().expect_err(verb);
+        assert!(!err.may_have_run() && err.is_retryable(), "{verb}: {err:?}");
     }
 }
 

@@ -150,11 +150,11 @@ fn a_call_that_ends_while_another_master_is_looked_for_reports_the_replica() {
 }
 
 /// Forwards everything from one connection to the other.
-fn carry(from: &TcpStream, to: &TcpStream) {
-    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+fn carry(from: &TcpStream, target: &TcpStream) {
+    let (mut from, mut target) = (from.try_clone().unwrap(), target.try_clone().unwrap());
     thread::spawn(move || {
-        io::copy(&mut from, &mut to).ok();
-        to.shutdown(Shutdown::Both).ok();
+        io::copy(&mut from, &mut target).ok();
+        target.shutdown(Shutdown::Both).ok();
     });
 }
 
@@ -194,10 +194,10 @@ fn an_attempt_that_takes_long_has_one_beside_it_and_is_used_though_that_is_refus
         drop(open);
         first.set_nonblocking(false).unwrap();
         thread::sleep(ms(1_000));
-        let mut to = TcpStream::connect(server.addr()).unwrap();
-        to.write_all(&greeting).unwrap();
-        carry(&first, &to);
-        carry(&to, &first);
+        let mut target = TcpStream::connect(server.addr()).unwrap();
+        target.write_all(&greeting).unwrap();
+        carry(&first, &target);
+        carry(&target, &first);
         tells.recv().ok();
         drop(server);
     });

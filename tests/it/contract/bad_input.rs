@@ -220,7 +220,7 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let plain = open(&server);
     let prefixed = Client::open(settings(&server).key_prefix("app:")).unwrap();
-    let before = server.command_total();
+    let commands_before = server.command_total();
     let cases = [
         (&plain, String::new()),
         (&prefixed, String::new()),
@@ -244,7 +244,7 @@ fn impossible_names_are_refused_and_nothing_is_sent() {
             assert!(!lock.is_owned_by_current_thread() && lock.hold_count() == 0);
         }
     }
-    assert_eq!(server.command_total(), before);
+    assert_eq!(server.command_total(), commands_before);
     assert_eq!(plain.stats().names + prefixed.stats().names, 0);
 }
 
@@ -358,7 +358,7 @@ fn refuses_impossible_leases(kind: Kind) {
     let client = open(&server);
     let name = unique("lease");
     let lock = kind.of(&client, &name);
-    let before = server.command_total();
+    let commands_before = server.command_total();
     let bad = [
         lock.lease(Duration::ZERO),
         lock.lease(ms(9)),
@@ -381,7 +381,7 @@ fn refuses_impossible_leases(kind: Kind) {
             assert!(!err.is_retryable());
         }
     }
-    assert_eq!(server.command_total(), before);
+    assert_eq!(server.command_total(), commands_before);
     assert_eq!(client.stats().names, 0);
 
     // The limits themselves are good.
@@ -413,7 +413,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
     let name = unique("ttl");
     let lock = client.fenced_lock(&name);
     let counter = beside("redisson_lock_token", &name);
-    let before = server.command_total();
+    let commands_before = server.command_total();
     for ttl in [
         Duration::from_nanos(1),
         ms(9),
@@ -437,7 +437,7 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
         }
         assert_eq!(lock.hold_count(), 0);
     }
-    assert_eq!(server.command_total(), before);
+    assert_eq!(server.command_total(), commands_before);
     assert_eq!(client.stats().names, 0);
 
     // The limits themselves are valid, and so is zero, which means no TTL.
@@ -447,16 +447,18 @@ fn impossible_lives_of_a_token_counter_are_refused_and_nothing_is_sent() {
         let guard = lock.clone().token_ttl(ttl).lock().unwrap();
         assert!(guard.token() > last);
         last = guard.token();
-        let left = server.pttl(&counter);
-        assert!(lives(left), "{ttl:?}: {left}");
+        let ttl_left = server.pttl(&counter);
+        assert!(lives(ttl_left), "{ttl:?}: {ttl_left}");
         guard.unlock().unwrap();
     };
-    take(MAX_LEASE, &|left| left > 99 * year);
-    take(Duration::ZERO, &|left| left == -1);
-    take(ms(60_000), &|left| (30_000..=60_000).contains(&left));
-    take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
+    take(MAX_LEASE, &|ttl_left| ttl_left > 99 * year);
+    take(Duration::ZERO, &|ttl_left| ttl_left == -1);
+    take(ms(60_000), &|ttl_left| {
+        (30_000..=60_000).contains(&ttl_left)
+    });
+    take(MIN_LEASE, &|ttl_left| ttl_left <= 1_000 && ttl_left != -1);
     eventually("the counter expires", || server.dbsize() == 0);
-    take(MIN_LEASE, &|left| left <= 1_000 && left != -1);
+    take(MIN_LEASE, &|ttl_left| ttl_left <= 1_000 && ttl_left != -1);
 }
 
 /// Durations at the limits of the integers into which they are converted.
@@ -535,8 +537,8 @@ fn whatever_span_or_number_is_given_there_is_an_answer_or_an_error() {
         if span < LONG {
             assert!(held.try_lock_for(span).unwrap().is_none());
         }
-        if let Some(before) = now.checked_sub(span) {
-            assert!(held.try_lock_until(before).unwrap().is_none());
+        if let Some(past_deadline) = now.checked_sub(span) {
+            assert!(held.try_lock_until(past_deadline).unwrap().is_none());
         }
         if let Some(after) = now.checked_add(span) {
             let until = client.mutex(name("until")).try_lock_until(after);
@@ -619,10 +621,13 @@ fn a_place_in_the_queue_lives_for_as_long_as_may_be() {
             let (seconds, micros): (u64, u64) = server.ask(&["TIME"]);
             let now =
                 std::time::Duration::new(seconds, 0).as_secs_f64() * 1e3 + micros as f64 / 1e3;
-            let left: Vec<f64> = until.iter().map(|(_, at)| at - now).collect();
+            let times_left: Vec<f64> = until.iter().map(|(_, at)| at - now).collect();
             let most = lease.as_secs_f64() * 1e3 + 1.0;
-            assert!(left.iter().all(|left| *left <= most), "{left:?} ms");
-            left.len() == 1 && left[0] > 0.0
+            assert!(
+                times_left.iter().all(|time_left| *time_left <= most),
+                "{times_left:?} ms"
+            );
+            times_left.len() == 1 && times_left[0] > 0.0
         });
         guard.unlock().unwrap();
         crew.join();

@@ -33,8 +33,8 @@ fn a_semaphore_ends_when_it_is_deleted_or_with_its_time() {
     assert!(uploads.try_set_permits_with_ttl(1, ms(60_000)).unwrap());
     assert!(!uploads.try_set_permits_with_ttl(2, ms(90_000)).unwrap());
     assert_eq!(server.get_int(&name), 1);
-    let left = server.pttl(&name);
-    assert!(left > 50_000 && left <= 60_000, "{left}");
+    let ttl_left = server.pttl(&name);
+    assert!(ttl_left > 50_000 && ttl_left <= 60_000, "{ttl_left}");
     assert!(uploads.delete().unwrap());
 
     // Threads wait until a process creates it again.
@@ -130,18 +130,18 @@ fn a_spin_lock_pauses_as_its_handle_says() {
         asks.lock().unwrap().push(attempt);
         ms(20)
     });
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     assert!(steady.try_lock_for(ms(300)).unwrap().is_none());
-    let commands = client.stats().commands - before;
+    let commands = client.stats().commands - commands_before;
     assert!((3..=17).contains(&commands), "{commands} in 300 ms");
     let attempts = asked.lock().unwrap().clone();
     let expected: Vec<u32> = (1..).take(attempts.len()).collect();
     assert_eq!(attempts, expected);
     // No pause counts as 1 ms.
     let hasty = client.spin_lock(&name).back_off(|_| Duration::ZERO);
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     assert!(hasty.try_lock_for(ms(100)).unwrap().is_none());
-    assert!(client.stats().commands - before <= 110);
+    assert!(client.stats().commands - commands_before <= 110);
     let endless = client.spin_lock(&name).back_off(|_| Duration::MAX);
     assert!(endless.try_lock_for(ms(20)).unwrap().is_none());
     drop(guard);
@@ -300,8 +300,8 @@ fn a_handle_has_a_timeout_of_its_own() {
             ("release", Box::new(|| released.release())),
             ("release", Box::new(|| upload.release())),
         ];
-        for (what, call) in calls {
-            scope.spawn(move || fails(what, 3 * timeout, call));
+        for (verb, call) in calls {
+            scope.spawn(move || fails(verb, 3 * timeout, call));
         }
     });
     // The connection is in doubt by now, and not yet known to be broken.

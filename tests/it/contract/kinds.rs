@@ -96,7 +96,7 @@ fn one_keeps_the_other_out(a: Kind, b: Kind) {
     };
     waited_for_by(b, &server, asks);
     crew.all_parked();
-    let (freed, before) = (Instant::now(), held.token());
+    let (freed, token_before) = (Instant::now(), held.token());
     held.unlock().unwrap();
     for _ in 0..2 {
         let (granted, token) = received.recv_timeout(LONG).unwrap();
@@ -105,7 +105,7 @@ fn one_keeps_the_other_out(a: Kind, b: Kind) {
             "{:?}",
             granted - freed
         );
-        assert!(!b.tokens || token > before);
+        assert!(!b.tokens || token > token_before);
     }
     crew.join();
     eventually("nothing is left", || no_trace(a, b, &server));

@@ -89,8 +89,11 @@ fn threads_and_clients_exclude_each_other(kind: Kind) {
                             },
                         };
                         always(inside.fetch_add(1, Ordering::SeqCst) == 0, "two are inside");
-                        let before = last_token.swap(guard.token(), Ordering::SeqCst);
-                        always(!kind.tokens || guard.token() > before, "a token again");
+                        let token_before = last_token.swap(guard.token(), Ordering::SeqCst);
+                        always(
+                            !kind.tokens || guard.token() > token_before,
+                            "a token again",
+                        );
                         increment(&mut con, counter);
                         always(
                             inside.fetch_sub(1, Ordering::SeqCst) == 1,
@@ -180,13 +183,13 @@ fn no_wait_is_one_attempt(kind: Kind) {
     stranger_holds(kind.foe(), &server, &name, 60_000);
     let lock = kind.of(&client, &name);
     let past = Instant::now();
-    let before = server.calls("evalsha");
+    let calls_before = server.calls("evalsha");
     assert!(lock.try_lock().unwrap().is_none());
-    assert_eq!(server.calls("evalsha") - before, 1);
+    assert_eq!(server.calls("evalsha") - calls_before, 1);
     assert!(lock.try_lock_for(Duration::ZERO).unwrap().is_none());
-    assert_eq!(server.calls("evalsha") - before, 2);
+    assert_eq!(server.calls("evalsha") - calls_before, 2);
     assert!(lock.try_lock_until(past).unwrap().is_none());
-    assert_eq!(server.calls("evalsha") - before, 3);
+    assert_eq!(server.calls("evalsha") - calls_before, 3);
     assert!(
         server.clients_named("subscriber").is_empty(),
         "no waiter subscribed"
@@ -400,7 +403,7 @@ fn a_strangers_lock_is_waited_for(kind: Kind) {
             is_held_by_stranger(kind.foe(), &server, &name),
             "the stranger's hold is unchanged"
         );
-        let before = client.stats();
+        let stats_before = client.stats();
         let freed = Instant::now();
         if alike {
             stranger_releases(kind.foe(), &server, &name);
@@ -412,14 +415,14 @@ fn a_strangers_lock_is_waited_for(kind: Kind) {
         crew.join();
         if alike {
             assert!(took < loosely(BY_MESSAGE), "{took:?}");
-            assert_eq!(after.wakes > before.wakes, kind.listens > 0);
+            assert_eq!(after.wakes > stats_before.wakes, kind.listens > 0);
         } else {
             assert!(
                 took < loosely(ms(2500)),
                 "waiters poll once a second: {took:?}"
             );
-            assert_eq!(after.wakes, before.wakes);
-            assert_eq!(after.missed_messages, before.missed_messages + 1);
+            assert_eq!(after.wakes, stats_before.wakes);
+            assert_eq!(after.missed_messages, stats_before.missed_messages + 1);
         }
         waited_for_by(kind, &server, 0);
     }
@@ -536,7 +539,7 @@ fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
         });
     }
     crew.all_parked();
-    let before = client.stats();
+    let stats_before = client.stats();
     let (scripts, commands) = (server.calls("evalsha"), server.command_total());
     guard.unlock().unwrap();
     crew.join();
@@ -547,9 +550,9 @@ fn passing_it_on_inside_the_process_sends_nothing(kind: Kind) {
     // The first token was drawn for one thread, since nobody waited then. The next acquire draws tokens for all waiters
     // at once, so there is one more grant.
     let grants = u64::from(kind.tokens);
-    let granted = after.acquired - before.acquired;
+    let granted = after.acquired - stats_before.acquired;
     assert_eq!(
-        after.local_handoffs - before.local_handoffs,
+        after.local_handoffs - stats_before.local_handoffs,
         THREADS - granted
     );
     assert_eq!(granted, grants);
@@ -655,7 +658,7 @@ fn redis_holds_what_redisson_would_write(kind: Kind) {
     let client = open(&server);
     let lock = kind.of(&client, &name);
     assert_eq!(server.dbsize(), 0, "a handle sends nothing");
-    let lives = |guard: &AnyGuard, from: i64, to: i64| {
+    let lives = |guard: &AnyGuard, from: i64, max_ttl: i64| {
         guard.settle();
         assert_eq!(
             server.keys(),
@@ -667,7 +670,7 @@ fn redis_holds_what_redisson_would_write(kind: Kind) {
             if kind.stays(&key) {
                 assert_eq!(ttl, -1, "{key}");
             } else {
-                assert!((from..=to).contains(&ttl), "{key}: {ttl}");
+                assert!((from..=max_ttl).contains(&ttl), "{key}: {ttl}");
             }
         }
     };
@@ -701,11 +704,11 @@ fn owners_never_repeat(kind: Kind) {
     let server = Server::start();
     let name = unique("owner");
     let clients = [open(&server), open(&server)];
-    let mut seen = HashSet::new();
+    let mut owners = HashSet::new();
     for round in 0..200 {
         let lock = kind.of(&clients[round % 2], &name);
         let guard = lock.try_lock_for(LONG).unwrap().unwrap();
-        assert!(seen.insert(guard.owner().to_owned()), "{}", guard.owner());
+        assert!(owners.insert(guard.owner().to_owned()), "{}", guard.owner());
     }
 }
 
@@ -717,13 +720,13 @@ fn a_pair_of_lock_and_drop_is_two_commands(kind: Kind) {
     let lock = kind.of(&client, &name);
     drop(lock.lock().unwrap());
     eventually("the first release ran", || !server.exists(&name));
-    let (before, commands) = (server.calls("evalsha"), client.stats().commands);
+    let (calls_before, commands) = (server.calls("evalsha"), client.stats().commands);
     let loads = server.calls("script|load");
     for _ in 0..PAIRS {
         drop(lock.lock().unwrap());
     }
     eventually("the last release ran", || !server.exists(&name));
-    assert_eq!(server.calls("evalsha") - before, 2 * PAIRS);
+    assert_eq!(server.calls("evalsha") - calls_before, 2 * PAIRS);
     assert_eq!(client.stats().commands - commands, 2 * PAIRS);
     assert_eq!(server.calls("script|load"), loads);
 
@@ -834,12 +837,12 @@ fn a_fixed_lease_ends_and_its_holder_is_notified(kind: Kind) {
     let name = unique("fixed");
     let client = open_with_lease(&server, ms(60));
     let lock = kind.of(&client, &name).lease(lease);
-    let before = Instant::now();
+    let started_at = Instant::now();
     let guard = lock.lock().unwrap();
     let after = Instant::now();
     let until = guard.valid_until();
     let margin = lease / 100 + ms(2);
-    assert!(until >= before + lease - margin && until < after + lease);
+    assert!(until >= started_at + lease - margin && until < after + lease);
     assert!(guard.is_valid() && guard.hold_count() == 1);
     assert!(lock.is_owned_by_current_thread());
 
@@ -935,10 +938,10 @@ fn leases_do_not_interfere(kind: Kind) {
         thread::sleep(ms(5));
     }
     drop(guard);
-    let left = received.recv_timeout(LONG).unwrap();
+    let lease_left = received.recv_timeout(LONG).unwrap();
     assert!(
-        left > short - ms(100) && left <= short,
-        "the waiter's own lease: {left:?}"
+        lease_left > short - ms(100) && lease_left <= short,
+        "the waiter's own lease: {lease_left:?}"
     );
     crew.join();
 
@@ -1325,8 +1328,11 @@ fn questions_are_answered_truly(kind: Kind) {
     );
     for lock in [&lock, &theirs] {
         assert!(lock.is_locked().unwrap());
-        let left = lock.remaining_lease().unwrap().unwrap();
-        assert!(left > ms(25_000) && left <= ms(30_000), "{left:?}");
+        let lease_left = lock.remaining_lease().unwrap().unwrap();
+        assert!(
+            lease_left > ms(25_000) && lease_left <= ms(30_000),
+            "{lease_left:?}"
+        );
     }
     assert!(lock.is_owned_by_current_thread() && lock.hold_count() == 1);
     assert!(kind.of(&client, &name).is_owned_by_current_thread());
@@ -1392,10 +1398,10 @@ fn reentry_is_for_the_holding_thread(kind: Kind) {
             again.try_lock().unwrap(),
             again.try_lock_for(ms(1)).unwrap(),
         ];
-        for (left, place) in [3, 2, 1].into_iter().zip(order) {
-            assert_eq!(lock.hold_count(), left);
+        for (holds_left, place) in [3, 2, 1].into_iter().zip(order) {
+            assert_eq!(lock.hold_count(), holds_left);
             let guard = guards[place].take().unwrap();
-            assert_eq!(guard.hold_count(), left);
+            assert_eq!(guard.hold_count(), holds_left);
             assert!(server.exists(&name));
             elsewhere(|| assert!(theirs.try_lock().unwrap().is_none()));
             guard.unlock().unwrap();
@@ -1455,26 +1461,26 @@ fn leaving_an_inner_level_keeps_the_lease(kind: Kind) {
     let name = unique("levels");
     let client = open(&server);
     let lock = kind.of(&client, &name);
-    let left = || lock.remaining_lease().unwrap();
+    let lease_left = || lock.remaining_lease().unwrap();
     let long = lock.lease(HOUR);
     let outer = long.lock().unwrap();
     let inner = [(); 2].map(|()| long.lock().unwrap());
     for guard in inner {
         guard.unlock().unwrap();
         assert!(
-            left() > Some(HOUR - ms(60_000)) && left() <= Some(HOUR),
+            lease_left() > Some(HOUR - ms(60_000)) && lease_left() <= Some(HOUR),
             "{:?}",
-            left()
+            lease_left()
         );
     }
     assert!(outer.is_valid() && outer.hold_count() == 1);
     outer.unlock().unwrap();
-    assert_eq!(left(), None);
+    assert_eq!(lease_left(), None);
     let next = lock.lock().unwrap();
     assert!(
-        left() > Some(ms(25_000)) && left() <= Some(ms(30_000)),
+        lease_left() > Some(ms(25_000)) && lease_left() <= Some(ms(30_000)),
         "{:?}",
-        left()
+        lease_left()
     );
     next.unlock().unwrap();
 }

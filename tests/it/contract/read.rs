@@ -116,7 +116,7 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     let lock = client.rw_lock(&name);
     lock.read().unwrap().unlock().unwrap();
     let first = lock.read().unwrap();
-    let (before, scripts) = (client.stats(), server.calls("evalsha"));
+    let (stats_before, scripts) = (client.stats(), server.calls("evalsha"));
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
@@ -151,8 +151,8 @@ fn threads_of_a_process_share_one_hold_for_nothing() {
     }
     assert!(server.exists(&name) && lock.is_read_locked().unwrap());
     let after = client.stats();
-    assert_eq!(after.shared - before.shared, THREADS);
-    assert_eq!(after.acquired, before.acquired);
+    assert_eq!(after.shared - stats_before.shared, THREADS);
+    assert_eq!(after.acquired, stats_before.acquired);
     // Readers check now and then whether a writer waits.
     let scripts = server.calls("evalsha") - scripts;
     assert!(scripts <= 2, "{scripts} with that of is_read_locked");
@@ -190,18 +190,22 @@ fn a_writer_that_leaves_lets_all_readers_in_at_once() {
     // Readers in the writer's own process are notified without a subscription.
     subscribed(&server, 2);
     crew.all_parked();
-    let before = clients.each_ref().map(Client::stats);
-    let left = Instant::now();
+    let all_stats = clients.each_ref().map(Client::stats);
+    let left_at = Instant::now();
     drop(writer);
     for _ in 0..3 * THREADS {
         // No reader leaves before all have entered.
         let came = received.recv_timeout(LONG).unwrap();
-        assert!(came - left < loosely(ms(500)), "{:?}", came - left);
+        assert!(came - left_at < loosely(ms(500)), "{:?}", came - left_at);
     }
-    for (client, before) in clients.iter().zip(before) {
+    for (client, stats_before) in clients.iter().zip(all_stats) {
         let after = client.stats();
-        assert_eq!(after.acquired - before.acquired, 1, "one asks for all");
-        assert_eq!(after.shared - before.shared, THREADS - 1);
+        assert_eq!(
+            after.acquired - stats_before.acquired,
+            1,
+            "one asks for all"
+        );
+        assert_eq!(after.shared - stats_before.shared, THREADS - 1);
     }
     assert_eq!(server.hgetall(&name).len(), 1 + 3);
     for _ in 0..3 * THREADS {
@@ -283,7 +287,7 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     let client = open(&server);
     let renewed = client.rw_lock(&name);
     let fixed = renewed.clone().fixed_lease(loosely(ms(600)));
-    let mine = fixed.read().unwrap();
+    let own_guard = fixed.read().unwrap();
     let (sender, received) = unbounded();
     let (go, gone) = bounded::<()>(0);
     let mut crew = Crew::new();
@@ -297,11 +301,11 @@ fn a_fixed_lease_ends_for_each_reader_as_it_asked() {
     });
     received.recv_timeout(LONG).unwrap();
     let again = renewed.read().unwrap();
-    assert!(again.is_valid() && mine.is_valid() && again.hold_count() == 2);
+    assert!(again.is_valid() && own_guard.is_valid() && again.hold_count() == 2);
     go.send(()).unwrap();
     crew.join();
     assert!(
-        again.is_valid() && mine.is_valid(),
+        again.is_valid() && own_guard.is_valid(),
         "the renewed read extends the thread's own hold"
     );
 }
@@ -478,13 +482,17 @@ fn both_are_told_once(reason: LossReason, robbed: &(impl Fn(&Server, &str, &str)
             assert_eq!(loss.owner, owner);
             assert!(!guard.is_valid() && guard.hold_count() == 0);
         }
-        let left = server.hgetall(&name);
+        let holds_left = server.hgetall(&name);
         let unlocked = shared.unlock();
         assert!(
             matches!(unlocked, Err(Error::Lost { reason: found, .. }) if found == reason),
             "{unlocked:?}"
         );
-        assert_eq!(server.hgetall(&name), left, "the other holds are unchanged");
+        assert_eq!(
+            server.hgetall(&name),
+            holds_left,
+            "the other holds are unchanged"
+        );
     });
     assert!(!lock.is_owned_by_current_thread() && lock.read_hold_count() == 0);
     let renewals = client.stats().renewals;

@@ -39,7 +39,7 @@ fn companions() -> Arc<Vec<Server>> {
 /// its locks of one name are the same lock.
 fn clients_for(client: &Client) -> Arc<[Client; 2]> {
     static CLIENTS: Mutex<Option<HashMap<String, Weak<[Client; 2]>>>> = Mutex::new(None);
-    let who = loop {
+    let client_id = loop {
         // A client with a short lease may lose the hold before the reply, so retry.
         if let Ok(guard) = client.mutex(unique("who")).fixed_lease(LONG).lock() {
             let uuid = guard.owner().split(':').next().unwrap().to_owned();
@@ -50,11 +50,11 @@ fn clients_for(client: &Client) -> Arc<[Client; 2]> {
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
     let clients = clients.get_or_insert_default();
     clients.retain(|_, pair| pair.strong_count() > 0);
-    let known = clients.get(&who).and_then(Weak::upgrade);
+    let known = clients.get(&client_id).and_then(Weak::upgrade);
     known.unwrap_or_else(|| {
         let servers = companions();
         let pair = Arc::new([open(&servers[0]), open(&servers[1])]);
-        clients.insert(who, Arc::downgrade(&pair));
+        clients.insert(client_id, Arc::downgrade(&pair));
         pair
     })
 }
@@ -166,12 +166,12 @@ fn no_wait_is_one_attempt() {
     let past = Instant::now();
     // `PTTL` runs once in a rejected acquire, and once in the check that replaces an acquire which was rejected shortly
     // before.
-    let before = server.calls("pttl");
+    let calls_before = server.calls("pttl");
     let asked = |n: u64| {
         eventually("the server was asked", || {
-            server.calls("pttl") >= before + n
+            server.calls("pttl") >= calls_before + n
         });
-        assert_eq!(server.calls("pttl"), before + n);
+        assert_eq!(server.calls("pttl"), calls_before + n);
     };
     assert!(lock.try_lock().unwrap().is_none());
     asked(1);
@@ -245,12 +245,12 @@ fn passing_it_on_inside_the_process_asks_nobody() {
         });
     }
     crew.all_parked();
-    let (before, asked) = (client.stats(), server.calls("hexists"));
+    let (stats_before, asked) = (client.stats(), server.calls("hexists"));
     guard.unlock().unwrap();
     crew.join();
     let after = client.stats();
-    assert_eq!(after.acquired, before.acquired);
-    assert_eq!(after.local_handoffs - before.local_handoffs, THREADS);
+    assert_eq!(after.acquired, stats_before.acquired);
+    assert_eq!(after.local_handoffs - stats_before.local_handoffs, THREADS);
     assert_eq!(server.calls("hexists"), asked);
     assert_eq!(owners.lock().unwrap().len(), 1, "one tenure, one owner");
     eventually("the last has released", || is_gone(RED, &server, &name));

@@ -204,13 +204,13 @@ fn are_told(
             let of = |server: &Server| (server.ask(&["DUMP", &key]), server.pttl(&key) > 0);
             servers.each_ref().map(of)
         };
-        let before: [(Vec<u8>, bool); 2] = content();
+        let content_before: [(Vec<u8>, bool); 2] = content();
         for (verb, verdict) in verbs(&clients, &name) {
             assert!(
                 is_wrong_type(&verdict, &name),
                 "{kind}, {verb} of {title}: {verdict:?}"
             );
-            assert_eq!(content(), before, "{kind}, {verb} of {title}");
+            assert_eq!(content(), content_before, "{kind}, {verb} of {title}");
         }
         for server in &servers {
             let keys = server.keys_but_requests();
@@ -304,11 +304,11 @@ fn who_waits_is_told_when_the_key_becomes_a_record() {
             pipe.pexpire(&name, 600_000);
         }
         let () = pipe.query(&mut server.connection()).unwrap();
-        let before: Vec<u8> = server.ask(&["DUMP", &name]);
+        let dump_before: Vec<u8> = server.ask(&["DUMP", &name]);
         let verdict = waiting.join().unwrap();
         assert!(is_wrong_type(&verdict, &name), "{verdict:?}");
         assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), before);
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", &name]), dump_before);
         assert_eq!(server.pttl(&name) > 0, limited);
         server.cli(&["DEL", &name]);
     }
@@ -364,8 +364,8 @@ fn a_lock_of_others_is_waited_for_whatever_it_looks_like() {
                 );
                 assert!(client.fenced_lock(&name).try_lock().unwrap().is_none());
                 assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
-                let left = client.mutex(&name).remaining_lease().unwrap().unwrap();
-                assert_eq!(left == Duration::MAX, !limited);
+                let lease_left = client.mutex(&name).remaining_lease().unwrap().unwrap();
+                assert_eq!(lease_left == Duration::MAX, !limited);
             }
             assert!(client.inspect(&name).unwrap().held > 0);
             server.cli(&["FLUSHALL"]);

@@ -74,13 +74,13 @@ fn part_that_leads() {
 timed!(a_leader_that_is_killed_is_followed);
 fn a_leader_that_is_killed_is_followed() {
     let server = Server::start();
-    let [left, restarted] = ["left", "restarted"].map(unique);
+    let [left_name, restarted] = ["left", "restarted"].map(unique);
     scoped(|scope| {
         // By a process that waits: when the lease is over.
         scope.spawn(|| {
-            let (mut part, term) = leading(&server, &left, LEASE);
+            let (mut part, term) = leading(&server, &left_name, LEASE);
             let (client, (leads, led)) = (open(&server), bounded(1));
-            let election = client.election(&left);
+            let election = client.election(&left_name);
             scoped(|scope| {
                 scope.spawn(|| leads.send(election.campaign()).unwrap());
                 eventually("it waits", || client.stats().waiting == 1);
@@ -89,7 +89,7 @@ fn a_leader_that_is_killed_is_followed() {
                 let next = led.recv_timeout(LONG).unwrap().unwrap();
                 assert!(killed.elapsed() > LEASE / 2, "{:?}", killed.elapsed());
                 assert!(next.term() > term && next.is_leader());
-                write(&next, &left).unwrap();
+                write(&next, &left_name).unwrap();
             });
         });
         // By a process of the same machine that campaigns later: at once, whatever the lease.
@@ -306,11 +306,11 @@ fn observers_see_who_leads_and_that_nobody_does() {
     let mut changes = watching.election(&name).observe();
     assert!(changes.next().unwrap().unwrap().is_none());
     let first = client.election(&name).campaign().unwrap();
-    let seen = changes.next().unwrap().unwrap().expect("somebody leads");
-    assert_eq!(seen.term, first.term());
-    assert!(seen.owner.starts_with(client.id()));
-    assert_eq!(seen.process.as_ref().unwrap().label, "first");
-    assert!(seen.to_string().contains("first"), "{seen}");
+    let seen_leader = changes.next().unwrap().unwrap().expect("somebody leads");
+    assert_eq!(seen_leader.term, first.term());
+    assert!(seen_leader.owner.starts_with(client.id()));
+    assert_eq!(seen_leader.process.as_ref().unwrap().label, "first");
+    assert!(seen_leader.to_string().contains("first"), "{seen_leader}");
     scoped(|scope| {
         let next = scope.spawn(|| changes.next().unwrap().unwrap());
         thread::sleep(ms(20));

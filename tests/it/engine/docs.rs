@@ -46,17 +46,20 @@ fn public_functions(text: &str) -> Vec<(&str, bool)> {
 #[test]
 fn every_public_method_has_an_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let (mut seen, mut without) = (0, Vec::new());
+    let (mut method_count, mut without) = (0, Vec::new());
     for path in sources(&root) {
         let text = fs::read_to_string(&path).unwrap();
         for (name, has_example) in public_functions(&text) {
-            seen += 1;
+            method_count += 1;
             if !has_example {
                 without.push(format!("{} in {}", name, path.display()));
             }
         }
     }
-    assert!(seen > 120, "only {seen} public methods are found");
+    assert!(
+        method_count > 120,
+        "only {method_count} public methods are found"
+    );
     assert!(without.is_empty(), "without an example: {without:#?}");
 }
 
@@ -83,7 +86,7 @@ fn the_search_for_examples_finds_what_has_none() {
 #[test]
 fn files_that_the_guide_names_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut seen = 0;
+    let mut file_count = 0;
     for page in fs::read_dir(root.join("src/guide")).unwrap() {
         let page = page.unwrap().path();
         if page.is_dir() {
@@ -98,10 +101,10 @@ fn files_that_the_guide_names_exist() {
             }
             let exists = root.join("src").join(name).exists() || root.join(name).exists();
             assert!(exists, "`{name}` in {}", page.display());
-            seen += 1;
+            file_count += 1;
         }
     }
-    assert!(seen > 20, "only {seen} files");
+    assert!(file_count > 20, "only {file_count} files");
 }
 
 /// The cells of all tables in a page, or in the comments of a source file.
@@ -160,16 +163,16 @@ fn the_guide_is_short_and_so_is_each_cell_of_a_table() {
 
     pages.push(root.join("README.md"));
     pages.extend(sources(&root.join("src")));
-    let mut seen = 0;
+    let mut cell_count = 0;
     for page in pages {
         for cell in cells(&fs::read_to_string(&page).unwrap()) {
             let words = count(&cell);
             let page = page.display();
             assert!(words <= MOST_IN_A_CELL, "{words} words in {page}: {cell}");
-            seen += 1;
+            cell_count += 1;
         }
     }
-    assert!(seen > 500, "only {seen} cells");
+    assert!(cell_count > 500, "only {cell_count} cells");
 }
 
 /// Each image is a file, and rustdoc, which copies no files, gets it inlined.
@@ -179,7 +182,7 @@ fn the_images_of_the_guide_exist_and_are_small() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
     let page = fs::read_to_string(guide.join("performance.md")).unwrap();
     let inlined = fs::read_to_string(guide.join("plots/inlined.md")).unwrap();
-    let mut seen = 0;
+    let mut image_count = 0;
     for image in page.split("![").skip(1) {
         let (_, name) = image.split_once("][").unwrap();
         let name = name.split(']').next().unwrap();
@@ -189,9 +192,9 @@ fn the_images_of_the_guide_exist_and_are_small() {
         assert!(svg.len() <= MOST, "{path} has {} bytes", svg.len());
         let text = format!("[{name}]: <data:image/svg+xml,");
         assert!(inlined.contains(&text), "{name} for rustdoc");
-        seen += 1;
+        image_count += 1;
     }
-    assert!(seen > 5, "only {seen} images");
+    assert!(image_count > 5, "only {image_count} images");
 }
 
 /// The output of the compiler for a program that uses the crate; `None` without a compiler.

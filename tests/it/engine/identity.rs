@@ -152,10 +152,10 @@ fn a_lock_and_the_same_by_another_address_are_no_two_members() {
         Box::new(tcp.mutex(&names[0])),
         Box::new(unix.mutex(&names[1])),
     ]);
-    let before = sent(&[&tcp, &unix]);
+    let sent_before = sent(&[&tcp, &unix]);
     let guard = apart.lock().unwrap();
     // Different names need no question about the servers.
-    assert_eq!(sent(&[&tcp, &unix]), before + 2);
+    assert_eq!(sent(&[&tcp, &unix]), sent_before + 2);
     drop(guard);
     // The restarted server has a new id. A client that connected before the restart must learn it, so that both
     // addresses count as one server.
@@ -184,11 +184,11 @@ fn different_servers_are_asked_once_who_they_are() {
         drop(client.mutex(&name).lock().unwrap());
     }
     let rounds = [(); 3].map(|()| {
-        let before = sent(&both_of);
+        let sent_before = sent(&both_of);
         let guard = both(&clients[0], &clients[1], &name).lock().unwrap();
         let after = sent(&both_of);
         guard.unlock().unwrap();
-        after - before
+        after - sent_before
     });
     assert_eq!(rounds, [4, 2, 2]);
     nothing_is_left(&servers);

@@ -133,12 +133,15 @@ fn end_of_item(code: &str) -> usize {
 
 /// All paths that begin with `crate` or `super`, anywhere in the code, as segments from the root.
 fn paths_in(code: &str, module: &str) -> BTreeSet<Vec<String>> {
-    let own: Vec<String> = module.split("::").map(str::to_owned).collect();
+    let own_path: Vec<String> = module.split("::").map(str::to_owned).collect();
     let mut paths = BTreeSet::new();
-    for (root, base) in [("crate::", &own[..0]), ("super::", &own[..own.len() - 1])] {
+    for (root, base) in [
+        ("crate::", &own_path[..0]),
+        ("super::", &own_path[..own_path.len() - 1]),
+    ] {
         for (at, _) in code.match_indices(root) {
-            let before = code[..at].chars().next_back();
-            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+            let char_before = code[..at].chars().next_back();
+            if char_before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
                 continue;
             }
             read_paths(&code[at + root.len()..], base, &mut paths);
@@ -160,11 +163,11 @@ fn read_paths<'a>(code: &'a str, base: &[String], paths: &mut BTreeSet<Vec<Strin
                 rest = after;
                 continue;
             }
-            let left = read_paths(rest, base, paths);
-            if left.len() == rest.len() {
-                return left; // not a path
+            let code_left = read_paths(rest, base, paths);
+            if code_left.len() == rest.len() {
+                return code_left; // not a path
             }
-            rest = left;
+            rest = code_left;
         }
     }
     let end = code
@@ -251,7 +254,11 @@ impl Graph {
 
     fn edges(&self) -> impl Iterator<Item = (&str, &str)> {
         let all = self.0.iter();
-        all.flat_map(|(from, to)| to.iter().map(move |to| (from.as_str(), to.as_str())))
+        all.flat_map(|(from, targets)| {
+            targets
+                .iter()
+                .map(move |target| (from.as_str(), target.as_str()))
+        })
     }
 
     /// Every module that `module` imports directly or indirectly.
@@ -310,13 +317,13 @@ fn file_of(module: &str) -> String {
 
 /// Fails unless the findings are exactly those of the list.
 #[track_caller]
-fn compare(what: &str, found: &BTreeSet<String>, listed: &[&str]) {
+fn compare(complaint: &str, found: &BTreeSet<String>, listed: &[&str]) {
     let known: BTreeSet<String> = listed.iter().map(|&entry| entry.to_owned()).collect();
     let new: Vec<_> = found.difference(&known).collect();
     let gone: Vec<_> = known.difference(found).collect();
     assert!(
         new.is_empty() && gone.is_empty(),
-        "{what}: {new:#?}\nnot found any more, remove from the list: {gone:#?}"
+        "{complaint}: {new:#?}\nnot found any more, remove from the list: {gone:#?}"
     );
     assert_eq!(known.len(), listed.len(), "listed twice");
 }
@@ -336,11 +343,11 @@ fn every_file_has_a_layer() {
 #[test]
 fn imports_point_down() {
     let graph = Graph::of_src();
-    let upward = |(from, to): &(&str, &str)| layer(from) > layer(to);
+    let upward = |(from, target): &(&str, &str)| layer(from) > layer(target);
     let found = graph
         .edges()
         .filter(upward)
-        .map(|(from, to)| format!("{} -> crate::{to}", file_of(from)))
+        .map(|(from, target)| format!("{} -> crate::{target}", file_of(from)))
         .collect();
     compare("imported from a higher layer", &found, UPWARD);
 }
@@ -380,9 +387,9 @@ fn codes_in(text: &str) -> Vec<&'static str> {
     // Remove the characters that would end an item.
     let kept = |literal: &str| literal.replace(['{', '}', '(', ')', '[', ']', ';', '#'], " ");
     let code = without_tests(without_comments(text, kept));
-    let stands = |what: &str| {
-        let mut places = code.match_indices(what);
-        places.any(|(at, _)| !code[at + what.len()..].starts_with(char::is_alphanumeric))
+    let stands = |needle: &str| {
+        let mut places = code.match_indices(needle);
+        places.any(|(at, _)| !code[at + needle.len()..].starts_with(char::is_alphanumeric))
     };
     let is_used = |(code, name): &(&str, &str)| {
         stands(&format!("\"{code}"))

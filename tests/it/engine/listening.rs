@@ -25,10 +25,14 @@ fn a_user_without_ping_hears_of_releases_also_after_silence() {
     let (holder, waiter) = (client(&url), client(&url));
     // The second hold is long enough for the client to check whether the silent connection is alive.
     for held in [ms(50), ms(2_700)] {
-        let before = waiter.stats();
+        let stats_before = waiter.stats();
         is_waited_for(&holder, &waiter, &unique("no-ping"), held);
         let after = waiter.stats();
-        assert_eq!(after.wakes, before.wakes + 1, "{before:?}, {after:?}");
+        assert_eq!(
+            after.wakes,
+            stats_before.wakes + 1,
+            "{stats_before:?}, {after:?}"
+        );
         assert_eq!(after.missed_messages, 0);
     }
     assert_eq!(waiter.stats().resubscriptions, 0);
@@ -85,19 +89,19 @@ fn a_confirmation_is_no_message_although_there_was_another_connection_before() {
             waiter.stats().resubscriptions == 1 && subscribed()
         });
     });
-    let before = waiter.stats();
+    let stats_before = waiter.stats();
     for _ in 0..ROUNDS {
         hand_over(&|| {});
     }
     let after = waiter.stats();
     assert_eq!(after.resubscriptions, 1);
-    let wakes = after.wakes - before.wakes;
+    let wakes = after.wakes - stats_before.wakes;
     assert!(
         wakes > ROUNDS / 2 && wakes <= ROUNDS + ROUNDS / 5,
         "{wakes} of {ROUNDS}: {after:?}"
     );
     // A busy reply, another one after the confirmation, a grant, the release, and one in reserve.
-    let commands = after.commands - before.commands;
+    let commands = after.commands - stats_before.commands;
     assert!(commands <= ROUNDS * 5, "{commands}: {after:?}");
     nothing_is_left(&server);
 }
@@ -127,9 +131,9 @@ fn processes_that_take_turns_send_little_more_than_three_commands_each() {
         });
     };
     take_turns(2);
-    let before = sent();
+    let sent_before = sent();
     take_turns(TURNS);
-    let sent = sent() - before;
+    let sent = sent() - sent_before;
     // Each turn takes a rejected request, a grant and the release. In addition, each client subscribes at the
     // beginning, and the last one runs alone.
     assert!(sent <= 2 * TURNS * 7 / 2, "{sent} for {}", 2 * TURNS);
@@ -152,18 +156,18 @@ fn a_subscription_that_is_left_behind_ends_soon_also_where_no_message_came() {
             .any(|client| client.subscriptions == 1)
     };
     // The dead holder's lease ends soon after the confirmation of the subscription, or long after.
-    for left in ["30", "200"] {
+    for lease_left in ["30", "200"] {
         let ends_soon = || {
             let name = unique("expires");
             let _: u64 = server.ask(&["HSET", &name, STRANGER, "1"]);
-            let _: bool = server.ask(&["PEXPIRE", &name, left]);
+            let _: bool = server.ask(&["PEXPIRE", &name, lease_left]);
             let guard = waiter.mutex(&name).lock().unwrap();
             let ends_soon = within(ms(150), || !subscribed());
             drop(guard);
             eventually("the subscription has ended", || !subscribed());
             ends_soon
         };
-        assert!((0..10).any(|_| ends_soon()), "after {left} ms");
+        assert!((0..10).any(|_| ends_soon()), "after {lease_left} ms");
     }
     assert_eq!(waiter.stats().wakes, 0);
     nothing_is_left(&server);

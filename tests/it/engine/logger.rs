@@ -61,12 +61,12 @@ fn a_logger_may_use_the_client_that_it_hears_of() {
                 sender.send((text.to_owned(), locked)).unwrap();
             });
         }
-        let hears = |what: &str| {
+        let hears = |fragment: &str| {
             let mut heard = received.iter();
-            heard.find(|(text, _)| text.contains(what)).unwrap()
+            heard.find(|(text, _)| text.contains(fragment)).unwrap()
         };
-        let hears_and_locks = |what: &str| {
-            let (text, locked) = hears(what);
+        let hears_and_locks = |fragment: &str| {
+            let (text, locked) = hears(fragment);
             assert!(matches!(locked, Ok(true)), "{text}: {locked:?}");
         };
         let other = client.mutex(unique("other"));
@@ -233,10 +233,10 @@ fn a_logger_that_causes_what_it_logs_is_not_called_for_ever() {
     let name = unique("again");
     let _hooked = Hooked(logs, vec![name.clone()]);
     server.cli(&["HSET", &name, STRANGER, "1"]);
-    let (client_there, own) = (client.clone(), name.clone());
+    let (client_there, own_name) = (client.clone(), name.clone());
     logs.hook(&name, move |_, _| {
         // The wait is long enough to be logged itself.
-        let granted = client_there.mutex(&own).try_lock_for(ms(200)).unwrap();
+        let granted = client_there.mutex(&own_name).try_lock_for(ms(200)).unwrap();
         assert!(granted.is_none());
     });
     assert!(client.mutex(&name).try_lock_for(ms(70)).unwrap().is_none());

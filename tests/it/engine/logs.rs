@@ -198,11 +198,11 @@ fn a_loss_and_a_release_in_vain_are_logged_with_the_owner() {
     let logs = logs();
     let server = Server::start();
     let client = Client::open(config(&server.url()).lease(ms(900))).unwrap();
-    let said = |owner: &str, what: &str| {
+    let said = |owner: &str, fragment: &str| {
         let about = logs.about(owner);
         about
             .iter()
-            .any(|(level, text)| *level == Level::Warn && text.contains(what))
+            .any(|(level, text)| *level == Level::Warn && text.contains(fragment))
     };
     let (lost, released) = (unique("lost"), unique("released"));
     let guard = client.mutex(&lost).lock().unwrap();

@@ -79,9 +79,9 @@ fn a_lease_and_a_half_without_renewal_is_told_before_the_key_can_be_gone() {
                 let until = Instant::now() + span * 3 / 2;
                 let mut con = server.connection();
                 let missing = loop {
-                    let left: i64 = redis::cmd("PTTL").arg(&name).query(&mut con).unwrap();
+                    let ttl_left: i64 = redis::cmd("PTTL").arg(&name).query(&mut con).unwrap();
                     let at = Instant::now();
-                    if left == -2 {
+                    if ttl_left == -2 {
                         break at;
                     }
                     assert!(at < until, "{mode:?}: still there after a lease and a half");
@@ -164,11 +164,11 @@ fn after_an_outage_what_ends_first_is_renewed_first() {
         let stats = client.stats();
         stats.renewals + stats.lost
     };
-    let before = done();
+    let done_before = done();
     proxy.pass();
     // No hold is lost unless the machine is extremely busy; both count as done.
     eventually("every hold was renewed or lost", || {
-        done() >= before + HOLDS as u64
+        done() >= done_before + HOLDS as u64
     });
 
     type Entry = (u64, u64, u64, Vec<String>, String, String);
@@ -196,9 +196,9 @@ fn a_key_that_is_somebody_elses_is_told_as_taken_over_and_not_touched() {
     let server = Server::start();
     let received = Losses::default();
     let span = loosely(ms(900));
-    let (mine, other) = (lease(&server.url(), span, &received), client(&server.url()));
+    let (own_client, other) = (lease(&server.url(), span, &received), client(&server.url()));
     let name = unique("taken");
-    let guard = mine.mutex(&name).lock().unwrap();
+    let guard = own_client.mutex(&name).lock().unwrap();
     assert_eq!(server.ask::<i64>(&["DEL", &name]), 1);
     let next = other.mutex(&name).lock().unwrap();
     let loss = guard.lost().recv_timeout(span).unwrap();
@@ -335,10 +335,13 @@ fn validity_counts_from_before_the_request_was_sent() {
         let guard = lock.lock().unwrap();
         assert!(begun.elapsed() >= delay);
         assert!(guard.valid_until() <= begun + span + ms(5));
-        let left = guard.valid_until() - Instant::now();
+        let lease_left = guard.valid_until() - Instant::now();
         let drift = span / 100 + ms(2); // the margin for clocks that run at different speeds
-        assert!(left <= span - delay - drift, "{left:?} left with {delay:?}");
-        assert!(left + delay + loosely(SLACK) > span);
+        assert!(
+            lease_left <= span - delay - drift,
+            "{lease_left:?} left with {delay:?}"
+        );
+        assert!(lease_left + delay + loosely(SLACK) > span);
         proxy.pass();
         guard.unlock().unwrap();
     }
@@ -355,8 +358,8 @@ fn failed_attempts_do_not_shorten_the_lease_of_the_one_that_succeeds() {
     let begun = Instant::now();
     let guard = lock.lock().unwrap();
     assert!(trap.fired() && begun.elapsed() >= ms(590));
-    let left = guard.valid_until() - Instant::now();
-    assert!(left + loosely(SLACK) > span, "{left:?}");
+    let lease_left = guard.valid_until() - Instant::now();
+    assert!(lease_left + loosely(SLACK) > span, "{lease_left:?}");
     guard.unlock().unwrap();
 }
 
@@ -520,8 +523,8 @@ fn a_fixed_lease_reentered_at_its_very_end_leaves_nothing_behind() {
                     let Ok(first) = short.lock() else {
                         continue; // the lease was over before the grant
                     };
-                    let before = Duration::from_micros(20 + 5 * ((thread + 3 * round) % 60));
-                    while first.valid_until() > Instant::now() + before {
+                    let lead_time = Duration::from_micros(20 + 5 * ((thread + 3 * round) % 60));
+                    while first.valid_until() > Instant::now() + lead_time {
                         thread::sleep(Duration::from_micros(5));
                     }
                     let again = in_time("reentering", ms(1_000), || long.try_lock_for(ms(3_000)));
@@ -604,7 +607,7 @@ fn turns_with_losses(
                         Err(err @ Error::Redis { .. }) if err.is_retryable() => continue,
                         Err(err) => panic!("{err:?}"),
                     };
-                    let mine = grants.fetch_add(1, Ordering::SeqCst) + 1;
+                    let grant_number = grants.fetch_add(1, Ordering::SeqCst) + 1;
                     round += 1;
                     thread::sleep(Duration::from_micros(round * 37 % 700));
                     if round.is_multiple_of(4) {
@@ -613,7 +616,7 @@ fn turns_with_losses(
                     if !guard.is_valid() {
                         kept.fetch_add(1, Ordering::Relaxed);
                         let went_on = within(LONG, || {
-                            grants.load(Ordering::SeqCst) > mine
+                            grants.load(Ordering::SeqCst) > grant_number
                                 || running.load(Ordering::SeqCst) == 1
                                 || over.load(Ordering::SeqCst)
                         });

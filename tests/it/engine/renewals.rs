@@ -117,10 +117,10 @@ fn a_server_that_is_busy_for_a_moment_renews_many_by_one_request_again() {
     is_renewed(1);
     for refusal in ["BUSY a script is running", "LOADING the dataset"] {
         let refused = Arc::new(AtomicU64::new(0));
-        let seen = Arc::clone(&refused);
+        let refused_there = Arc::clone(&refused);
         proxy.rewrite_replies(Target::Watchdog, move |replies| {
             // Replaces the reply to the first request that renews several holds.
-            match replies.starts_with(b"*") && seen.fetch_add(1, Ordering::SeqCst) == 0 {
+            match replies.starts_with(b"*") && refused_there.fetch_add(1, Ordering::SeqCst) == 0 {
                 true => format!("-{refusal}\r\n").into_bytes(),
                 false => replies.to_vec(),
             }

@@ -16,15 +16,15 @@ fn every_command_of_the_scripts_is_among_the_rights_in_the_guide() {
         .into_iter()
         .filter_map(|word| word.strip_prefix('+')?.split('|').next())
         .collect();
-    let mut seen = 0;
+    let mut command_count = 0;
     for (file, script) in lua::ALL {
         for call in script.split("call('").skip(1) {
             let command = call.split('\'').next().unwrap();
             assert!(rights.contains(&command), "{command} of {file}");
-            seen += 1;
+            command_count += 1;
         }
     }
-    assert!(seen > 100, "only {seen} commands");
+    assert!(command_count > 100, "only {command_count} commands");
 }
 
 /// A client with exactly the rights of the guide.

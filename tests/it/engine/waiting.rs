@@ -55,9 +55,9 @@ fn a_thousand_waiters_cost_next_to_nothing() {
     assert_eq!(client.stats().subscriptions, WAITERS);
     assert_eq!(server.clients_named("subscriber").len(), 1);
 
-    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    let (calls_before, begun) = (server.calls("evalsha"), Instant::now());
     thread::sleep(ms(1_500));
-    let asked = server.calls("evalsha") - before;
+    let asked = server.calls("evalsha") - calls_before;
     // At most one poll per waiter and poll cap, plus the one that was about to be sent.
     let most = WAITERS * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
     assert!(asked <= most, "{asked} questions in {:?}", begun.elapsed());
@@ -105,9 +105,9 @@ fn of_many_waiters_for_one_lock_one_asks() {
     }
     subscribed(&server, 1);
     crew.all_parked();
-    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    let (calls_before, begun) = (server.calls("evalsha"), Instant::now());
     thread::sleep(ms(1000));
-    let asked = server.calls("evalsha") - before;
+    let asked = server.calls("evalsha") - calls_before;
     let most = 1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750;
     assert!(asked <= most, "{asked} questions");
     server.cli(&["DEL", &name]);
@@ -185,12 +185,12 @@ fn use_names_once(names: u64) {
         next.store(until, Ordering::Relaxed);
     };
     run(names / 4);
-    let (before, mut most) = (rss_kib(), 0);
+    let (rss_before, mut most) = (rss_kib(), 0);
     for quarter in 2..=4 {
         run(names / 4 * quarter);
         most = most.max(client.stats().names);
     }
-    let grown = rss_kib().saturating_sub(before);
+    let grown = rss_kib().saturating_sub(rss_before);
     // Keeping the memory that a name needs while it is in use would exceed twice this limit.
     assert!(grown < 4 * 1024, "{grown} KiB more, {most} names");
     assert!(most < names / 4, "entries go while others come: {most}");
@@ -218,10 +218,10 @@ fn a_million_names_leave_no_memory_behind() {
 fn a_client_without_contention_listens_to_nobody() {
     alone(a_client_without_contention_listens_to_nobody, || {
         let server = Server::start();
-        let before = thread_count();
+        let threads_before = thread_count();
         let client = open(&server);
         eventually("opening the client leaves no thread", || {
-            thread_count() == before
+            thread_count() == threads_before
         });
         assert_eq!(server.clients_named("").len(), 1);
         let lock = client.reentrant_lock("calm");
@@ -230,7 +230,7 @@ fn a_client_without_contention_listens_to_nobody() {
             assert!(lock.try_lock().unwrap().is_some());
             guard.unlock().unwrap();
         }
-        assert!(thread_count() <= before + 1);
+        assert!(thread_count() <= threads_before + 1);
         assert!(threads_named("redlatch") <= 1);
         assert!(server.clients_named("subscriber").is_empty());
         assert_eq!(server.calls("subscribe"), 0);
@@ -494,16 +494,16 @@ fn two_alike_processes_share_evenly() {
 /// A single attempt of a client whose tenure is over fails while another client waits, to let it go first. Without
 /// waiters the attempt is not affected.
 fn lets_go_first<T>(
-    what: &str,
+    kind: &str,
     attempt: impl Fn(&Client, &str) -> Result<Option<T>>,
     wait: impl Fn(&Client, &str) + Sync,
 ) {
     const TENURE: Duration = ms(60);
     let server = Server::start();
-    let name = unique(what);
+    let name = unique(kind);
     let theirs = open(&server);
     let ours = Client::open(Config::new(server.url()).tenure(TENURE)).unwrap();
-    if what == "permit" {
+    if kind == "permit" {
         assert!(ours.semaphore(&name).try_set_permits(1).unwrap());
     }
     let attempt = || attempt(&ours, &name).unwrap();
@@ -518,7 +518,7 @@ fn lets_go_first<T>(
             held = attempt();
             held.is_some()
         });
-        let before = ours.stats().yields;
+        let yields_before = ours.stats().yields;
         scoped(|scope| {
             scope.spawn(|| wait(&theirs, &name));
             eventually("the other client waits", || channels(&server) > 0);
@@ -528,9 +528,9 @@ fn lets_go_first<T>(
             // decides.
             drop(attempt());
         });
-        ours.stats().yields > before
+        ours.stats().yields > yields_before
     });
-    assert!(lets_go_first, "{what}");
+    assert!(lets_go_first, "{kind}");
 }
 
 timed!(one_attempt_lets_others_go_first_once_its_process_had_its_tenure);
@@ -558,7 +558,7 @@ fn one_attempt_lets_others_go_first_once_its_process_had_its_tenure() {
 
 /// An object that can be waited for.
 struct Wanted {
-    what: &'static str,
+    title: &'static str,
     /// Waits for at most the given time; returns whether the wait succeeded.
     wants: Box<dyn Fn(Duration) -> Result<bool>>,
     is_free: Box<dyn Fn() -> bool>,
@@ -567,10 +567,10 @@ struct Wanted {
 /// An object of each kind. `clients` wait, and `there` are direct clients of the same servers that show the state.
 fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Wanted> {
     macro_rules! lock {
-        ($what:literal, $lock:expr) => {{
+        ($title:literal, $lock:expr) => {{
             let (ours, theirs) = ($lock(clients), $lock(there));
             Wanted {
-                what: $what,
+                title: $title,
                 wants: Box::new(move |wait| Ok(ours.try_lock_for(wait)?.is_some())),
                 is_free: Box::new(move || !theirs.is_locked().unwrap()),
             }
@@ -605,27 +605,27 @@ fn kinds(there: &[Client; 3], clients: &[Client; 3]) -> Vec<Wanted> {
         lock!("majority", |of: &[Client; 3]| RedLock::new(of, "i")
             .unwrap()),
         Wanted {
-            what: "read",
+            title: "read",
             wants: Box::new(move |wait| Ok(reads.try_read_for(wait)?.is_some())),
             is_free: Box::new(move || !read.is_read_locked().unwrap()),
         },
         Wanted {
-            what: "write",
+            title: "write",
             wants: Box::new(move |wait| Ok(writes.try_write_for(wait)?.is_some())),
             is_free: Box::new(move || !written.is_write_locked().unwrap()),
         },
         Wanted {
-            what: "semaphore",
+            title: "semaphore",
             wants: Box::new(move |wait| Ok(semaphores.1.try_acquire_for(wait)?.is_some())),
             is_free: Box::new(move || semaphores.0.available_permits().unwrap() == 2),
         },
         Wanted {
-            what: "expirable semaphore",
+            title: "expirable semaphore",
             wants: Box::new(move |wait| Ok(leased.1.try_acquire_for(wait)?.is_some())),
             is_free: Box::new(move || leased.0.available_permits().unwrap() == 2),
         },
         Wanted {
-            what: "latch",
+            title: "latch",
             wants: Box::new(move |wait| latch.wait_for(wait)),
             is_free: Box::new(|| true),
         },
@@ -649,18 +649,18 @@ fn a_limit_that_is_too_short_for_a_slow_answer_is_no_error_and_leaves_nothing() 
         for _ in 0..20 {
             let begun = Instant::now();
             let got = (kind.wants)(ms(2));
-            assert!(begun.elapsed() >= ms(2), "{}", kind.what);
-            assert!(matches!(got, Ok(false)), "{}: {got:?}", kind.what);
+            assert!(begun.elapsed() >= ms(2), "{}", kind.title);
+            assert!(matches!(got, Ok(false)), "{}: {got:?}", kind.title);
         }
     }
     for proxy in &proxies {
         proxy.pass();
     }
     for kind in &kinds {
-        eventually(kind.what, || (kind.is_free)());
+        eventually(kind.title, || (kind.is_free)());
         // The connections still work.
-        let got = (kind.wants)(if kind.what == "latch" { ms(1) } else { LONG });
-        assert_eq!(got.unwrap(), kind.what != "latch", "{}", kind.what);
+        let got = (kind.wants)(if kind.title == "latch" { ms(1) } else { LONG });
+        assert_eq!(got.unwrap(), kind.title != "latch", "{}", kind.title);
     }
     for client in clients {
         // A connection that was idle for a while may have been replaced, but no attempt costs a connection.
@@ -754,14 +754,14 @@ fn a_server_that_is_away_is_an_error_however_short_the_limit() {
     }
     for kind in &kinds {
         for _ in 0..3 {
-            let err = (kind.wants)(ms(2)).expect_err(kind.what);
-            assert!(err.is_retryable(), "{}: {err}", kind.what);
-            match (kind.what, &err) {
+            let err = (kind.wants)(ms(2)).expect_err(kind.title);
+            assert!(err.is_retryable(), "{}: {err}", kind.title);
+            match (kind.title, &err) {
                 ("names", Error::Members { failures, .. }) => assert_eq!(failures.len(), 2),
                 ("members", Error::Members { failures, .. }) => assert_eq!(failures.len(), 3),
                 ("majority", Error::NoQuorum { failures, .. }) => assert!(failures.len() >= 2),
                 (_, Error::Redis { .. }) => {}
-                _ => panic!("{}: {err:?}", kind.what),
+                _ => panic!("{}: {err:?}", kind.title),
             }
         }
     }
@@ -819,16 +819,16 @@ fn silence_is_no_error_at_first_and_one_in_the_long_run() {
     let begun = Instant::now();
     let mut patient = 0;
     for kind in &kinds {
-        eventually(kind.what, || match (kind.wants)(ms(10)) {
+        eventually(kind.title, || match (kind.wants)(ms(10)) {
             Ok(got) => {
-                assert!(!got, "{}", kind.what);
+                assert!(!got, "{}", kind.title);
                 patient += 1;
                 false
             }
             // No reply has arrived for half the command timeout.
             Err(err) => {
-                assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.what);
-                assert!(err.is_retryable(), "{}: {err}", kind.what);
+                assert!(begun.elapsed() >= RESPONSE / 2, "{}: {err}", kind.title);
+                assert!(err.is_retryable(), "{}: {err}", kind.title);
                 true
             }
         });
@@ -877,20 +877,20 @@ fn a_wait_leaves_its_subscription_to_the_next() {
             expirable.try_acquire_for(ms(10)).unwrap().is_some()
         }),
     ];
-    for (what, wait) in waits {
-        let before = subscriptions();
+    for (kind, wait) in waits {
+        let calls_before = subscriptions();
         for _ in 0..WAITS {
-            assert!(!wait(), "{what}");
+            assert!(!wait(), "{kind}");
         }
-        let subscribed = subscriptions().0 - before.0;
-        assert!(subscribed < WAITS / 2, "{what}: {subscribed}");
+        let subscribed = subscriptions().0 - calls_before.0;
+        assert!(subscribed < WAITS / 2, "{kind}: {subscribed}");
         eventually("no subscription is left", || {
             let (subscribed, unsubscribed) = subscriptions();
             client.stats().subscriptions == 0 && subscribed == unsubscribed
         });
     }
     // The subscription that an earlier wait left open delivers the message to the next wait.
-    let before = server.calls("subscribe");
+    let calls_before = server.calls("subscribe");
     scoped(|scope| {
         let waiting = scope.spawn(|| latch.wait().unwrap());
         eventually("the waiter is subscribed", || {
@@ -901,7 +901,7 @@ fn a_wait_leaves_its_subscription_to_the_next() {
         waiting.join().unwrap();
         assert_eq!(client.stats().missed_messages, rescues);
     });
-    assert!(server.calls("subscribe") <= before + 1);
+    assert!(server.calls("subscribe") <= calls_before + 1);
 }
 
 #[test]

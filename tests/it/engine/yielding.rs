@@ -40,16 +40,16 @@ fn whoever_has_notified_others_of_its_release_pauses_before_it_asks_again() {
     let mut listening = Vec::new();
     let takes_it = || {
         lock.lock().unwrap().unlock().unwrap();
-        let (begun, before) = (Instant::now(), client.stats().yields);
+        let (begun, yields_before) = (Instant::now(), client.stats().yields);
         lock.lock().unwrap().unlock().unwrap();
-        (client.stats().yields - before, begun.elapsed())
+        (client.stats().yields - yields_before, begun.elapsed())
     };
     assert_eq!(takes_it().0, 0, "no other client waits");
     for other in &mut others {
         listening.push(listens(other, &name));
-        let (times, took) = takes_it();
+        let (times, time_taken) = takes_it();
         assert_eq!(times, 1, "one pause, however many clients wait");
-        assert!(took >= ms(1), "{took:?}");
+        assert!(time_taken >= ms(1), "{time_taken:?}");
     }
 }
 
@@ -123,10 +123,10 @@ fn a_lock_that_stays_free_is_taken_within_a_tenure_however_many_listen() {
     let publish = || server.ask::<i64>(&["PUBLISH", &channel(&name), "0"]);
     for _ in 0..6 {
         crew.all_parked();
-        let before = server.calls("evalsha");
+        let calls_before = server.calls("evalsha");
         publish();
         eventually("the waiter asks after a pause", || {
-            server.calls("evalsha") > before
+            server.calls("evalsha") > calls_before
         });
     }
     crew.all_parked();
@@ -186,9 +186,9 @@ fn a_release_without_a_reply_counts_as_one_that_has_notified_another() {
     thread::sleep(TENURE);
     proxy.set(Target::Link, Mode::Delay(ms(2_000)));
     drop(guard);
-    let before = client.stats().yields;
+    let yields_before = client.stats().yields;
     assert!(lock.try_lock_for(ms(100)).unwrap().is_none());
-    assert_eq!(client.stats().yields - before, 1);
+    assert_eq!(client.stats().yields - yields_before, 1);
     proxy.pass();
 }
 
@@ -203,9 +203,9 @@ fn a_member_that_is_asked_ahead_yields_once() {
     let mut others = [(); 3].map(|()| server.connection());
     let listening = others.each_mut().map(|other| listens(other, &names[0]));
     uses_its_tenure_up(&client.mutex(&names[0]), TENURE);
-    let before = client.stats().yields;
+    let yields_before = client.stats().yields;
     assert!(both.try_lock().unwrap().is_some());
-    assert_eq!(client.stats().yields - before, 1);
+    assert_eq!(client.stats().yields - yields_before, 1);
     drop(listening);
 }
 
@@ -270,9 +270,9 @@ fn full_rounds() -> (usize, usize) {
         }
     });
     let turns = turns.into_inner().unwrap();
-    let between = |(i, who): (usize, &usize)| {
+    let between = |(i, holder): (usize, &usize)| {
         let later = &turns[i + 1..];
-        let next = later.iter().position(|other| other == who)?;
+        let next = later.iter().position(|other| other == holder)?;
         Some(later[..next].iter().collect::<HashSet<_>>().len())
     };
     let others: Vec<_> = turns.iter().enumerate().filter_map(between).collect();

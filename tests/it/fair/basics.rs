@@ -46,9 +46,9 @@ fn who_comes_again_stands_at_the_end() {
     let mut last: HashMap<usize, usize> = HashMap::new();
     // On a busy machine a thread may queue again too late for its turn, which must stay rare.
     let mut laps = 0;
-    for (turn, who) in served.iter().enumerate() {
-        if let Some(before) = last.insert(*who, turn) {
-            laps += usize::from(turn - before < 5);
+    for (turn, waiter) in served.iter().enumerate() {
+        if let Some(last_turn) = last.insert(*waiter, turn) {
+            laps += usize::from(turn - last_turn < 5);
         }
     }
     assert!(laps < served.len() / 10, "{laps}: {served:?}");
@@ -84,7 +84,7 @@ fn one_release_wakes_one_of_many() {
     }
     line.all_parked();
     let wakes = || -> u64 { clients.iter().map(|client| client.stats().wakes).sum() };
-    let (before, asked) = (wakes(), server.calls("evalsha"));
+    let (wakes_before, asked) = (wakes(), server.calls("evalsha"));
     let begun = Instant::now();
     for number in 0..RELEASES {
         let next = queue(&server, &name).remove(0);
@@ -104,7 +104,7 @@ fn one_release_wakes_one_of_many() {
             "{received:?}"
         );
     }
-    let woken = wakes() - before;
+    let woken = wakes() - wakes_before;
     let asked = server.calls("evalsha") - asked;
     let polls = WAITERS as u64 * (1 + u64::try_from(begun.elapsed().as_millis()).unwrap() / 750);
     assert!(woken <= RELEASES as u64, "{woken} woken");

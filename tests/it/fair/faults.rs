@@ -133,7 +133,7 @@ timed!(whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after);
 fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
     const WAIT: Duration = ms(700);
     at_each_step(|step, fault| {
-        let what = format!("{fault:?} at {step:?}");
+        let case = format!("{fault:?} at {step:?}");
         // A timeout so long that no call ends because of it.
         let net = warm(LONG, WAITER_LEASE);
         let target = Net::target(step);
@@ -169,11 +169,11 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
                 net.reach(step, asked);
                 fail();
             }
-            let (granted, took) = waiting.join().unwrap();
-            assert!(took < WAIT + loosely(SLACK), "{what}: {took:?}");
+            let (granted, time_taken) = waiting.join().unwrap();
+            assert!(time_taken < WAIT + loosely(SLACK), "{case}: {time_taken:?}");
             match granted {
-                Ok(granted) => assert!(!granted, "{what}"),
-                Err(err) => assert!(matches!(err, Error::Redis { .. }), "{what}: {err:?}"),
+                Ok(granted) => assert!(!granted, "{case}"),
+                Err(err) => assert!(matches!(err, Error::Redis { .. }), "{case}: {err:?}"),
             }
         });
         if step == Step::Subscription {
@@ -181,14 +181,14 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
             let gone = within(WAITER_LEASE / 2, || {
                 queue(&net.server, &net.name).is_empty()
             });
-            assert!(gone, "{what}");
+            assert!(gone, "{case}");
         }
         let ended = Instant::now();
         drop(guard);
         let next = net.other.fair_lock(&net.name).try_lock_for(LONG).unwrap();
         let took = ended.elapsed();
-        assert!(took < WAITER_LEASE + loosely(SLACK), "{what}: {took:?}");
-        next.unwrap_or_else(|| panic!("{what}: not served"))
+        assert!(took < WAITER_LEASE + loosely(SLACK), "{case}: {took:?}");
+        next.unwrap_or_else(|| panic!("{case}: not served"))
             .unlock()
             .unwrap();
         nothing_left(&net.server);
@@ -205,7 +205,7 @@ fn whatever_fails_for_good_the_wait_ends_in_time_and_its_place_soon_after() {
 timed!(whatever_fails_once_costs_a_waiter_nothing_but_time);
 fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
     at_each_step(|step, fault| {
-        let what = format!("{fault:?} at {step:?}");
+        let case = format!("{fault:?} at {step:?}");
         // Generous times, so that a busy machine does not add the loss of a place to the fault.
         let net = warm(ms(1_500), 3 * WAITER_LEASE);
         let target = Net::target(step);
@@ -250,14 +250,14 @@ fn whatever_fails_once_costs_a_waiter_nothing_but_time() {
         let subscribed = || net.client.stats().subscriptions == 1;
         eventually("it listens", subscribed);
         let first = queue(&net.server, &net.name);
-        assert_eq!(first.len(), 1, "{what}");
+        assert_eq!(first.len(), 1, "{case}");
         line.join_with(net.other.fair_lock(&net.name));
         // Long enough for every delayed request to arrive.
         thread::sleep(ms(800));
-        assert!(line.received.is_empty(), "{what}");
+        assert!(line.received.is_empty(), "{case}");
         let stood = queue(&net.server, &net.name);
-        assert_eq!((stood.len(), &stood[0]), (2, &first[0]), "{what}");
-        assert_eq!(timeouts(&net.server, &net.name).len(), 2, "{what}");
+        assert_eq!((stood.len(), &stood[0]), (2, &first[0]), "{case}");
+        assert_eq!(timeouts(&net.server, &net.name).len(), 2, "{case}");
         net.proxy.pass();
         drop(guard);
         line.served_in_order();
@@ -327,9 +327,9 @@ fn a_question_that_arrives_late_takes_nothing_from_its_sender() {
             });
             queued(&net.server, &net.name, 1);
             // Each round waits until more of the later requests have been answered.
-            let before = net.client.stats().commands;
+            let commands_before = net.client.stats().commands;
             eventually("it has asked more", || {
-                net.client.stats().commands >= before + asks
+                net.client.stats().commands >= commands_before + asks
             });
             drop(guard);
             eventually("it has the lock", || held.load(Ordering::SeqCst));
@@ -381,13 +381,13 @@ fn trying_again_and_again_leaves_nothing_to_be_sent_later() {
         let begun = Instant::now();
         while refused < TRIES / 3 {
             assert!(begun.elapsed() < 6 * LONG, "refused {refused} times");
-            let before = client.stats().commands;
+            let commands_before = client.stats().commands;
             match lock.try_lock_for(moment) {
                 Err(_) => {
                     refused += 1;
                     // An attempt makes two requests at once. A third command undoes the second, which had no reply in
                     // time.
-                    unanswered += u64::from(client.stats().commands > before + 2);
+                    unanswered += u64::from(client.stats().commands > commands_before + 2);
                     moment = (moment / 2).max(ms(2));
                 }
                 Ok(got) => {
@@ -707,17 +707,19 @@ fn threads_with_little_time_go_on_after_a_pause_of_the_server() {
             });
         }
         let go_on = |what| {
-            let before = granted.load(Ordering::Relaxed);
+            let granted_before = granted.load(Ordering::Relaxed);
             let begun = Instant::now();
-            eventually(what, || granted.load(Ordering::Relaxed) >= before + 20);
+            eventually(what, || {
+                granted.load(Ordering::Relaxed) >= granted_before + 20
+            });
             begun.elapsed()
         };
         go_on("they take turns");
         server.freeze();
         thread::sleep(ms(300));
         server.thaw();
-        let took = go_on("they go on");
-        assert!(took < loosely(ms(1_500)), "{took:?}");
+        let time_taken = go_on("they go on");
+        assert!(time_taken < loosely(ms(1_500)), "{time_taken:?}");
         done.store(true, Ordering::Relaxed);
     });
     nothing_left(&server);

@@ -26,28 +26,28 @@ fn who_leaves_is_out_of_the_queue_at_once() {
         let lock = client.fair_lock(name).cancel_on(&token);
         // From here on only the waiting thread keeps the client alive.
         drop(client);
-        let before = queue(server, name).len();
+        let queued_before = queue(server, name).len();
         let waiting = thread::spawn(move || assert!(matches!(lock.lock(), Err(Error::Cancelled))));
-        queued(server, name, before + 1);
+        queued(server, name, queued_before + 1);
         Box::new(move || {
             token.cancel();
             waiting.join().unwrap();
         })
     };
     let timed: Way = |client, server, name| {
-        let before = queue(server, name).len();
+        let queued_before = queue(server, name).len();
         let lock = client.fair_lock(name);
         let waiting = thread::spawn(move || {
             assert!(lock.try_lock_for(ms(400)).unwrap().is_none());
         });
-        queued(server, name, before + 1);
+        queued(server, name, queued_before + 1);
         Box::new(move || waiting.join().unwrap())
     };
     let closed: Way = |client, server, name| {
-        let before = queue(server, name).len();
+        let queued_before = queue(server, name).len();
         let lock = client.fair_mutex(name);
         let waiting = thread::spawn(move || assert!(matches!(lock.lock(), Err(Error::Closed))));
-        queued(server, name, before + 1);
+        queued(server, name, queued_before + 1);
         Box::new(move || {
             client.close(LONG).unwrap();
             waiting.join().unwrap();
@@ -65,8 +65,8 @@ fn who_leaves_is_out_of_the_queue_at_once() {
             let mut stay = queue(&server, &name);
             let gone = stay.remove(ahead);
             leave();
-            let left = within(AT_ONCE, || queue(&server, &name) == stay);
-            assert!(left, "{gone} of {:?}", queue(&server, &name));
+            let has_left = within(AT_ONCE, || queue(&server, &name) == stay);
+            assert!(has_left, "{gone} of {:?}", queue(&server, &name));
             let timed: Vec<_> = timeouts(&server, &name);
             assert!(timed.iter().all(|(ticket, _)| *ticket != gone));
             let begun = Instant::now();

@@ -72,16 +72,16 @@ fn part_that_waits() {
     let [waiter_lease, lease, keeps] = times.map(|time| ms(time.parse().unwrap()));
     let config = Config::new(&*url).waiter_lease(waiter_lease).lease(lease);
     let client = Client::open(config).unwrap();
-    let own = client.mutex(unique("own")).lock().unwrap();
-    let (own_client, _) = own.owner().rsplit_once(':').unwrap();
+    let own_guard = client.mutex(unique("own")).lock().unwrap();
+    let (own_client, _) = own_guard.owner().rsplit_once(':').unwrap();
     say(&format!("this is {own_client}"));
-    own.unlock().unwrap();
+    own_guard.unlock().unwrap();
     let log = std::sync::Mutex::new(connection_to(&url));
-    let write = |what: String| {
+    let write = |entry: String| {
         let mut log = log.lock().unwrap();
         let () = redis::cmd("RPUSH")
             .arg(LOG)
-            .arg(what)
+            .arg(entry)
             .query(&mut log)
             .unwrap();
     };
@@ -108,8 +108,11 @@ fn served(server: &Server, killed: impl Fn(&str) -> bool) -> Vec<String> {
     for entry in log {
         let (way, owner) = entry.split_at(1);
         if way == "+" {
-            if let Some(before) = inside.replace(owner.to_owned()) {
-                assert!(killed(&before), "{before} and {owner} are inside");
+            if let Some(owner_before) = inside.replace(owner.to_owned()) {
+                assert!(
+                    killed(&owner_before),
+                    "{owner_before} and {owner} are inside"
+                );
             }
             served.push(owner.to_owned());
         } else {

@@ -129,8 +129,8 @@ fn a_lock_is_had_while_the_releases_of_an_outage_go_out() {
     outage.ends(ms(15));
     // The acquire waits for at most one portion of releases.
     let guard = outage.client.mutex("own").lock().unwrap();
-    let left = outage.server.dbsize();
-    assert!(left > RELEASES / 3, "had after all but {left}");
+    let keys_left = outage.server.dbsize();
+    assert!(keys_left > RELEASES / 3, "had after all but {keys_left}");
     guard.unlock().unwrap();
     outage.is_over();
 }
@@ -168,8 +168,11 @@ fn unlocking_waits_for_its_own_release_and_not_for_those_of_an_outage() {
         });
         guard.unlock().unwrap();
     });
-    let left = server.dbsize();
-    assert!(left > RELEASES / 3, "given back after all but {left}");
+    let keys_left = server.dbsize();
+    assert!(
+        keys_left > RELEASES / 3,
+        "given back after all but {keys_left}"
+    );
     outage.is_over();
 }
 
@@ -352,10 +355,10 @@ fn a_server_that_lets_this_user_in_no_more_is_not_asked_again_for_every_release(
     let client = Client::open(patient(&url)).unwrap();
     let held = hold(&client, (0..200).map(|n| format!("out:{n}")));
     let () = server.ask(&["ACL", "DELUSER", "app"]);
-    let before = received(&server);
+    let received_before = received(&server);
     drop(held);
     client.close(ms(200)).unwrap_err();
-    let made = received(&server) - before;
+    let made = received(&server) - received_before;
     assert!(made <= 40, "{made} connections");
 }
 
@@ -395,9 +398,9 @@ fn a_subscriber_whose_password_is_refused_tries_once_a_second() {
     assert!(lock.try_lock().unwrap().is_none());
     // The connection for commands is logged in already and stays so.
     let () = server.ask(&["ACL", "SETUSER", "app", "<pw", ">other"]);
-    let before = received(&server);
+    let received_before = received(&server);
     assert!(lock.try_lock_for(ms(3_000)).unwrap().is_none());
-    let made = received(&server) - before;
+    let made = received(&server) - received_before;
     assert!((2..=7).contains(&made), "{made} connections");
 }
 
@@ -436,9 +439,9 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     let client = Client::open(patient(&server.url())).unwrap();
     let lock = client.mutex(unique("hurry"));
     drop(lock.lock().unwrap());
-    let before = received(&server);
+    let received_before = received(&server);
     server.kill_clients_named("link");
-    let aside = received(&server) - before;
+    let aside = received(&server) - received_before;
     server.freeze();
     scoped(|scope| {
         for _ in 0..4 {
@@ -454,7 +457,7 @@ fn short_waits_for_a_frozen_server_share_one_connection_in_the_making() {
     // The next call acquires the lock, unaffected by the short waits that timed out.
     let guard = lock.try_lock_for(PATIENT).unwrap();
     guard.expect("nobody has it").unlock().unwrap();
-    let made = received(&server) - before - aside;
+    let made = received(&server) - received_before - aside;
     assert!(made <= 4, "{made} connections for 80 short waits");
 }
 
@@ -554,13 +557,13 @@ fn closing_says_how_many_releases_nobody_has_acknowledged() {
     proxy.cut(Target::All);
     drop(held);
     let said = "3 releases";
-    let before = logs.count(log::Level::Warn, said);
+    let logged_before = logs.count(log::Level::Warn, said);
     let err = client.close(ms(100)).unwrap_err();
     assert!(matches!(err, Error::Redis { .. }), "{err:?}");
     assert!(err.to_string().contains(said), "{err}");
     assert_eq!(client.stats().releases_failed, 3);
     eventually("that is logged", || {
-        logs.count(log::Level::Warn, said) - before == 1
+        logs.count(log::Level::Warn, said) - logged_before == 1
     });
 }
 

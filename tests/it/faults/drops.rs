@@ -81,7 +81,7 @@ type Cut = fn(&Server);
 const CUT: Cut = |server| assert!(server.kill_clients_named("link") > 0);
 
 /// Drops guards while all servers are frozen and all connections for commands are cut.
-fn drop_frozen(servers: &[&Server], cut: Cut, what: &str, guards: Vec<Guard>) {
+fn drop_frozen(servers: &[&Server], cut: Cut, kind: &str, guards: Vec<Guard>) {
     servers.iter().copied().for_each(cut);
     for server in servers {
         server.freeze();
@@ -92,7 +92,7 @@ fn drop_frozen(servers: &[&Server], cut: Cut, what: &str, guards: Vec<Guard>) {
     for server in servers {
         server.thaw();
     }
-    assert!(took < loosely(AT_MOST), "{what}: {took:?}");
+    assert!(took < loosely(AT_MOST), "{kind}: {took:?}");
 }
 
 /// Checks guards of each kind; `tag` is part of their names, and places them on `server` if that is a node of a

@@ -78,8 +78,8 @@ fn a_replica_is_left_for_a_new_connection_again_and_again_until_there_is_a_maste
     master.freeze();
     let () = server.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     drop(dropped);
-    for (target, before) in opened {
-        let again = within(ms(2_500), || proxy.opened(target) > before);
+    for (target, opened_before) in opened {
+        let again = within(ms(2_500), || proxy.opened(target) > opened_before);
         assert!(again, "{target:?} stays with a replica");
     }
     let () = server.ask(&["REPLICAOF", "NO", "ONE"]);

@@ -212,13 +212,13 @@ fn the_connections_for_renewals_and_messages_survive_bad_replies() {
                 for target in [Target::Subscriber, Target::Watchdog] {
                     let sent = sent.clone();
                     proxy.rewrite_replies(target, move |_| sent.clone());
-                    let before = proxy.opened(target);
+                    let opened_before = proxy.opened(target);
                     let waiter = client.mutex(&contended);
                     assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
                     // Without messages, the waiter polls.
                     eventually(&format!("{target:?} connects anew"), || {
                         assert!(waiter.try_lock_for(ms(20)).unwrap().is_none());
-                        proxy.opened(target) > before || is_lost && !guard.is_valid()
+                        proxy.opened(target) > opened_before || is_lost && !guard.is_valid()
                     });
                     proxy.pass();
                     let renewed = client.stats().renewals;
@@ -343,17 +343,17 @@ fn for_each_seed(of: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
     });
 }
 
-fn is_possible(seed: u64, (what, came): (&str, redlatch::Result<()>)) {
+fn is_possible(seed: u64, (call, came): (&str, redlatch::Result<()>)) {
     if let Err(err) = came {
         let text = err.to_string();
         assert!(
             text.len() < 2000,
-            "seed {seed}, {what}: {} bytes",
+            "seed {seed}, {call}: {} bytes",
             text.len()
         );
         assert!(
             !text.contains(char::is_control),
-            "seed {seed}, {what}: {text:?}"
+            "seed {seed}, {call}: {text:?}"
         );
     }
 }
@@ -361,7 +361,7 @@ fn is_possible(seed: u64, (what, came): (&str, redlatch::Result<()>)) {
 #[test]
 fn whatever_a_server_says_every_call_ends_and_nothing_panics() {
     let panics = || logs().count(log::Level::Error, "panicked");
-    let before = panics();
+    let panics_before = panics();
     for_each_seed(seeds(8), |seed| {
         let dice = std::sync::Mutex::new(Dice::new(seed));
         let greets = seed % 2 == 0;
@@ -389,7 +389,7 @@ fn whatever_a_server_says_every_call_ends_and_nothing_panics() {
             is_possible(seed, outcome);
         }
     });
-    assert_eq!(panics(), before);
+    assert_eq!(panics(), panics_before);
 }
 
 timed!(whatever_becomes_of_the_replies_on_their_way_every_call_ends_and_the_rest_goes_on);
@@ -687,18 +687,18 @@ fn hostile_nodes_of_a_cluster_are_passed_over_in_time() {
         ),
     ];
     scoped(|scope| {
-        for (what, slots, rest, says) in nodes {
+        for (case, slots, rest, says) in nodes {
             let node = node(slots, rest);
             scope.spawn(move || {
                 let url = format!("redis+cluster://127.0.0.1:{}", node.port());
                 // On a busy machine a call may reach its deadline before the bad reply, so repeat it.
-                eventually(&format!("{what}: {says}"), || {
+                eventually(&format!("{case}: {says}"), || {
                     let config = hasty(&url).connect_timeout(ms(500));
-                    let done = ends(what, move || a_whole_life(config, unique("cluster")));
+                    let done = ends(case, move || a_whole_life(config, unique("cluster")));
                     let mut errors = done.iter().filter_map(|(_, came)| came.as_ref().err());
-                    let text = errors.next().expect(what).to_string();
-                    assert!(text.contains(&node.port().to_string()), "{what}: {text}");
-                    assert!(!text.contains(char::is_control), "{what}: {text:?}");
+                    let text = errors.next().expect(case).to_string();
+                    assert!(text.contains(&node.port().to_string()), "{case}: {text}");
+                    assert!(!text.contains(char::is_control), "{case}: {text:?}");
                     text.contains(&says.replace("PORT", &node.port().to_string()))
                 });
             });

@@ -30,12 +30,12 @@ const QUICK: Duration = ms(1_000);
 /// Rounds in which one request is lost, or its reply. The hold is valid while it lasts; somebody else can acquire the
 /// lock soon after, and keeps it when delayed requests arrive.
 ///
-/// `set` arms the trap: before the lock is acquired if `before` says so, else after that, with the owner.
+/// `set` arms the trap: before the lock is acquired if `before_lock` says so, else after that, with the owner.
 fn rounds_with(
     kind: Kind,
     rounds: u32,
     response: Duration,
-    before: bool,
+    before_lock: bool,
     set: impl Fn(&Proxy, &str) -> Trap,
 ) {
     let net = Net::with(response);
@@ -45,7 +45,7 @@ fn rounds_with(
         kind.foe().of(&net.other, &name),
     );
     for round in 0..rounds {
-        let trap = before.then(|| set(&net.proxy, ""));
+        let trap = before_lock.then(|| set(&net.proxy, ""));
         let guard = in_time("lock", response, || lock.lock()).unwrap();
         let trap = trap.unwrap_or_else(|| set(&net.proxy, guard.owner()));
         let count = 1 + round % 2;
@@ -291,12 +291,12 @@ fn acquires_later_than_their_undo(kind: Kind, rounds: u64) {
         let is_note = |key: &String| key.starts_with("redisson_rwlock:");
         let is_left = || !nothing_is_left_of(kind, &net.server);
         let holds = || is_left() && !net.server.keys().iter().all(is_note);
-        for (limit, left) in [
+        for (limit, has_leftovers) in [
             (ms(300), &holds as &dyn Fn() -> bool),
             (WAITER_LEASE + SLACK, &is_left),
         ] {
             assert!(
-                within(loosely(limit), || !left()),
+                within(loosely(limit), || !has_leftovers()),
                 "round {round} left {:?}: {:?}",
                 net.server.keys(),
                 net.server.hgetall(&name)
@@ -358,11 +358,11 @@ fn a_first_question_that_arrives_late_costs_nobody_a_place() {
     let third = Client::open(in_haste(settings(&net.server))).unwrap();
     let order = &std::sync::Mutex::new(Vec::new());
     scoped(|scope| {
-        let wait = |client: &Client, who: &'static str| {
+        let wait = |client: &Client, label: &'static str| {
             let lock = client.fair_lock(&name);
             move || {
                 let _guard = lock.lock().unwrap();
-                order.lock().unwrap().push(who);
+                order.lock().unwrap().push(label);
             }
         };
         scope.spawn(wait(&third, "first"));
@@ -372,14 +372,14 @@ fn a_first_question_that_arrives_late_costs_nobody_a_place() {
         net.proxy.stall_present(Target::Link);
         scope.spawn(wait(&net.client, "second"));
         eventually("so does the second", || line(&net.server, &name).len() == 2);
-        let before = line(&net.server, &name);
+        let line_before = line(&net.server, &name);
         net.proxy.pass();
         eventually("all is delivered", || net.proxy.held() == 0);
         let commands = net.client.stats().commands;
         eventually("it has asked again", || {
             net.client.stats().commands > commands + 1
         });
-        assert_eq!(line(&net.server, &name), before);
+        assert_eq!(line(&net.server, &name), line_before);
         drop(held);
         eventually("both had it", || order.lock().unwrap().len() == 2);
         assert_eq!(*order.lock().unwrap(), ["first", "second"]);
@@ -399,13 +399,13 @@ fn a_renewal_that_arrives_late_revives_nothing() {
     eventually("a renewal is held", || proxy.held() > 0);
     guard.unlock().unwrap();
     let next = other.mutex(&name).lock().unwrap();
-    let before = server.pttl(&name);
+    let ttl_before = server.pttl(&name);
     proxy.pass();
     eventually("it is delivered", || proxy.held() == 0);
     assert!(!within(ms(100), || {
         server.hgetall(&name) != [(next.owner().to_owned(), "1".to_owned())]
     }));
-    assert!(server.pttl(&name) <= before);
+    assert!(server.pttl(&name) <= ttl_before);
     next.unlock().unwrap();
     assert!(server.keys().is_empty());
     assert_eq!(client.stats().lost, 0);
@@ -576,7 +576,7 @@ fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
     let server = Server::start();
     let name = unique("first");
     for (is_first, limit) in [(true, ms(50)), (false, ms(300))] {
-        let mut took = Vec::new();
+        let mut release_times = Vec::new();
         for _ in 0..5 {
             let client = Client::open(in_haste(settings(&server))).unwrap();
             if !is_first {
@@ -587,10 +587,10 @@ fn a_dropped_hold_is_free_soon_although_the_server_does_not_know_the_script() {
             let begun = Instant::now();
             drop(guard);
             eventually("it is free", || !server.exists(&name));
-            took.push(begun.elapsed());
+            release_times.push(begun.elapsed());
         }
-        let quickest = took.iter().min().unwrap();
-        assert!(*quickest < loosely(limit), "{took:?}");
+        let quickest = release_times.iter().min().unwrap();
+        assert!(*quickest < loosely(limit), "{release_times:?}");
     }
 }
 
@@ -663,8 +663,8 @@ fn a_silent_subscriber_is_found_out_and_replaced() {
         let mut asked = 0;
         eventually("it has asked", || {
             std::thread::sleep(ms(100));
-            let before = std::mem::replace(&mut asked, net.server.calls("evalsha"));
-            before == asked
+            let asked_before = std::mem::replace(&mut asked, net.server.calls("evalsha"));
+            asked_before == asked
         });
         let freed = Instant::now();
         let wakes = net.client.stats().wakes;

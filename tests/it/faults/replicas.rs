@@ -69,21 +69,21 @@ fn what_too_few_replicas_acknowledge_is_given_back() {
         client(&master, ReplicaAck::AtLeast(3)),
     );
     let waits = master.calls("wait");
-    for (what, taken) in try_all(&none) {
-        taken.unwrap_or_else(|err| panic!("{what}: {err}"));
+    for (kind, taken) in try_all(&none) {
+        taken.unwrap_or_else(|err| panic!("{kind}: {err}"));
     }
     assert_eq!(master.calls("wait"), waits, "nobody asked for it");
     let with = |client: &Client, expected: Option<u32>| {
-        for (what, taken) in in_time("all of them", ms(5_000), || try_all(client)) {
+        for (kind, taken) in in_time("all of them", ms(5_000), || try_all(client)) {
             match (taken, expected) {
                 (Ok(()), None) => {}
                 (Err(Error::NotReplicated { acked, needed, .. }), Some(expected)) => {
                     assert!(
                         acked < needed && needed == expected,
-                        "{what}: {acked} of {needed}"
+                        "{kind}: {acked} of {needed}"
                     );
                 }
-                (other, _) => panic!("{what}: {other:?} instead of {expected:?}"),
+                (other, _) => panic!("{kind}: {other:?} instead of {expected:?}"),
             }
         }
     };
@@ -201,7 +201,7 @@ fn with_replicas_away_many_at_once_are_told_so_and_releases_go_on() {
 #[test]
 fn what_was_lost_before_its_adoption_is_reported_as_lost_although_replicas_are_missing() {
     let server = Server::start();
-    let [from, to] = [ReplicaAck::None, ReplicaAck::AtLeast(1)].map(|ack| client(&server, ack));
+    let [from, target] = [ReplicaAck::None, ReplicaAck::AtLeast(1)].map(|ack| client(&server, ack));
     let slots = from.expirable_semaphore(unique("slots"));
     assert!(slots.try_set_permits(1).unwrap());
     let permit = slots.acquire().unwrap().detach(ms(60_000)).unwrap();
@@ -210,8 +210,8 @@ fn what_was_lost_before_its_adoption_is_reported_as_lost_although_replicas_are_m
     slots.delete().unwrap();
     assert!(lock.force_unlock().unwrap());
     for adopted in [
-        to.adopt::<ExpirablePermit>(&permit).map(drop),
-        to.adopt::<OwnedMutexGuard>(&hold).map(drop),
+        target.adopt::<ExpirablePermit>(&permit).map(drop),
+        target.adopt::<OwnedMutexGuard>(&hold).map(drop),
     ] {
         assert!(matches!(adopted, Err(Error::Lost { .. })), "{adopted:?}");
     }

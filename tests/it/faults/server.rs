@@ -440,9 +440,9 @@ fn counts_exactly_through(kind: Kind, trouble: impl Fn(&Server) + Sync) -> Durat
             trouble(&server);
             std::thread::sleep(ms(15));
         }
-        let before = done.load(Ordering::Relaxed);
+        let done_before = done.load(Ordering::Relaxed);
         eventually("work goes on", || {
-            done.load(Ordering::Relaxed) > before + 20
+            done.load(Ordering::Relaxed) > done_before + 20
         });
         stop.store(true, Ordering::Relaxed);
         let slowest = workers.into_iter().map(|worker| worker.join().unwrap());

@@ -66,11 +66,11 @@ fn a_set_waits_for_the_reply_to_a_release_for_half_of_its_time() {
     server.freeze();
     drop(held);
     let set = MultiLock::new(vec![Box::new(member), Box::new(other)]);
-    let (began, before) = (Instant::now(), client.stats().commands);
+    let (began, commands_before) = (Instant::now(), client.stats().commands);
     scoped(|scope| {
         let takes = scope.spawn(|| set.try_lock_for(LIMIT).map(|held| held.is_some()));
         eventually("both members are requested", || {
-            client.stats().commands >= before + 2
+            client.stats().commands >= commands_before + 2
         });
         let requested_after = began.elapsed();
         server.thaw();
@@ -200,12 +200,12 @@ fn a_wait_that_is_cancelled_in_time_says_so_although_its_time_is_up_as_well() {
         loop {
             tries += 1;
             let token = CancelToken::new();
-            let before = client.stats().commands;
+            let commands_before = client.stats().commands;
             server.freeze();
             let began = Instant::now();
             let (cancelled_at, got) = scoped(|scope| {
                 let cancels = scope.spawn(|| {
-                    eventually("it has asked", || client.stats().commands > before);
+                    eventually("it has asked", || client.stats().commands > commands_before);
                     token.cancel();
                     Instant::now()
                 });
@@ -230,21 +230,23 @@ fn whoever_is_cancelled_need_not_wait_for_the_thread_that_reads_for_all() {
     // The connection must not be abandoned during the test.
     let config = Config::new(server.url()).command_timeout(GENEROUS * 4);
     let client = Client::open(config).unwrap();
-    let (token, before) = (CancelToken::new(), client.stats().commands);
+    let (token, commands_before) = (CancelToken::new(), client.stats().commands);
     server.freeze();
     scoped(|scope| {
         // Two waiting threads: one reads the replies for all, and wakes the other when they swap roles.
         let patient = [1, 2].map(|n| {
             let lock = client.mutex(format!("patient:{n}"));
             let thread = scope.spawn(move || lock.lock().map(drop));
-            eventually("it has asked", || client.stats().commands >= before + n);
+            eventually("it has asked", || {
+                client.stats().commands >= commands_before + n
+            });
             thread
         });
         let others: Vec<_> = (0..OTHERS)
             .map(|n| client.mutex(format!("follows:{n}")).cancel_on(&token))
             .map(|lock| scope.spawn(move || lock.lock().map(drop)))
             .collect();
-        let all = before + 2 + OTHERS;
+        let all = commands_before + 2 + OTHERS;
         eventually("all have asked", || client.stats().commands >= all);
         token.cancel();
         eventually("they stop", || {
@@ -302,13 +304,13 @@ fn attempts_out_of_time_leave_no_more_to_be_sent_however_many_they_are() {
         });
     };
     server.freeze();
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     each(&|n| {
         for _ in 0..TRIES {
             assert!(!attempt(n, ms(1)), "the server is frozen");
         }
     });
-    let sent = client.stats().commands - before;
+    let sent = client.stats().commands - commands_before;
     server.thaw();
     assert!(sent <= 4 * THREADS as u64, "{sent} commands");
     each(&|n| assert!(attempt(n, GENEROUS), "{n} is free"));

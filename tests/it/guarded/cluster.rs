@@ -75,14 +75,14 @@ fn keys_of_another_slot_are_refused_before_anything_is_sent() {
         );
         for command in COMMANDS {
             // An older server does not know every command; its error does not matter here.
-            let (own, keys) = with(command, &here, None);
-            let answer = guard.query::<Value>(&own);
+            let (own_command, keys) = with(command, &here, None);
+            let answer = guard.query::<Value>(&own_command);
             assert!(
                 matches!(answer, Ok(_) | Err(Error::Redis { .. })),
                 "{command}: {answer:?}"
             );
             assert!(guard.is_valid());
-            let before = cluster_commands(&cluster);
+            let commands_before = cluster_commands(&cluster);
             for n in 0..keys {
                 let (other, _) = with(command, &here, Some((n, &away)));
                 let err = guard.query::<Value>(&other).unwrap_err();
@@ -91,7 +91,7 @@ fn keys_of_another_slot_are_refused_before_anything_is_sent() {
                 };
                 assert!(why.contains(&away) && why.contains(&name), "{why}");
             }
-            assert_eq!(cluster_commands(&cluster), before, "{command}");
+            assert_eq!(cluster_commands(&cluster), commands_before, "{command}");
         }
         let script = GuardedScript::new("return redis.call('incr', KEYS[1])");
         assert_eq!(

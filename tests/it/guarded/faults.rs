@@ -171,7 +171,7 @@ fn nobody_is_handed_a_hold_under_which_a_command_may_still_run() {
 fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&AtomicU64)) {
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let link = || server.clients_named("link").first().map(|link| link.id);
-    let before = link();
+    let link_before = link();
     let done: Vec<u64> = scoped(|scope| {
         let works = |_| {
             scope.spawn(|| {
@@ -197,7 +197,7 @@ fn while_others_work(server: &Server, client: &Client, until: impl FnOnce(&Atomi
         done
     });
     assert!(done.iter().all(|done| *done > 0), "{done:?}");
-    assert_eq!(before, link(), "the connection of the locks was lost");
+    assert_eq!(link_before, link(), "the connection of the locks was lost");
 }
 
 timed!(a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone);
@@ -230,9 +230,9 @@ fn a_reply_that_is_too_large_or_too_deep_is_an_error_of_its_caller_alone() {
             fails(guard.query(cmd("GET").arg(&long)));
             fails(guard.invoke(&script, None::<&str>, (200_000, 0)));
             fails(guard.invoke(&script, None::<&str>, (1, 8)));
-            let before = rounds.load(Ordering::Relaxed);
+            let rounds_before = rounds.load(Ordering::Relaxed);
             eventually("others go on", || {
-                rounds.load(Ordering::Relaxed) > before + 4
+                rounds.load(Ordering::Relaxed) > rounds_before + 4
             });
         }
         // The limit counts bytes of the reply, not memory.

@@ -16,8 +16,8 @@ use crate::support::{
 };
 
 /// A key in the slot of the lock with this name.
-fn key(name: &str, what: &str) -> String {
-    format!("{{{name}}}:{what}")
+fn key(name: &str, suffix: &str) -> String {
+    format!("{{{name}}}:{suffix}")
 }
 
 /// Runs a command by a guard of any kind.
@@ -89,8 +89,8 @@ fn one_that_somebody_else_has_taken_runs_nothing() {
     let guard = client.mutex(&name).lock().unwrap();
     server.ask::<i64>(&["DEL", &name]);
     let theirs = other.mutex(&name).lock().unwrap();
-    let write = |guard: &redlatch::MutexGuard, what: &str| {
-        guard.query::<()>(cmd("SET").arg(key(&name, "data")).arg(what))
+    let write = |guard: &redlatch::MutexGuard, value: &str| {
+        guard.query::<()>(cmd("SET").arg(key(&name, "data")).arg(value))
     };
     write(&theirs, "theirs").unwrap();
     let lost = write(&guard, "ours").unwrap_err();
@@ -249,7 +249,7 @@ fn replies_of_all_types_come_as_they_are() {
     let client = open(&server);
     let name = unique("types");
     let guard = client.mutex(&name).lock().unwrap();
-    let k = |what: &str| key(&name, what);
+    let k = |suffix: &str| key(&name, suffix);
     let ok: String = guard
         .query(cmd("SET").arg(k("s")).arg(b"\x00\xff\r\n"))
         .unwrap();
@@ -317,12 +317,12 @@ fn a_script_has_its_own_keys_and_arguments() {
     assert_eq!(counted, [0, 0]);
     // The server no longer knows the script's hash, so the first call sends the script.
     server.ask::<()>(&["SCRIPT", "FLUSH"]);
-    let before = server.calls("eval");
+    let calls_before = server.calls("eval");
     for _ in 0..3 {
         let counted: [i64; 2] = guard.invoke(&nothing, None::<&str>, None::<&str>).unwrap();
         assert_eq!(counted, [0, 0]);
     }
-    assert_eq!(server.calls("eval") - before, 1);
+    assert_eq!(server.calls("eval") - calls_before, 1);
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn what_is_no_command_is_refused_before_it_is_sent() {
     let client = open(&server);
     let name = unique("bad");
     let guard = client.mutex(&name).lock().unwrap();
-    let before = (server.calls("evalsha"), server.calls("eval"));
+    let calls_before = (server.calls("evalsha"), server.calls("eval"));
     let many: Vec<u64> = (0..7_900).collect();
     let script = GuardedScript::new("return #ARGV");
     let bad = [
@@ -39,7 +39,10 @@ fn what_is_no_command_is_refused_before_it_is_sent() {
         assert!(matches!(err, Error::InvalidCommand { .. }), "{err}");
         assert!(!err.is_retryable() && !err.may_have_run());
     }
-    assert_eq!((server.calls("evalsha"), server.calls("eval")), before);
+    assert_eq!(
+        (server.calls("evalsha"), server.calls("eval")),
+        calls_before
+    );
     // The highest number of arguments.
     let most: i64 = guard.invoke(&script, None::<&str>, &many).unwrap();
     assert_eq!(most, 7_900);
@@ -145,8 +148,8 @@ fn it_takes_the_rights_for_the_command_and_its_keys() {
     let config = settings_as(&server, "locker:secret@", "").key_prefix("shop:");
     let client = Client::open(config).unwrap();
     let guard = client.mutex("stock").lock().unwrap();
-    let left: Option<i64> = guard.query(cmd("GET").arg("{shop:stock}:left")).unwrap();
-    assert_eq!(left, None);
+    let stock_left: Option<i64> = guard.query(cmd("GET").arg("{shop:stock}:left")).unwrap();
+    assert_eq!(stock_left, None);
     for command in [
         cmd("HINCRBY").arg("{shop:stock}:left").arg("field").arg(1),
         cmd("GET").arg("elsewhere{shop:stock}"),

@@ -419,8 +419,8 @@ const SPOILS: [(&str, Spoil); 17] = [
         let what = What::LeftBehind {
             keys: vec!["mutex".to_owned()],
         };
-        let left = Event::new(NEMESIS, Phase::Info, what, millis(made.end()));
-        made.others.push(vec![left]);
+        let left_behind = Event::new(NEMESIS, Phase::Info, what, millis(made.end()));
+        made.others.push(vec![left_behind]);
         Some(Rule::LeftBehind)
     }),
     (
@@ -456,12 +456,12 @@ proptest! {
         how in proptest::collection::vec(any::<u16>(), 4),
     ) {
         let mut made = made(choices);
-        let (what, spoil) = SPOILS[spoil];
+        let (defect, spoil) = SPOILS[spoil];
         let rule = spoil(&mut made, &mut Choices(how.into_iter()));
         prop_assume!(rule.is_some());
         let report = made.check();
         let broken = report.broken();
-        prop_assert!(rule.is_some_and(|rule| broken.contains_key(&rule)), "{what}: {report}");
+        prop_assert!(rule.is_some_and(|rule| broken.contains_key(&rule)), "{defect}: {report}");
     }
 }
 
@@ -470,7 +470,7 @@ proptest! {
 fn every_way_is_taken() {
     let long = (0..3_000_u16).map(|n| n.wrapping_mul(40_503).rotate_left(7));
     let long: Vec<u16> = long.collect();
-    for (what, spoil) in SPOILS {
+    for (defect, spoil) in SPOILS {
         let mut made = made(long.clone());
         assert!(made.check().is_fine(), "{}", made.check());
         let how = vec![1, 2, 3, 4].into_iter();
@@ -479,7 +479,7 @@ fn every_way_is_taken() {
         let broken = report.broken();
         assert!(
             rule.is_some_and(|rule| broken.contains_key(&rule)),
-            "{what}: {report}"
+            "{defect}: {report}"
         );
     }
 }

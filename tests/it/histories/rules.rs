@@ -612,22 +612,25 @@ fn a_hold_that_outlives_an_outage_is_found() {
 
 #[test]
 fn a_lock_that_is_free_although_wanted_is_found() {
-    let before = has(1001, "mutex", [0, 10, 20]);
-    is_fine(&[before.clone(), has(2001, "mutex", [15, 120, 130])], &[]);
+    let first_turn = has(1001, "mutex", [0, 10, 20]);
+    is_fine(
+        &[first_turn.clone(), has(2001, "mutex", [15, 120, 130])],
+        &[],
+    );
     breaks(
         Rule::Idle,
-        &[before.clone(), has(2001, "mutex", [15, 121, 130])],
+        &[first_turn.clone(), has(2001, "mutex", [15, 121, 130])],
         &[],
     );
     // A lock that stays free although a waiter never gets it.
     breaks(
         Rule::Idle,
-        &[before, asks(2001, "mutex", 15).limit(200).refused(215)],
+        &[first_turn, asks(2001, "mutex", 15).limit(200).refused(215)],
         &[],
     );
     // A fault explains an idle lock for a lease, a `command_timeout` and the slack, and not for longer.
-    let before = has(1001, "mutex", [0, 10, 20]);
-    let after = |at: u64| [before.clone(), has(2001, "mutex", [15, at, at + 10])];
+    let first_turn = has(1001, "mutex", [0, 10, 20]);
+    let after = |at: u64| [first_turn.clone(), has(2001, "mutex", [15, at, at + 10])];
     let stop = [fault("stop-server", [10, 30])];
     is_fine(&after(1_730), &stop);
     breaks(Rule::Idle, &after(1_731), &stop);
@@ -754,15 +757,15 @@ fn a_latch_that_opens_too_early_or_not_at_all_is_found() {
 
 #[test]
 fn a_key_that_is_left_behind_is_found() {
-    let left = |keys: &[&str]| {
+    let left_behind = |keys: &[&str]| {
         let keys = keys.iter().map(|&key| key.to_owned()).collect();
         notes(NEMESIS, Phase::Info, What::LeftBehind { keys }, 9_000)
     };
-    is_fine(&[has(1001, "mutex", [0, 10, 20])], &[left(&[])]);
+    is_fine(&[has(1001, "mutex", [0, 10, 20])], &[left_behind(&[])]);
     breaks(
         Rule::LeftBehind,
         &[has(1001, "mutex", [0, 10, 20])],
-        &[left(&["mutex"])],
+        &[left_behind(&["mutex"])],
     );
 }
 

@@ -181,13 +181,13 @@ impl Four {
         let span = lasting(ms(800));
         let mut starved = Vec::new();
         for _ in 0..LOADS {
-            let seen = self.contend(kind, span);
-            measured(&seen.shares());
-            let wrong = seen.wrong();
+            let contention = self.contend(kind, span);
+            measured(&contention.shares());
+            let wrong = contention.wrong();
             always(wrong.is_empty(), &format!("{kind}: {wrong:#?}"));
-            starved = seen.starved();
+            starved = contention.starved();
             if kind == "spin" && span >= TELLING {
-                let beside = longest_waits(&seen.turns[..2]);
+                let beside = longest_waits(&contention.turns[..2]);
                 let alone = self.waits_without_rust(kind, span);
                 starved.extend(waits_beside_rust(&beside, &alone));
             }
@@ -212,8 +212,8 @@ impl Four {
         );
         let all = self.java.iter().chain(&more);
         let asked: Vec<_> = all.map(|java| java.order(CLIENT, &load)).collect();
-        let seen = asked.into_iter().map(|load| turns_of(load, span, || ()));
-        longest_waits(&seen.collect::<Vec<_>>())
+        let all_turns = asked.into_iter().map(|load| turns_of(load, span, || ()));
+        longest_waits(&all_turns.collect::<Vec<_>>())
     }
 }
 

@@ -40,7 +40,7 @@ fn holders_and_waiters_of_java_are_shown_by_id_and_thread() {
         assert!(
             holder
                 .remaining_lease
-                .is_some_and(|left| left.as_secs() <= 30),
+                .is_some_and(|lease_left| lease_left.as_secs() <= 30),
             "{info}"
         );
         let (id, thread) = holder.owner.rsplit_once(':').unwrap();

@@ -25,9 +25,9 @@ pub(super) fn is_wanted(kind: &str) -> bool {
 }
 
 /// Prints a measurement, if a duration was asked for.
-pub(super) fn measured(what: &str) {
+pub(super) fn measured(text: &str) {
     if env::var_os(SECONDS).is_some() {
-        writeln!(io::stderr(), "measured: {what}").expect("stderr");
+        writeln!(io::stderr(), "measured: {text}").expect("stderr");
     }
 }
 

@@ -227,8 +227,9 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
     let server = Server::start();
     for prefix in ["-", "app:"] {
         let theirs = java.open_with(&server.url(), 30_000, prefix);
-        let ours = Config::new(server.url()).key_prefix(if prefix == "-" { "" } else { prefix });
-        let ours = [Client::open(ours).unwrap()];
+        let our_config =
+            Config::new(server.url()).key_prefix(if prefix == "-" { "" } else { prefix });
+        let ours = [Client::open(our_config).unwrap()];
         for name in ["plain", "a{b}c", "{x}", "x{y}{z}", "a{", "a}b", "{}x"] {
             for kind in [
                 "lock",
@@ -256,21 +257,21 @@ fn prefixes_and_names_with_braces_are_the_same_to_both() {
                 // A waiter also checks that channels and keys of queues have the same names.
                 let wanted = if kind == "read" { "write" } else { kind };
                 let lease = if counts { 30_000 } else { -1 };
-                let what = format!("{kind} of {name:?}, prefix {prefix:?}");
+                let case = format!("{kind} of {name:?}, prefix {prefix:?}");
                 let taken = take(&ours, kind, &name).unwrap();
                 let asked = server.calls("evalsha");
                 let order = format!("take {theirs} {wanted} {name} -1 {lease}");
                 let waits = java.order(&theirs, &order);
-                eventually(&what, || {
+                eventually(&case, || {
                     server.calls("evalsha") >= asked + 2
                         && !server.channels().is_empty()
                         && (kind != "write" || java.is_parked(&theirs))
                 });
-                assert!(!waits.is_done(), "{what}");
+                assert!(!waits.is_done(), "{case}");
                 drop(taken);
                 waits.ok();
                 java.does(&theirs, &format!("free {theirs} {wanted} {name}"));
-                eventually(&what, || server.channels().is_empty());
+                eventually(&case, || server.channels().is_empty());
             }
             let name = format!("{name}latch");
             assert!(ours[0].latch(&name).try_set_count(1).unwrap());

@@ -126,7 +126,7 @@ fn a_thread_here_is_woken_by_the_release_of_one_of_java() {
     };
     for (held, wanted) in KINDS {
         let client = &pair.ours[0];
-        let before = client.stats();
+        let stats_before = client.stats();
         let mut spans = Vec::new();
         for _ in 0..ROUNDS {
             let name = pair.name(held);
@@ -158,7 +158,7 @@ fn a_thread_here_is_woken_by_the_release_of_one_of_java() {
         is_soon(wanted, "Rust", spans);
         let after = client.stats();
         assert_eq!(
-            after.missed_messages, before.missed_messages,
+            after.missed_messages, stats_before.missed_messages,
             "{wanted}: {after:?}"
         );
     }
