@@ -79,18 +79,22 @@ impl Crowd {
     }
 
     fn run(&self, enough: Enough) -> Counts {
-        let before = self.protected.load(Ordering::Relaxed);
+        let count_before = self.protected.load(Ordering::Relaxed);
         let operation = || {
             self.lock.around(|| {
                 // Load and store are separate steps, so two holders at once would lose counts.
-                let seen = self.protected.load(Ordering::Relaxed);
+                let count = self.protected.load(Ordering::Relaxed);
                 rig::work(self.work);
-                self.protected.store(seen + 1, Ordering::Relaxed);
+                self.protected.store(count + 1, Ordering::Relaxed);
             });
         };
         let counts = together(&mut vec![operation; self.threads], enough);
         let after = self.protected.load(Ordering::Relaxed);
-        assert_eq!(after - before, u64::from(counts.total()), "one at a time");
+        assert_eq!(
+            after - count_before,
+            u64::from(counts.total()),
+            "one at a time"
+        );
         counts
     }
 
@@ -177,8 +181,8 @@ fn by_number_of_threads(server: &Server) {
             one.push(crowd.run(enough));
             many.push(together(&mut locks, enough));
         }
-        let of = |counts: &[Counts], what: fn(&Counts) -> f64| {
-            median(&counts.iter().map(what).collect::<Vec<_>>())
+        let of = |counts: &[Counts], figure: fn(&Counts) -> f64| {
+            median(&counts.iter().map(figure).collect::<Vec<_>>())
         };
         println!(
             "{threads:<8} {:>12.0} {:>10.3} {:>16.0} {:>10.3}",
@@ -249,10 +253,10 @@ fn observed(server: &Server, table: &mut Table) {
     let open = |config| Client::open(config).expect("the server is up");
     let (plain, heard) = (open(config()), open(config().observer(Counting::default())));
     for threads in [1, 8] {
-        let crowd = |client: &Client, what: &str| {
+        let crowd = |client: &Client, prefix: &str| {
             Crowd::new(
                 client,
-                &format!("{what}:{threads}"),
+                &format!("{prefix}:{threads}"),
                 threads,
                 Duration::ZERO,
             )
@@ -271,8 +275,14 @@ fn observed(server: &Server, table: &mut Table) {
 /// with a reentrant lock that passes only through Redis.
 fn one_of_each_kind(server: &Server, table: &mut Table) {
     let (passing, asking) = (open(server, TENURE), open(server, Duration::ZERO));
-    let crowd = |client, kind: Kind, what: &str| {
-        Crowd::of(kind, client, &format!("{what}:{kind:?}"), 8, Duration::ZERO)
+    let crowd = |client, kind: Kind, prefix: &str| {
+        Crowd::of(
+            kind,
+            client,
+            &format!("{prefix}:{kind:?}"),
+            8,
+            Duration::ZERO,
+        )
     };
     let crowds = [Kind::Reentrant, Kind::Fenced, Kind::Spin, Kind::Write]
         .map(|kind| crowd(&passing, kind, "passing"));

@@ -32,11 +32,11 @@ const LEASE: Duration = Duration::from_secs(30);
 
 fn main() {
     if let Ok(task) = std::env::var(CHILD) {
-        let [what, url, number] = task.split(' ').collect::<Vec<_>>()[..] else {
+        let [role, url, number] = task.split(' ').collect::<Vec<_>>()[..] else {
             panic!("not a task: {task}");
         };
         let number = number.parse().expect("a number");
-        return match what {
+        return match role {
             "hold" => hold(url, number),
             _ => wait(url, Duration::from_millis(number)),
         };
@@ -130,11 +130,11 @@ fn held(server: &Server, table: &mut Table) {
         Duration::ZERO
     };
     thread::sleep(rest);
-    let (before, server_before, since) = state(&mut processes);
+    let (stats_before, server_before, since) = state(&mut processes);
     thread::sleep(rest);
     let (after, server_after, until) = state(&mut processes);
     let seconds = (until - since).as_secs_f64();
-    let [renewals, used] = [0, 1].map(|n| after[n] - before[n]);
+    let [renewals, used] = [0, 1].map(|n| after[n] - stats_before[n]);
     let [_, _, lost, late_us] = after;
     let clients = used / seconds * 100.0;
     let redis = (server_after - server_before) / seconds * 100.0;
@@ -187,7 +187,7 @@ fn hold(url: &str, first: u64) {
     );
     let mut orders = std::io::stdin().lines();
     assert_eq!(order(&mut orders).as_deref(), Some("take"));
-    let before = rss_kib();
+    let rss_before = rss_kib();
     thread::scope(|scope| {
         for part in 0..HOLDERS {
             let (client, taken, end) = (&client, &taken, &end);
@@ -205,7 +205,7 @@ fn hold(url: &str, first: u64) {
             });
         }
         taken.wait();
-        println!("{}", rss_kib() - before);
+        println!("{}", rss_kib() - rss_before);
         while order(&mut orders).is_some_and(|order| order == "state") {
             let Stats {
                 renewals,
@@ -253,7 +253,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
         };
         info.lines().find_map(calls).unwrap_or(0.0)
     };
-    let before: [f64; 4] = ask_all(&mut processes, "count");
+    let counts_before: [f64; 4] = ask_all(&mut processes, "count");
     let (calls_before, busy_before, since) = (calls(), busy(server), Instant::now());
     drop(guard);
     let span = Duration::from_millis(u64::from(scaled(4_000)));
@@ -267,7 +267,7 @@ fn waiters(server: &Server, tenure: Duration, table: &mut Table) {
     let ends: Vec<_> = processes.iter_mut().map(numbers).collect();
     drop(processes);
 
-    let [grants, passed, sent, held_back] = [0, 1, 2, 3].map(|n| after[n] - before[n]);
+    let [grants, passed, sent, held_back] = [0, 1, 2, 3].map(|n| after[n] - counts_before[n]);
     let longest = ends.iter().map(|end| end[0]).fold(0.0, f64::max);
     let without = ends.iter().map(|end| end[1]).sum::<f64>();
     // A grant by Redis takes an acquire and a release; all other commands are requests without success.

@@ -387,9 +387,9 @@ fn along_the_queue(server: &Server, table: &mut Table) {
     let (mut once, mut again) = (histogram(), histogram());
     for turn in 0..scaled(400) {
         let guard = lock.lock().expect("a grant");
-        for (before, other) in others[1..].iter_mut().enumerate() {
+        for (queued_before, other) in others[1..].iter_mut().enumerate() {
             other.order("fair");
-            settled("one more in the queue", || queued() == before + 1);
+            settled("one more in the queue", || queued() == queued_before + 1);
         }
         let mut released = now();
         drop(guard);
@@ -576,14 +576,14 @@ impl Queue {
                 .arg("commandstats")
                 .query(&mut self.connection)
                 .expect("INFO");
-            let of = |what: &str| -> f64 {
+            let of = |prefix: &str| -> f64 {
                 let counted = stats
                     .lines()
                     .find_map(|line| line.strip_prefix("cmdstat_evalsha:"))
                     .expect("it has been called");
                 counted
                     .split(',')
-                    .find_map(|part| part.strip_prefix(what))
+                    .find_map(|part| part.strip_prefix(prefix))
                     .and_then(|number| number.parse().ok())
                     .expect("a number")
             };

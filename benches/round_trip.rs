@@ -122,9 +122,9 @@ fn absolute(server: &Server, criterion: &mut Criterion) {
 const NAMES: usize = 2000;
 
 /// Locks of one kind on many names. A spin lock is measured on many: on one name it would pause after each tenure.
-fn names(client: &redlatch::Client, kind: Kind, what: &str) -> Vec<Lock> {
+fn names(client: &redlatch::Client, kind: Kind, prefix: &str) -> Vec<Lock> {
     (0..NAMES)
-        .map(|n| Lock::new(client, kind, &format!("{what}:{kind:?}:{n}")))
+        .map(|n| Lock::new(client, kind, &format!("{prefix}:{kind:?}:{n}")))
         .collect()
 }
 

@@ -103,12 +103,12 @@ impl Used {
         }
     }
 
-    /// The processor time of server and client since `before`, in percent of one core.
-    fn percent_since(&self, before: &Self) -> [f64; 2] {
-        let span = (self.at - before.at).as_secs_f64() / 100.0;
+    /// The processor time of server and client since `earlier`, in percent of one core.
+    fn percent_since(&self, earlier: &Self) -> [f64; 2] {
+        let span = (self.at - earlier.at).as_secs_f64() / 100.0;
         [
-            (self.server - before.server) / span,
-            (self.client - before.client) / span,
+            (self.server - earlier.server) / span,
+            (self.client - earlier.client) / span,
         ]
     }
 }
@@ -213,9 +213,9 @@ fn held(server: &Server) -> Measured {
             let lock = client.reentrant_lock(format!("held:{number}"));
             guards.push(lock.lock().expect("a grant"));
         }
-        let before = Used::by(server);
+        let used_before = Used::by(server);
         let late = lateness_of(&guards, lease);
-        cpu.add(count, Used::by(server).percent_since(&before));
+        cpu.add(count, Used::by(server).percent_since(&used_before));
         lateness.add(count, [late.value_at_quantile(0.99) as f64 / 1e3]);
     }
     // In a run that does not measure, the lease is so short that a hold may be lost on a busy machine.

@@ -112,14 +112,14 @@ fn sent(server: &Server, kinds: &[&str], operation: &mut dyn FnMut()) -> [f64; 4
             let [executed, bytes_in, bytes_out] = rig::info(server, "stats", OF_ALL);
             [sent, executed, bytes_in, bytes_out]
         };
-        let before = counters();
+        let counters_before = counters();
         for _ in 0..times {
             operation();
         }
         // No one waits for the reply to the last release.
         std::thread::sleep(Duration::from_millis(20));
         let after = counters();
-        std::array::from_fn(|n| after[n] - before[n])
+        std::array::from_fn(|n| after[n] - counters_before[n])
     };
     // The first run makes connections and loads scripts, so it is not counted.
     operation();
@@ -131,9 +131,9 @@ fn sent(server: &Server, kinds: &[&str], operation: &mut dyn FnMut()) -> [f64; 4
 /// A case whose rate is per second of the server's processor time.
 fn served<'a>(server: &'a Server, mut run: impl FnMut(Duration) -> u32 + 'a) -> Case<'a> {
     Box::new(move |slice| {
-        let before = busy(server);
+        let busy_before = busy(server);
         let done = run(slice);
-        f64::from(done) / (busy(server) - before)
+        f64::from(done) / (busy(server) - busy_before)
     })
 }
 
@@ -297,7 +297,7 @@ impl Fleet {
 
     fn run(&mut self, server: &Server) {
         let slice = Duration::from_millis(u64::from(scaled(400)));
-        let (start, before) = (Instant::now(), busy(server));
+        let (start, busy_before) = (Instant::now(), busy(server));
         for process in &mut self.processes {
             process.order(slice.as_millis());
         }
@@ -306,7 +306,7 @@ impl Fleet {
             f64::from(done)
         });
         let done: f64 = done.sum();
-        let (taken, used) = (start.elapsed().as_secs_f64(), busy(server) - before);
+        let (taken, used) = (start.elapsed().as_secs_f64(), busy(server) - busy_before);
         self.rates.push(done / taken);
         self.loads.push(used / taken);
         self.served.push(done / used);

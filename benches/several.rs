@@ -42,8 +42,8 @@ fn open(server: &Server) -> Client {
     Client::open(rig::config(server.url())).expect("the server is up")
 }
 
-fn members(what: &str) -> Vec<String> {
-    (0..NAMES).map(|n| format!("{what}:{n}")).collect()
+fn members(prefix: &str) -> Vec<String> {
+    (0..NAMES).map(|n| format!("{prefix}:{n}")).collect()
 }
 
 /// Acquires and releases a lock of any type that has these methods.

@@ -95,12 +95,12 @@ fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
     println!("stop");
     io::stdin().lines().next().ok_or("nobody is there")??;
 
-    let left = coins - FIRST;
-    if account.write(&guard, left)? {
-        println!("{me} goes on and writes {left}");
+    let coins_left = coins - FIRST;
+    if account.write(&guard, coins_left)? {
+        println!("{me} goes on and writes {coins_left}");
         return Ok(());
     }
-    println!("{me} goes on and writes {left}: refused, its token is too old");
+    println!("{me} goes on and writes {coins_left}: refused, its token is too old");
     let valid = guard.is_valid();
     match guard.unlock() {
         Err(lost) if !valid => println!("{me} is told: {lost}"),
@@ -109,12 +109,12 @@ fn sleeper(url: &str, key: &str, checks: bool) -> Result<()> {
     // The coins read under the lost hold are out of date, so lock and read again.
     let guard = account.lock.lock()?;
     let coins = account.coins()?;
-    let left = coins - FIRST;
+    let coins_left = coins - FIRST;
     println!("{me} has token {}, reads {coins}", guard.token());
-    if !account.write(&guard, left)? {
+    if !account.write(&guard, coins_left)? {
         return Err("the newest token was refused".into());
     }
-    println!("{me} writes {left}");
+    println!("{me} writes {coins_left}");
     Ok(guard.unlock()?)
 }
 
@@ -143,11 +143,11 @@ fn act(url: &str, key: &str, checks: bool) -> Result<u64> {
 
     let guard = account.lock.lock()?;
     let (coins, token) = (account.coins()?, guard.token());
-    let left = coins - SECOND;
-    if !account.write(&guard, left)? {
+    let coins_left = coins - SECOND;
+    if !account.write(&guard, coins_left)? {
         return Err("the newest token was refused".into());
     }
-    println!("  we have token {token}, read {coins} and write {left}");
+    println!("  we have token {token}, read {coins} and write {coins_left}");
     guard.unlock()?;
 
     signal::kill(pid, Signal::SIGCONT)?;

@@ -118,9 +118,9 @@ fn play() -> Result<bool> {
         if !process.0.wait()?.success() {
             return Err("a process of workers failed".into());
         }
-        for (what, n) in said.lines().filter_map(|line| line.split_once(' ')) {
+        for (word, n) in said.lines().filter_map(|line| line.split_once(' ')) {
             let n: u64 = n.parse()?;
-            match what {
+            match word {
                 "waited" => longest = longest.max(n),
                 "acquired" => by_redis += n,
                 _ => passed += n,
@@ -132,17 +132,20 @@ fn play() -> Result<bool> {
         figure(&mut redis, &book, "ran")?,
         figure(&mut redis, &book, "most")?,
     );
-    let left: i64 = redis::cmd("GET").arg(&gate).query(&mut redis)?;
+    let places_left: i64 = redis::cmd("GET").arg(&gate).query(&mut redis)?;
     let _: i64 = redis::cmd("DEL").arg(&gate).arg(&book).query(&mut redis)?;
 
     let jobs = u32::try_from(PROCESSES)? * THREADS * JOBS;
     println!("{ran} of {jobs} jobs of {PROCESSES} processes in {took:.2} s");
-    println!("at most {most} of {PLACES} places were taken at once; {left} are free now");
+    println!("at most {most} of {PLACES} places were taken at once; {places_left} are free now");
     println!("{by_redis} grants by Redis, {passed} in process; the longest wait was {longest} ms");
     let right = [
         check("no more ran at once than there are places", most <= PLACES),
         check("every job ran", ran == jobs),
-        check("every place is free again", left == i64::from(PLACES)),
+        check(
+            "every place is free again",
+            places_left == i64::from(PLACES),
+        ),
         check(
             "every job had its grant",
             by_redis + passed >= u64::from(jobs),

@@ -63,13 +63,13 @@ fn play() -> Result<bool> {
     println!("we take the lock, renewed every third of {LEASE:?}");
     let guard = ours.lock()?;
     right.push(check("all five keep it", kept_by(&guard, 5)));
-    let refused = |what| -> Result<bool> {
+    let refused = |claim| -> Result<bool> {
         let none = theirs.try_lock()?.is_none();
         println!(
             "  somebody else tries: {}",
             if none { "refused" } else { "granted" }
         );
-        Ok(check(what, none))
+        Ok(check(claim, none))
     };
     right.push(refused("they are refused")?);
 

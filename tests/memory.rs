@@ -167,9 +167,9 @@ fn waiting_threads_sleep_while_nothing_happens() {
     }
     let waiting: Vec<_> = all.into_iter().map(Waits::start).collect();
     let count = waiting.len() as u64;
-    let before = sleeps(Waits::THREAD);
+    let sleeps_before = sleeps(Waits::THREAD);
     std::thread::sleep(Duration::from_secs(SECONDS));
-    let slept = sleeps(Waits::THREAD) - before;
+    let slept = sleeps(Waits::THREAD) - sleeps_before;
     waiting.into_iter().for_each(Waits::end);
     assert!(slept > 0, "the threads were not found");
     // Each polls after 1 and 3 s, which takes a few sleeps, and a Sentinel is sent a PING a second. On a busy machine there
@@ -216,7 +216,7 @@ fn no_server_makes_a_client_take_memory_without_end() {
                 true => Adversary::start(after_the_greeting(move |_| sent())),
                 false => Adversary::start(move |_| sent()),
             };
-            let before = in_use();
+            let used_before = in_use();
             let url = adversary.url();
             let asking = std::thread::spawn(move || {
                 let config = Config::new(url)
@@ -230,7 +230,7 @@ fn no_server_makes_a_client_take_memory_without_end() {
             });
             let mut most = 0;
             while !asking.is_finished() {
-                most = most.max(in_use().saturating_sub(before));
+                most = most.max(in_use().saturating_sub(used_before));
                 std::thread::sleep(Duration::from_micros(200));
             }
             let case = format!("{begin:?}, then {:?}", &then[..then.len().min(20)]);

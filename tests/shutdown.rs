@@ -239,12 +239,12 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
     let server = Server::start();
     let (client, other) = (open(&server), open(&server));
     let (sender, received) = unbounded();
-    let (mut theirs, mut ours, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut theirs, mut our_guards, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let mut listened = 0;
     for (kind, take, keep_out, listens) in KINDS {
         let busy = format!("busy:{kind}");
         theirs.push(keep_out(&other, &busy).unwrap());
-        ours.push(take(&client, &format!("held:{kind}")).unwrap());
+        our_guards.push(take(&client, &format!("held:{kind}")).unwrap());
         for _ in 0..WAITERS {
             let (client, busy, sender) = (client.clone(), busy.clone(), sender.clone());
             waiting.push(thread::spawn(move || {
@@ -282,7 +282,7 @@ fn closing_wakes_and_gives_back_whatever_the_kind() {
     // The guards of the closed client do not release the next owner's holds.
     let again = KINDS.map(|(kind, take, ..)| take(&other, &format!("held:{kind}")).unwrap());
     let held = locks(&server);
-    drop(ours);
+    drop(our_guards);
     assert_eq!(locks(&server), held);
     drop((again, theirs));
     drop(other);

@@ -300,7 +300,7 @@ enum Ticks {
 struct Axis {
     scale: Scale,
     from: f64,
-    to: f64,
+    until: f64,
     ticks: Vec<f64>,
 }
 
@@ -324,21 +324,21 @@ impl Axis {
             Scale::Linear => linear(last),
             Scale::Log => logarithmic(first, last),
         };
-        let (mut from, mut to) = (ticks[0], ticks[ticks.len() - 1]);
+        let (mut from, mut until) = (ticks[0], ticks[ticks.len() - 1]);
         if wanted == Ticks::AtData {
-            to = last;
+            until = last;
             if scale == Scale::Log {
                 from = first;
             }
             if values.len() <= Self::MOST {
                 ticks = values;
             }
-            ticks.retain(|tick| (from..=to).contains(tick));
+            ticks.retain(|tick| (from..=until).contains(tick));
         }
         Self {
             scale,
             from,
-            to,
+            until,
             ticks,
         }
     }
@@ -353,8 +353,8 @@ impl Ranged for Axis {
             Scale::Linear => value,
             Scale::Log => value.max(self.from).log10(),
         };
-        let (from, to) = (along(self.from), along(self.to));
-        let part = (along(*value) - from) / (to - from);
+        let (from, until) = (along(self.from), along(self.until));
+        let part = (along(*value) - from) / (until - from);
         let pixels = (part * f64::from(end - begin)).round();
         #[expect(clippy::cast_possible_truncation, reason = "a plot is small")]
         let pixels = pixels as i32;
@@ -366,7 +366,7 @@ impl Ranged for Axis {
     }
 
     fn range(&self) -> Range<f64> {
-        self.from..self.to
+        self.from..self.until
     }
 }
 

@@ -36,13 +36,13 @@ fn main() -> shared::Result<()> {
     let migrated =
         migrations::migrate(&client, 3, || 1, |from| println!("migrations: from {from}"));
     println!("migrations: {}", migrated.map_err(|err| err.to_string())?);
-    let (stop, mut left) = (CancelToken::new(), 3);
+    let (stop, mut turns_left) = (CancelToken::new(), 3);
     leader::lead(&client, Duration::from_secs(60), &stop, |_| {
-        left -= 1;
-        if left == 0 {
+        turns_left -= 1;
+        if turns_left == 0 {
             stop.cancel();
         }
-        left > 0
+        turns_left > 0
     })?;
     println!("leader: has led");
     let ticket = hand_over::accept(&client, "order:7")?.unwrap_or_default();

@@ -119,25 +119,25 @@ impl Shop {
     /// Reads the stock, thinks, and writes: correct only if nobody else does so at the same time. Returns false if the
     /// write was rejected.
     fn sell_one(&mut self, act: Act, guard: Option<&ReentrantLockGuard>) -> Result<bool> {
-        let left = self.count("stock")?;
+        let stock_left = self.count("stock")?;
         thread::sleep(THINKING);
-        if act.has_dreamer() && left == DREAMS_AT {
+        if act.has_dreamer() && stock_left == DREAMS_AT {
             self.dream()?;
         }
-        if left == 0 {
+        if stock_left == 0 {
             self.add_one("turned-away")?;
             return Ok(true);
         }
         let (stock, sold) = (self.key("stock"), self.key("sold"));
         if let Some(guard) = guard.filter(|_| act == Act::StoppedGuarded) {
-            return match guard.invoke(&SALE, &[stock, sold], left - 1) {
+            return match guard.invoke(&SALE, &[stock, sold], stock_left - 1) {
                 Err(Error::Lost { .. }) => Ok(false),
                 sale => Ok(sale.map(|()| true)?),
             };
         }
         // A transaction, so that a process killed here has written both numbers or neither.
         let mut sale = redis::pipe();
-        sale.atomic().set(stock, left - 1).incr(sold, 1);
+        sale.atomic().set(stock, stock_left - 1).incr(sold, 1);
         let () = sale.query(&mut self.redis)?;
         Ok(true)
     }
@@ -205,7 +205,7 @@ fn buyers(prefix: &str, act: Act) -> Result<()> {
 #[derive(Default)]
 struct Figures {
     sold: usize,
-    left: usize,
+    stock_left: usize,
     turned_away: usize,
     refused: usize,
     took: Duration,
@@ -228,7 +228,7 @@ impl Figures {
             self.sold,
             self.oversold(),
             self.turned_away,
-            self.left,
+            self.stock_left,
             self.sold as f64 / self.took.as_secs_f64(),
             wait(50),
             wait(99),
@@ -271,8 +271,8 @@ fn perform(shop: &mut Shop, url: &str, act: Act) -> Result<Figures> {
         }
         figures.took = opened.elapsed();
         let said = io::read_to_string(process.0.stdout.take().ok_or("no pipe")?)?;
-        for (what, n) in said.lines().filter_map(|line| line.split_once(' ')) {
-            match what {
+        for (word, n) in said.lines().filter_map(|line| line.split_once(' ')) {
+            match word {
                 "waited" => figures.waits_ms.push(n.parse()?),
                 "acquired" => figures.by_redis += n.parse::<usize>()?,
                 _ => figures.passed += n.parse::<usize>()?,
@@ -281,7 +281,7 @@ fn perform(shop: &mut Shop, url: &str, act: Act) -> Result<Figures> {
     }
     figures.waits_ms.sort_unstable();
     figures.sold = shop.count("sold")?;
-    figures.left = shop.count("stock")?;
+    figures.stock_left = shop.count("stock")?;
     figures.turned_away = shop.count("turned-away")?;
     figures.refused = shop.count("refused")?;
     progress(&format!("{title}: {} sold", figures.sold), true);
@@ -297,14 +297,14 @@ fn disturb(shop: &mut Shop, act: Act, processes: &mut Vec<Ours>) -> Result<Durat
     let is_its = |process: &Ours| usize::try_from(process.0.id()).is_ok_and(|id| id == dreamer);
     let at = processes.iter().position(is_its).ok_or("who dreams?")?;
     let disturbed = Instant::now();
-    let what = if act == Act::Killed {
+    let verb = if act == Act::Killed {
         processes.remove(at); // dropping it kills it
         "killed"
     } else {
         signal::kill(pid, Signal::SIGSTOP)?;
         "stopped"
     };
-    let line = format!("{}: {what} one that holds the lock", act.title());
+    let line = format!("{}: {verb} one that holds the lock", act.title());
     progress(&line, false);
     await_count(shop, "sold", sold + 1)?;
     let stalled = disturbed.elapsed();
@@ -354,19 +354,19 @@ fn play() -> Result<bool> {
     let right = [
         check("without a lock it oversells", bare.sold > MOONCAKES),
         check("with a lock all are sold", lock.sold == MOONCAKES),
-        check("and none is left", lock.left == 0),
+        check("and none is left", lock.stock_left == 0),
         check(
             "the rest is turned away",
             lock.turned_away == all - lock.sold,
         ),
         check("each had the lock once", lock.by_redis + lock.passed == all),
         check("survivors are served", kill.waits_ms.len() == survivors),
-        check("nothing vanished", kill.sold + kill.left == MOONCAKES),
+        check("nothing vanished", kill.sold + kill.stock_left == MOONCAKES),
         check("the lease ended it", kill.stalled < LEASE * 2),
         check("an old number oversells", plain.sold > MOONCAKES),
         check("through the guard it is refused", refused == 1),
         check("then all are sold", guarded.sold == MOONCAKES),
-        check("and none of them twice", guarded.left == 0),
+        check("and none of them twice", guarded.stock_left == 0),
         check(
             "and the rest is turned away then",
             guarded.turned_away == all - guarded.sold,

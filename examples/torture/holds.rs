@@ -44,7 +44,7 @@ macro_rules! writes {
 }
 
 macro_rules! holds {
-    ($($guard:ident by $release:ident $({ $($own:tt)* })?),+ $(,)?) => {$(
+    ($($guard:ident by $release:ident $({ $($own_items:tt)* })?),+ $(,)?) => {$(
         impl Hold for redlatch::$guard {
             fn valid_until(&self) -> Option<Instant> {
                 Some(redlatch::$guard::valid_until(self))
@@ -58,7 +58,7 @@ macro_rules! holds {
             fn release(self: Box<Self>) -> Result<()> {
                 redlatch::$guard::$release(*self)
             }
-            $($($own)*)?
+            $($($own_items)*)?
         }
     )+};
 }

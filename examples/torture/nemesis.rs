@@ -154,16 +154,16 @@ pub(crate) struct Nemesis<'a> {
 impl Nemesis<'_> {
     /// Causes faults, one after another, until `until`.
     pub(crate) fn run(&mut self, until: Instant) {
-        let mut left: Vec<Fault> = Vec::new();
+        let mut faults_left: Vec<Fault> = Vec::new();
         while Instant::now() < until {
-            if left.is_empty() {
+            if faults_left.is_empty() {
                 // A new shuffle of all faults, so that each comes as often as the others.
                 let order = self.dice.shuffled(self.faults.len());
-                left = order.into_iter().map(|n| self.faults[n]).collect();
+                faults_left = order.into_iter().map(|n| self.faults[n]).collect();
             }
-            let Some(fault) = left.pop() else {
-                let left = until.saturating_duration_since(Instant::now());
-                return thread::sleep(left);
+            let Some(fault) = faults_left.pop() else {
+                let time_left = until.saturating_duration_since(Instant::now());
+                return thread::sleep(time_left);
             };
             // A quarter of the faults last longer than a lease.
             let lasts = match self.dice.draw(4) {

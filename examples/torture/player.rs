@@ -249,8 +249,8 @@ impl<'a> Player<'a> {
         let mut was_told = false;
         let mut valid_until;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let piece = u64::try_from(left.min(PIECE).as_millis()).expect("a short time");
+            let time_left = until.saturating_duration_since(Instant::now());
+            let piece = u64::try_from(time_left.min(PIECE).as_millis()).expect("a short time");
             let (answer, at) = self.ask(json!({ "op": "hold", "ms": piece }))?;
             valid_until = answer["valid_until"].clone();
             if let Some(reason) = answer["lost"].as_str() {
@@ -261,7 +261,7 @@ impl<'a> Player<'a> {
                 was_told = true;
                 break;
             }
-            if left.is_zero() || self.state.is_done() {
+            if time_left.is_zero() || self.state.is_done() {
                 break;
             }
             if writes && self.one_in(4) {

@@ -151,12 +151,12 @@ impl Line {
             let Some(id) = answer["id"].as_u64() else {
                 continue;
             };
-            let to = locked(&self.waiting)
+            let caller = locked(&self.waiting)
                 .as_mut()
                 .and_then(|all| all.remove(&id));
-            if let Some(to) = to {
+            if let Some(caller) = caller {
                 // The send fails only if the caller has a time limit and has left.
-                to.send(answer).ok();
+                caller.send(answer).ok();
             }
         }
         locked(&self.waiting).take();

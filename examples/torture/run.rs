@@ -144,8 +144,8 @@ impl Plan {
             }));
             done.store(true, Ordering::SeqCst);
             if let Err(panic) = went {
-                let what = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                wrong.push(format!("the run itself failed: {what}"));
+                let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                wrong.push(format!("the run itself failed: {message}"));
             }
         });
         let mut files = vec![path];
@@ -212,12 +212,12 @@ impl Plan {
         // Give the leases of holds that were never released time to expire.
         thread::sleep(LEASE + SLACK);
         journal.note_logs(deployed);
-        let left: Vec<_> = deployed
+        let keys_left: Vec<_> = deployed
             .keys()
             .into_iter()
             .filter(|key| !stays(key))
             .collect();
-        journal.note(-1, "info", "left-behind", json!({ "keys": left }));
+        journal.note(-1, "info", "left-behind", json!({ "keys": keys_left }));
         wrong
     }
 }

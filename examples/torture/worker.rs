@@ -78,15 +78,15 @@ impl Job {
     /// The job of this process, if it is a worker.
     pub(crate) fn given() -> Option<Self> {
         let job: Value = serde_json::from_str(&env::var(JOB).ok()?).expect("what was given");
-        let number = |what: &str| job[what].as_u64().expect("a number");
-        let texts = |what: &str| -> Vec<String> {
-            let all = job[what].as_array().expect("several");
+        let number = |key: &str| job[key].as_u64().expect("a number");
+        let texts = |key: &str| -> Vec<String> {
+            let all = job[key].as_array().expect("several");
             let all = all
                 .iter()
                 .map(|word| word.as_str().expect("text").to_owned());
             all.collect()
         };
-        let size = |what: &str| usize::try_from(number(what)).expect("a small number");
+        let size = |key: &str| usize::try_from(number(key)).expect("a small number");
         Some(Self {
             number: job["number"].as_i64().expect("a number"),
             seed: number("seed"),
@@ -115,9 +115,9 @@ impl Job {
         panic::set_hook(Box::new({
             let journal = Arc::clone(&journal);
             move |panic| {
-                let what = panic.to_string();
-                eprintln!("worker {}: {what}", process / 1000);
-                journal.note_with(process, "info", "panic", Value::Null, Some(what));
+                let message = panic.to_string();
+                eprintln!("worker {}: {message}", process / 1000);
+                journal.note_with(process, "info", "panic", Value::Null, Some(message));
             }
         }));
         let clients: Vec<_> = self.urls.iter().map(|url| self.client(url)).collect();
@@ -469,10 +469,10 @@ impl<'a> Thread<'a> {
             if writes && self.one_in(4) {
                 self.write(wish, &hold);
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let time_left = until.saturating_duration_since(Instant::now());
             let loss = hold
                 .lost()
-                .and_then(|lost| lost.recv_timeout(left.min(ms(5))).ok());
+                .and_then(|lost| lost.recv_timeout(time_left.min(ms(5))).ok());
             let valid = hold.is_valid();
             if loss.is_some() || !valid {
                 let mut lost = value.clone();
@@ -483,11 +483,11 @@ impl<'a> Thread<'a> {
                 told = true;
                 break;
             }
-            if left.is_zero() || self.is_done() {
+            if time_left.is_zero() || self.is_done() {
                 break;
             }
             if hold.lost().is_none() {
-                thread::sleep(left.min(ms(5)));
+                thread::sleep(time_left.min(ms(5)));
             }
         }
         if let Some((read, file)) = read.filter(|_| !told) {
@@ -649,7 +649,7 @@ fn on_our_clock(instant: Instant) -> u64 {
     let (our_now, its_now) = (now(), Instant::now());
     let nanos = |span: Duration| u64::try_from(span.as_nanos()).expect("centuries");
     match instant.checked_duration_since(its_now) {
-        Some(left) => our_now + nanos(left),
+        Some(time_left) => our_now + nanos(time_left),
         None => our_now.saturating_sub(nanos(its_now - instant)),
     }
 }

@@ -154,11 +154,11 @@ fn two_clients_are_counted_apart_and_as_often_as_it_happened() {
             ];
             events.iter().any(|event| key.starts_with(event))
         };
-        let seen: BTreeMap<_, _> = (series.iter())
+        let event_counts: BTreeMap<_, _> = (series.iter())
             .filter(|(key, _)| is_event(key))
             .map(|(key, value)| (key.clone(), value.parse::<u64>().unwrap()))
             .collect();
-        assert_eq!(&seen, wanted);
+        assert_eq!(&event_counts, wanted);
         let commands = series
             .iter()
             .find(|(key, _)| key.starts_with("redlatch_commands_total"));

@@ -30,11 +30,11 @@ const SLACK: Duration = ms(700);
 
 /// The commands of Redisson's `countDown`.
 fn java_counts_down(server: &Server, name: &str) {
-    let left: i64 = server.ask(&["DECR", name]);
-    if left <= 0 {
+    let count_left: i64 = server.ask(&["DECR", name]);
+    if count_left <= 0 {
         server.cli(&["DEL", name]);
     }
-    if left == 0 {
+    if count_left == 0 {
         server.cli(&["PUBLISH", &channel(name), "0"]);
     }
 }
@@ -176,7 +176,7 @@ fn bad_input_is_told_before_anything_is_sent() {
     let server = Server::start();
     let client = open(&server);
     client.latch("warm").count().unwrap();
-    let before = server.command_total();
+    let commands_before = server.command_total();
     let latch = client.latch("fine");
     for count in [0, 1 << 63, u64::MAX] {
         let said = latch.try_set_count(count);
@@ -193,7 +193,7 @@ fn bad_input_is_told_before_anything_is_sent() {
             );
         }
     }
-    assert_eq!(server.command_total(), before);
+    assert_eq!(server.command_total(), commands_before);
     client.close(LONG).unwrap();
     for (verb, said) in verdicts(&latch) {
         assert!(matches!(said, Err(Error::Closed)), "{verb}: {said:?}");
@@ -237,12 +237,12 @@ fn verbs_are_one_command_each_and_leave_little() {
     let latch = client.latch("cheap");
     assert!(latch.try_set_count(1_000).unwrap());
     latch.count_down().unwrap();
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     for _ in 0..100 {
         latch.count_down().unwrap();
     }
     assert_eq!(latch.count().unwrap(), 899);
-    assert_eq!(client.stats().commands, before + 101);
+    assert_eq!(client.stats().commands, commands_before + 101);
     // The count, the mark of the round, and the outcome of the last request.
     assert_eq!(server.dbsize(), 3);
     let crew: Vec<_> = (0..4)
@@ -257,8 +257,8 @@ fn verbs_are_one_command_each_and_leave_little() {
     assert!(keys <= 2 + 4, "{keys} keys");
     assert!(latch.delete().unwrap());
     for key in server.keys() {
-        let left = server.pttl(&key);
-        assert!((1..=120_000).contains(&left), "{key}: {left}");
+        let ttl_left = server.pttl(&key);
+        assert!((1..=120_000).contains(&ttl_left), "{key}: {ttl_left}");
     }
 }
 
@@ -271,11 +271,11 @@ fn an_open_latch_is_passed_with_one_question() {
     let server = Server::start();
     let client = warm(&server);
     let latch = client.latch(unique("open"));
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     latch.wait().unwrap();
     assert!(latch.wait_for(LONG).unwrap());
     assert!(latch.wait_until(Instant::now() + LONG).unwrap());
-    assert_eq!(client.stats().commands, before + 3);
+    assert_eq!(client.stats().commands, commands_before + 3);
     assert!(server.clients_named("subscriber").is_empty());
     assert_eq!(server.dbsize(), 0);
 }
@@ -376,20 +376,20 @@ fn one_wake_is_one_question_for_each_thread() {
     let (client, other) = (warm(&server), open(&server));
     let name = unique("herd");
     assert!(other.latch(&name).try_set_count(1).unwrap());
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     let mut crew = Crew::new();
     for _ in 0..THREADS {
         let latch = client.latch(&name);
         crew.spawn(move || latch.wait().unwrap());
     }
     eventually("all have asked twice", || {
-        client.stats().commands >= before + 2 * THREADS
+        client.stats().commands >= commands_before + 2 * THREADS
     });
     crew.all_parked();
     let parked = client.stats();
     assert_eq!(
         (parked.commands, parked.subscriptions),
-        (before + 2 * THREADS, 1)
+        (commands_before + 2 * THREADS, 1)
     );
     other.latch(&name).count_down().unwrap();
     crew.join();
@@ -600,11 +600,11 @@ fn requests_whose_replies_are_lost_count_once() {
     let trap = proxy.swallow_reply_to(sha(SET));
     assert!(latch.try_set_count(5).unwrap());
     assert!(trap.fired());
-    for left in [4, 3] {
+    for count_left in [4, 3] {
         let trap = proxy.swallow_reply_to(sha(COUNT_DOWN));
         latch.count_down().unwrap();
         assert!(trap.fired());
-        assert_eq!(latch.count().unwrap(), left);
+        assert_eq!(latch.count().unwrap(), count_left);
     }
     let trap = proxy.swallow_reply_to(sha(DELETE));
     assert!(latch.delete().unwrap());
@@ -662,24 +662,24 @@ fn copies_that_were_held_up_count_once() {
         ("count_down", |latch| latch.count_down().map(|()| true)),
         ("delete", Latch::delete),
     ];
-    for (what, verb) in verbs {
+    for (verb_name, verb) in verbs {
         other.delete().unwrap();
-        if what != "set" {
+        if verb_name != "set" {
             assert!(other.try_set_count(5).unwrap());
         }
         latch.count().unwrap();
         proxy.stall_present(Target::Link);
         // The request is repeated over a new connection, and the stalled copy arrives afterwards.
-        assert!(verb(&latch).unwrap(), "{what}");
+        assert!(verb(&latch).unwrap(), "{verb_name}");
         other.delete().unwrap();
-        if what != "set" {
+        if verb_name != "set" {
             assert!(other.try_set_count(7).unwrap());
         }
         let ran = server.calls("evalsha");
         proxy.pass();
         eventually("the copy has come", || server.calls("evalsha") > ran);
-        let left = if what == "set" { 0 } else { 7 };
-        assert_eq!(other.count().unwrap(), left, "{what}");
+        let count_left = if verb_name == "set" { 0 } else { 7 };
+        assert_eq!(other.count().unwrap(), count_left, "{verb_name}");
     }
 }
 
@@ -690,7 +690,7 @@ fn a_dead_network_is_told_in_time_and_counts_at_most_once() {
     let latch = client.latch("dead");
     assert!(latch.try_set_count(5).unwrap());
     for mode in [Mode::SwallowReplies, Mode::BlackHole] {
-        let before = server.get_int("dead");
+        let count_before = server.get_int("dead");
         proxy.set(Target::Link, mode);
         let since = Instant::now();
         let said = latch.count_down();
@@ -699,7 +699,7 @@ fn a_dead_network_is_told_in_time_and_counts_at_most_once() {
         assert!(took < RESPONSE + loosely(SLACK), "{took:?}");
         proxy.pass();
         latch.count_down().unwrap();
-        let counted = before - server.get_int("dead");
+        let counted = count_before - server.get_int("dead");
         let wanted = if mode == Mode::BlackHole { 1 } else { 2 };
         assert_eq!(counted, wanted, "{mode:?}");
     }

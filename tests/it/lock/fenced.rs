@@ -146,18 +146,21 @@ fn a_guard_keeps_its_token_when_the_lock_has_moved_on() {
     let token = outer.token();
     assert!(lock.force_unlock().unwrap());
     // Other threads of the process get the lock, some of them from each other.
-    let seen = Mutex::new(Vec::new());
+    let tokens = Mutex::new(Vec::new());
     scoped(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 let guard = lock.lock().unwrap();
-                seen.lock().unwrap().push(guard.token());
+                tokens.lock().unwrap().push(guard.token());
                 thread::sleep(ms(20));
             });
         }
     });
-    let seen = seen.into_inner().unwrap();
-    assert!(seen.is_sorted() && seen[0] > token, "{token}, {seen:?}");
+    let tokens = tokens.into_inner().unwrap();
+    assert!(
+        tokens.is_sorted() && tokens[0] > token,
+        "{token}, {tokens:?}"
+    );
     assert_eq!((outer.token(), inner.token()), (token, token));
     assert!(!outer.is_valid());
     assert!(inner.unlock().is_err() && outer.unlock().is_err());
@@ -250,8 +253,11 @@ fn the_counter_lives_for_ever_unless_told_otherwise() {
     for _ in 0..3 {
         tokens.draw(&short);
         // The counter may already have expired.
-        let left = server.pttl(&counter);
-        assert!(left == -2 || (0..=250).contains(&left), "{left} ms");
+        let ttl_left = server.pttl(&counter);
+        assert!(
+            ttl_left == -2 || (0..=250).contains(&ttl_left),
+            "{ttl_left} ms"
+        );
         eventually("it expires", || !server.exists(&counter));
     }
     // The time counts from the last acquire.
@@ -322,11 +328,11 @@ struct Seen {
     counter: u64,
 }
 
-/// `seen` is in the order of the holds. Each token is greater than every token that other owners had drawn before, used
-/// or not.
+/// `views` is in the order of the holds. Each token is greater than every token that other owners had drawn before,
+/// used or not.
 #[track_caller]
-fn check(seen: &[Seen]) {
-    for pair in seen.windows(2) {
+fn check(views: &[Seen]) {
+    for pair in views.windows(2) {
         let [one, next] = pair else { unreachable!() };
         if one.owner == next.owner {
             assert_eq!(next.token, one.token + 1, "passed on");
@@ -344,39 +350,39 @@ fn check(seen: &[Seen]) {
 
 /// Each of `threads` threads of each client acquires the lock `holds` times.
 fn hold(server: &Server, name: &str, clients: &[Client], threads: usize, holds: usize) {
-    let seen: Mutex<Vec<Seen>> = Mutex::default();
+    let views: Mutex<Vec<Seen>> = Mutex::default();
     scoped(|scope| {
         for client in clients {
             for _ in 0..threads {
-                let (lock, seen) = (client.fenced_lock(name), &seen);
+                let (lock, views) = (client.fenced_lock(name), &views);
                 let mut con = server.connection();
                 scope.spawn(move || {
                     for _ in 0..holds {
                         let guard = lock.lock().unwrap();
-                        let mut seen = seen.lock().unwrap();
+                        let mut views = views.lock().unwrap();
                         let (owner, token) = (guard.owner().to_owned(), guard.token());
-                        let counter = match seen.last() {
+                        let counter = match views.last() {
                             Some(last) if last.owner == owner => last.counter,
                             _ => {
                                 let mut get = redis::cmd("GET");
                                 get.arg(counter(name)).query(&mut con).unwrap()
                             }
                         };
-                        seen.push(Seen {
+                        views.push(Seen {
                             owner,
                             token,
                             counter,
                         });
-                        drop(seen);
+                        drop(views);
                         drop(guard);
                     }
                 });
             }
         }
     });
-    let seen = seen.into_inner().unwrap();
-    assert_eq!(seen.len(), clients.len() * threads * holds);
-    check(&seen);
+    let views = views.into_inner().unwrap();
+    assert_eq!(views.len(), clients.len() * threads * holds);
+    check(&views);
 }
 
 #[test]
@@ -422,8 +428,8 @@ fn tokens_rise_from_process_to_process() {
     for part in &mut parts {
         part.says("done");
     }
-    let seen: Vec<String> = server.ask(&["LRANGE", &list, "0", "-1"]);
-    let seen: Vec<_> = seen
+    let lines: Vec<String> = server.ask(&["LRANGE", &list, "0", "-1"]);
+    let views: Vec<_> = lines
         .iter()
         .map(|line| {
             let mut words = line.split(' ');
@@ -436,8 +442,8 @@ fn tokens_rise_from_process_to_process() {
             }
         })
         .collect();
-    assert_eq!(seen.len(), 3 * 3 * 100);
-    check(&seen);
+    assert_eq!(views.len(), 3 * 3 * 100);
+    check(&views);
 }
 
 #[test]
@@ -480,24 +486,24 @@ fn a_hold_without_a_token_to_spare_is_released_and_the_next_has_some() {
     let guard = lock.lock().unwrap();
     assert_eq!(count(&server, &name), guard.token());
     let mut crew = Crew::new();
-    let seen = Arc::new(Mutex::new(vec![guard.token()]));
+    let tokens = Arc::new(Mutex::new(vec![guard.token()]));
     for _ in 0..3 {
-        let (lock, seen) = (lock.clone(), Arc::clone(&seen));
+        let (lock, tokens) = (lock.clone(), Arc::clone(&tokens));
         crew.spawn(move || {
             let guard = lock.lock().unwrap();
-            seen.lock().unwrap().push(guard.token());
+            tokens.lock().unwrap().push(guard.token());
         });
     }
     crew.all_parked();
     drop(guard);
     crew.join();
-    let seen = seen.lock().unwrap().clone();
+    let tokens = tokens.lock().unwrap().clone();
     let stats = client.stats();
-    assert_eq!((stats.acquired, stats.local_handoffs), (2, 2), "{seen:?}");
-    assert!(seen[1] > seen[0] && seen[2] == seen[1] + 1 && seen[3] == seen[1] + 2);
+    assert_eq!((stats.acquired, stats.local_handoffs), (2, 2), "{tokens:?}");
+    assert!(tokens[1] > tokens[0] && tokens[2] == tokens[1] + 1 && tokens[3] == tokens[1] + 2);
     // Tokens that were drawn and not used are skipped.
-    assert!(count(&server, &name) > seen[3]);
-    assert!(lock.lock().unwrap().token() > seen[3]);
+    assert!(count(&server, &name) > tokens[3]);
+    assert!(lock.lock().unwrap().token() > tokens[3]);
 }
 
 /// Threads acquire and release as often as possible while `meanwhile` runs.
@@ -603,15 +609,15 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
     let mut tokens = Rising::default();
     tokens.draw(&lock);
     for (swallowed, leaves) in [(true, false), (false, false), (true, true), (false, true)] {
-        let before = count(&server, &name);
+        let count_before = count(&server, &name);
         let trap = if swallowed {
             proxy.swallow_reply_to(acquire_sha())
         } else {
             proxy.black_hole_request(acquire_sha())
         };
         if leaves {
-            let left = lock.try_lock_for(ms(60));
-            assert!(!matches!(left, Ok(Some(_))), "{left:?}");
+            let outcome = lock.try_lock_for(ms(60));
+            assert!(!matches!(outcome, Ok(Some(_))), "{outcome:?}");
         } else {
             // The request is sent again.
             let guard = tokens.take(&lock);
@@ -621,7 +627,7 @@ fn an_unknown_outcome_skips_tokens_and_repeats_none() {
         eventually("the first was lost", || trap.fired());
         if swallowed && leaves {
             // The token was drawn, but no hold has it.
-            eventually("it was executed", || count(&server, &name) > before);
+            eventually("it was executed", || count(&server, &name) > count_before);
             tokens.0 = count(&server, &name);
             eventually("it is undone", || !server.exists(&name));
         }
@@ -704,9 +710,9 @@ fn the_documented_check_refuses_every_older_token_and_no_other() {
         ((1 << 63) - 2, false),
         (0, false),
     ] {
-        let before = server.hgetall(&account.key);
+        let fields_before = server.hgetall(&account.key);
         assert_eq!(account.write_checked(token, 7), accepted, "{token}");
-        assert!(accepted || server.hgetall(&account.key) == before);
+        assert!(accepted || server.hgetall(&account.key) == fields_before);
     }
     // Now with tokens of a lock; the first of them meets an account without a token.
     server.cli(&["DEL", &account.key]);

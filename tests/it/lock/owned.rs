@@ -306,15 +306,15 @@ fn a_token_crosses_threads_and_rises_with_each_hold() {
         let lock = [&client, &other][n % 2].fenced_lock(&name);
         let guard = lock.lock_owned().unwrap();
         let token = guard.token();
-        let seen = elsewhere(move || {
-            let seen = guard.token();
+        let token_there = elsewhere(move || {
+            let token_there = guard.token();
             assert!(guard.is_valid());
             guard.unlock().unwrap();
-            seen
+            token_there
         });
-        assert_eq!(token, seen);
-        assert!(seen > last, "{seen} after {last}");
-        last = seen;
+        assert_eq!(token, token_there);
+        assert!(token_there > last, "{token_there} after {last}");
+        last = token_there;
     }
     // Waiters of one process draw tokens in advance, a different one for each.
     let (sender, receiver) = unbounded();
@@ -328,14 +328,14 @@ fn a_token_crosses_threads_and_rises_with_each_hold() {
     crew.all_parked();
     let mut last = held.token();
     drop(held);
-    let mut seen = 0;
+    let mut grants = 0;
     for guard in receiver {
         assert!(guard.token() > last, "{} after {last}", guard.token());
         last = guard.token();
-        seen += 1;
+        grants += 1;
     }
     crew.join();
-    assert_eq!(seen, 6);
+    assert_eq!(grants, 6);
 }
 
 timed!(a_write_guard_is_downgraded_on_another_thread);

@@ -116,7 +116,7 @@ fn a_waiter_asks_as_often_as_its_pauses_allow() {
     warm(&client);
     let name = unique("asks");
     hold_by_stranger(&server, &name, 120_000);
-    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    let (calls_before, begun) = (server.calls("evalsha"), Instant::now());
     assert!(
         client
             .spin_lock(&name)
@@ -124,7 +124,7 @@ fn a_waiter_asks_as_often_as_its_pauses_allow() {
             .unwrap()
             .is_none()
     );
-    let asked = server.calls("evalsha") - before;
+    let asked = server.calls("evalsha") - calls_before;
     let (fewest, most) = (
         fewest_asks(WAIT, loosely(ms(15))),
         most_asks(begun.elapsed()),
@@ -144,7 +144,7 @@ fn of_many_waiters_one_asks() {
     let name = unique("one");
     hold_by_stranger(&server, &name, 120_000);
     let token = CancelToken::new();
-    let (before, begun) = (server.calls("evalsha"), Instant::now());
+    let (calls_before, begun) = (server.calls("evalsha"), Instant::now());
     let mut crew = Crew::new();
     for _ in 0..100 {
         let lock = client.spin_lock(&name).cancel_on(&token);
@@ -155,7 +155,7 @@ fn of_many_waiters_one_asks() {
     for _ in 0..10 {
         assert!(client.spin_lock(&name).try_lock().unwrap().is_none());
     }
-    let asked = server.calls("evalsha") - before;
+    let asked = server.calls("evalsha") - calls_before;
     let (fewest, most) = (
         fewest_asks(ms(1000), loosely(ms(15))),
         most_asks(begun.elapsed()),
@@ -185,13 +185,15 @@ fn whoever_is_called_from_the_queue_pauses_shortly_again() {
     crew.spawn(move || drop(second.lock().unwrap()));
     crew.all_parked();
     // The pauses of the first waiter have grown by now; those of its successor start short.
-    let before = server.calls("evalsha");
+    let calls_before = server.calls("evalsha");
     eventually("it has asked often", || {
-        server.calls("evalsha") >= before + 8
+        server.calls("evalsha") >= calls_before + 8
     });
-    let before = server.calls("evalsha");
+    let calls_before = server.calls("evalsha");
     token.cancel();
-    eventually("the next asks", || server.calls("evalsha") >= before + 5);
+    eventually("the next asks", || {
+        server.calls("evalsha") >= calls_before + 5
+    });
     server.cli(&["DEL", &name]);
     crew.join();
 }
@@ -218,14 +220,14 @@ fn uncut(wait: Duration) -> Duration {
 /// At least one of a few rounds must be faster than `limit`, since a busy machine only makes rounds slower.
 #[track_caller]
 fn soon(limit: Duration, mut round: impl FnMut() -> Duration) {
-    let mut took = Vec::new();
-    while took.len() < 4 {
-        took.push(round());
-        if took.last() < Some(&limit) {
+    let mut times = Vec::new();
+    while times.len() < 4 {
+        times.push(round());
+        if times.last() < Some(&limit) {
             return;
         }
     }
-    panic!("{took:?}, not {limit:?}");
+    panic!("{times:?}, not {limit:?}");
 }
 
 timed!(deadlines_are_met_and_never_anticipated);
@@ -297,12 +299,12 @@ fn the_holders_lease_cuts_a_pause_short() {
                 .map(|_| {
                     scope.spawn(|| {
                         let name = unique("expires");
-                        let before = Instant::now();
+                        let started_at = Instant::now();
                         hold_by_stranger(&server, &name, 500);
                         let set = Instant::now();
                         let guard = client.spin_lock(&name).try_lock_for(LONG).unwrap();
                         assert!(guard.is_some());
-                        assert!(before.elapsed() >= LEASE, "{:?}", before.elapsed());
+                        assert!(started_at.elapsed() >= LEASE, "{:?}", started_at.elapsed());
                         set.elapsed().saturating_sub(LEASE)
                     })
                 })
@@ -322,7 +324,7 @@ fn pausing(
     let names = held_names(server, 20, 120_000);
     let errors = Arc::new(Mutex::new(Vec::new()));
     let mut crew = Crew::new();
-    let before = server.calls("evalsha");
+    let calls_before = server.calls("evalsha");
     for name in &names {
         let lock = client.spin_lock(name).cancel_on(token);
         let errors = Arc::clone(&errors);
@@ -332,7 +334,7 @@ fn pausing(
         });
     }
     eventually("pauses are long", || {
-        server.calls("evalsha") >= before + 20 * 9
+        server.calls("evalsha") >= calls_before + 20 * 9
     });
     (crew, errors)
 }
@@ -422,17 +424,17 @@ fn whoever_has_had_its_tenure_leaves_the_lock_alone_for_a_millisecond() {
     let held_back = || client.stats().yields;
     let begun = Instant::now();
     while held_back() < 20 {
-        let (before, asked) = (held_back(), Instant::now());
+        let (yields_before, asked) = (held_back(), Instant::now());
         // Half of the calls are single attempts, which pause as well.
-        let guard = if before < 10 {
+        let guard = if yields_before < 10 {
             lock.try_lock().unwrap().unwrap()
         } else {
             lock.lock().unwrap()
         };
         let took = asked.elapsed();
-        assert!(held_back() == before || took >= ms(1), "{took:?}");
+        assert!(held_back() == yields_before || took >= ms(1), "{took:?}");
         drop(guard);
-        assert!(begun.elapsed() < loosely(LONG), "{before} times");
+        assert!(begun.elapsed() < loosely(LONG), "{yields_before} times");
     }
     let tenures = begun.elapsed().as_millis() / 5;
     assert!(u128::from(held_back()) <= 1 + tenures, "{}", held_back());
@@ -457,7 +459,7 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
             });
         }
         let lock = other.spin_lock(&name);
-        let took = (0..turns)
+        let waits = (0..turns)
             .map_while(|_| {
                 let begun = Instant::now();
                 let guard = lock.try_lock_for(LONG * 3).unwrap()?;
@@ -469,15 +471,15 @@ fn turns(threads: usize, inside: Duration, turns: usize) -> Vec<Duration> {
             .collect();
         done.store(true, Ordering::SeqCst);
         assert_ne!(client.stats().yields, 0);
-        took
+        waits
     })
 }
 
 timed!(another_process_has_its_turn_under_steady_load);
 fn another_process_has_its_turn_under_steady_load() {
     for threads in [1, 4] {
-        let took = turns(threads, Duration::ZERO, 10);
-        assert_eq!(took.len(), 10, "{threads} threads: {took:?}");
+        let waits = turns(threads, Duration::ZERO, 10);
+        assert_eq!(waits.len(), 10, "{threads} threads: {waits:?}");
     }
 }
 

@@ -42,18 +42,21 @@ fn changes_hands<K: Detachable + AnyKind>(
 ) {
     let [lock, next, third] = clients.map(&lock_of);
     let guard = lock.lock().unwrap();
-    let before = guard.owner().to_owned();
+    let owner_before = guard.owner().to_owned();
     let ticket = guard.detach(STAYS).unwrap();
     // A detached hold has no owner here, and keeps the lock taken.
     assert!(!lock.is_owned_by_current_thread());
     for lock in [&lock, &next, &third] {
         assert!(lock.try_lock().unwrap().is_none());
-        let left = lock.remaining_lease().unwrap().unwrap();
-        assert!(left > STAYS / 2 && left <= STAYS, "{left:?}");
+        let lease_left = lock.remaining_lease().unwrap().unwrap();
+        assert!(
+            lease_left > STAYS / 2 && lease_left <= STAYS,
+            "{lease_left:?}"
+        );
     }
     let ticket: Ticket = ticket.to_string().parse().unwrap();
     let adopted: OwnedGuard<K> = clients[1].adopt(&ticket).unwrap();
-    assert!(adopted.is_valid() && adopted.owner() != before);
+    assert!(adopted.is_valid() && adopted.owner() != owner_before);
     assert!(adopted.owner().starts_with(clients[1].id()));
     // The adopted hold has the lease of its new client.
     assert!(lock.remaining_lease().unwrap().unwrap() < STAYS);
@@ -369,8 +372,8 @@ fn detached(client: &Client, name: &str) -> (Ticket, String) {
 timed!(an_adopter_that_lost_its_connection_asks_again_and_has_the_hold);
 fn an_adopter_that_lost_its_connection_asks_again_and_has_the_hold() {
     let net = Net::with(LONG);
-    let (ticket, before) = detached(&net.other, &net.name);
-    let trap = net.proxy.swallow_reply_to(&before);
+    let (ticket, owner_before) = detached(&net.other, &net.name);
+    let trap = net.proxy.swallow_reply_to(&owner_before);
     scoped(|scope| {
         let adopts = scope.spawn(|| net.client.adopt::<OwnedMutexGuard>(&ticket));
         eventually("it is adopted", || {
@@ -408,11 +411,14 @@ fn without_a_reply_nothing_stays_adopted_or_detached() {
     net.proxy.pass();
     is_free();
     // The request is lost, so another client may adopt the hold.
-    let (ticket, before) = detached(&net.other, &net.name);
+    let (ticket, owner_before) = detached(&net.other, &net.name);
     net.proxy.set(Target::All, Mode::BlackHole);
     let adopted = net.client.adopt::<OwnedMutexGuard>(&ticket);
     assert!(matches!(adopted, Err(Error::Redis { .. })), "{adopted:?}");
-    assert_eq!(net.server.hgetall(&net.name), [(before, "0".to_owned())]);
+    assert_eq!(
+        net.server.hgetall(&net.name),
+        [(owner_before, "0".to_owned())]
+    );
     net.proxy.pass();
     let guard: OwnedMutexGuard = net.other.adopt(&ticket).unwrap();
     guard.unlock().unwrap();

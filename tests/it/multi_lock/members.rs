@@ -854,10 +854,10 @@ fn of_many_who_try_free_locks_once_somebody_always_has_them() {
     const ROUNDS: usize = 25;
     let servers = [(); 2].map(|()| Server::start());
     let one = servers.each_ref().map(|server| open(&server.url()));
-    let own: Vec<_> = (0..THREADS)
+    let own_clients: Vec<_> = (0..THREADS)
         .map(|_| servers.each_ref().map(|server| open(&server.url())))
         .collect();
-    for client in own.iter().flatten() {
+    for client in own_clients.iter().flatten() {
         client
             .mutex(unique("warm"))
             .lock()
@@ -876,10 +876,13 @@ fn of_many_who_try_free_locks_once_somebody_always_has_them() {
         // All threads use one client, then each its own.
         let same = vec![set(&one, &[0, 1, 2]); THREADS];
         assert_eq!(try_together(&same), 1, "one client, round {round}");
-        let same: Vec<_> = own.iter().map(|clients| set(clients, &[0, 1, 2])).collect();
+        let same: Vec<_> = own_clients
+            .iter()
+            .map(|clients| set(clients, &[0, 1, 2]))
+            .collect();
         assert_eq!(try_together(&same), 1, "round {round}");
         // Any two of these sets overlap.
-        let overlapping: Vec<_> = own
+        let overlapping: Vec<_> = own_clients
             .iter()
             .enumerate()
             .map(|(n, clients)| set(clients, [&[0, 1, 2][..], &[2, 1], &[2, 0], &[0, 1]][n % 4]))
@@ -895,12 +898,12 @@ fn of_many_who_try_free_locks_once_somebody_always_has_them() {
 fn a_try_asks_again_only_for_a_later_member_that_was_taken_a_moment_ago() {
     let [(here, one), (there, two)] = some();
     let name = unique("busy");
-    let asks = |busy: &Server, left: u64| {
-        hold_by_stranger(busy, &name, left);
-        let before = busy.calls("evalsha");
+    let asks = |busy: &Server, lease_left: u64| {
+        hold_by_stranger(busy, &name, lease_left);
+        let calls_before = busy.calls("evalsha");
         // A new set has not been refused yet, so it tries all members.
         assert!(one_each([&one, &two], &name).try_lock().unwrap().is_none());
-        let asks = busy.calls("evalsha") - before;
+        let asks = busy.calls("evalsha") - calls_before;
         busy.cli(&["DEL", &name]);
         eventually("the other is released", || {
             here.dbsize() + there.dbsize() == 0
@@ -925,11 +928,11 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
     const TURNS: usize = 12;
     let servers: [_; 2] = some();
     // A tenure of zero makes each hold a turn.
-    let ours = servers.each_ref().map(|(server, _)| {
+    let our_clients = servers.each_ref().map(|(server, _)| {
         Client::open(Config::new(server.url()).lease(LONG).tenure(Duration::ZERO)).unwrap()
     });
     let name = unique("turns");
-    let set = one_each(&ours, &name);
+    let set = one_each(&our_clients, &name);
     for (n, (_, other)) in servers.iter().enumerate() {
         let mut first = 0;
         for _ in 0..TURNS {
@@ -949,7 +952,7 @@ fn after_its_turn_a_set_lets_those_go_first_who_wait_for_a_member() {
             first += usize::from(!received.is_empty());
             crew.join();
         }
-        let held_back = ours[n].stats().yields;
+        let held_back = our_clients[n].stats().yields;
         assert!(held_back >= TURNS as u64 / 2, "{held_back}");
         assert!(first > 0);
     }

@@ -313,10 +313,10 @@ fn every_lock_of_one_of_its_names_keeps_a_set_out_and_nothing_is_taken() {
                     Box::new(())
                 }
             };
-            let before = server.keys();
+            let keys_before = server.keys();
             let lock = client.multi_lock(&names);
             assert!(lock.try_lock().unwrap().is_none(), "{kind} at {place}");
-            assert_eq!(server.keys(), before, "{kind} at {place}");
+            assert_eq!(server.keys(), keys_before, "{kind} at {place}");
             assert!(lock.is_locked().unwrap() && lock.remaining_lease().unwrap() > Some(LEASE / 2));
             drop(held);
             if kind == 6 {
@@ -753,8 +753,8 @@ fn a_fixed_lease_and_a_longest_hold_are_those_of_every_name() {
     let guard = client.multi_lock(&fixed).fixed_lease(SHORT).lock().unwrap();
     let other = client.multi_lock(&limited).max_hold(SHORT).lock().unwrap();
     for name in &fixed {
-        let left = server.pttl(name);
-        assert!((1..=600).contains(&left), "{left}");
+        let ttl_left = server.pttl(name);
+        assert!((1..=600).contains(&ttl_left), "{ttl_left}");
     }
     assert!(limited.iter().all(|name| server.pttl(name) > 30_000));
     let begun = Instant::now();
@@ -813,8 +813,11 @@ fn questions_are_about_any_of_the_names() {
     hold_by_stranger(&server, &names[2], 20_000);
     assert!(lock.is_locked().unwrap());
     let left_at_most = |most| {
-        let left = lock.remaining_lease().unwrap().unwrap();
-        assert!(left <= most && left > most / 2, "{left:?}");
+        let lease_left = lock.remaining_lease().unwrap().unwrap();
+        assert!(
+            lease_left <= most && lease_left > most / 2,
+            "{lease_left:?}"
+        );
     };
     left_at_most(ms(20_000));
     hold_by_stranger(&server, &names[0], 50_000);

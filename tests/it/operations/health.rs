@@ -105,7 +105,10 @@ fn a_failed_renewal_is_heard_once_while_the_hold_is_valid() {
     let net = Net::of(Server::start(), settings, |config| config);
     let count = || {
         let heard = heard.0.lock().unwrap();
-        heard.iter().filter(|(_, left)| left.is_some()).count()
+        heard
+            .iter()
+            .filter(|(_, time_left)| time_left.is_some())
+            .count()
     };
     let guard = net.client.mutex(&net.name).lock().unwrap();
     let fixed = net
@@ -130,12 +133,15 @@ fn a_failed_renewal_is_heard_once_while_the_hold_is_valid() {
     let of_renewed: Vec<_> = heard.iter().filter(|(name, _)| *name == net.name).collect();
     assert_eq!(of_renewed.len(), 4, "{heard:?}");
     assert!(of_renewed[3].1.is_none(), "and then the loss: {heard:?}");
-    for (_, left) in &of_renewed[..3] {
-        assert!(left.is_some_and(|left| left > Duration::ZERO && left < lease * 2 / 3));
+    for (_, time_left) in &of_renewed[..3] {
+        assert!(
+            time_left
+                .is_some_and(|time_left| time_left > Duration::ZERO && time_left < lease * 2 / 3)
+        );
     }
     let of_fixed = heard
         .iter()
-        .filter(|(name, left)| *name != net.name && left.is_some());
+        .filter(|(name, time_left)| *name != net.name && time_left.is_some());
     assert_eq!(
         of_fixed.count(),
         0,

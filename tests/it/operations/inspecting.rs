@@ -27,10 +27,10 @@ fn held_by(info: &LockInfo, kind: LockKind, owner: &str) {
     assert_eq!((info.holders.len(), info.held), (1, 1), "{info}");
     let holder = &info.holders[0];
     assert_eq!((&*holder.owner, holder.count), (owner, 1), "{info}");
-    let left = holder.remaining_lease.unwrap();
+    let lease_left = holder.remaining_lease.unwrap();
     assert!(
-        left > Duration::ZERO && left <= Duration::from_secs(30),
-        "{left:?}"
+        lease_left > Duration::ZERO && lease_left <= Duration::from_secs(30),
+        "{lease_left:?}"
     );
     assert!(info.ends_in.is_some());
 }

@@ -17,7 +17,7 @@ fn list(client: &Client, pattern: &str) -> BTreeMap<String, (LockKind, u64)> {
         assert!(lock.to_string().contains(&lock.name));
         assert!(
             lock.remaining_lease
-                .is_none_or(|left| left <= Duration::from_secs(30))
+                .is_none_or(|lease_left| lease_left <= Duration::from_secs(30))
         );
         (lock.name, (lock.kind, lock.held))
     });
@@ -262,10 +262,10 @@ fn a_name_whose_slot_is_on_its_way_is_asked_about_less_and_less_often() {
         count.unwrap().trim().parse().unwrap()
     };
     cluster.migrate_to(1, &name, || {
-        let before = connections();
+        let connections_before = connections();
         // During the move, both nodes reject questions about several missing keys.
         client.inspect(&name).unwrap_err();
-        let questions = connections() - before;
+        let questions = connections() - connections_before;
         assert!(questions < 20, "{questions}");
     });
     assert_eq!(client.inspect(&name).unwrap().held, 0);

@@ -39,11 +39,11 @@ impl Ears {
     fn take_own(&self) -> Vec<(&'static str, &'static str, String)> {
         let heard = std::mem::take(&mut *self.0.lock().unwrap());
         let of_locks = (heard.into_iter()).filter(|(_, (what, ..))| *what != "up");
-        let own = of_locks.map(|(thread, (what, _, kind, more))| {
+        let own_events = of_locks.map(|(thread, (what, _, kind, more))| {
             assert_eq!(thread, thread::current().id());
             (what, kind, more)
         });
-        own.collect()
+        own_events.collect()
     }
 }
 
@@ -434,7 +434,7 @@ fn refusals_are_heard_with_their_reason() {
         plain([("refused", "mutex", "cancelled")]),
         "a clean shutdown is no error"
     );
-    let (_held, before) = (other.mutex(unique("held")), client.stats().refused);
+    let (_held, refused_before) = (other.mutex(unique("held")), client.stats().refused);
     server.kill();
     assert!(lock.try_lock().is_err());
     eventually("the server is gone", || {
@@ -442,7 +442,7 @@ fn refusals_are_heard_with_their_reason() {
     });
     let refused = ears.heard().into_iter().find(|event| event.0 == "refused");
     assert_eq!(refused.unwrap().3, RefusalReason::Error.to_string());
-    assert_eq!(client.stats().refused, before + 1);
+    assert_eq!(client.stats().refused, refused_before + 1);
 }
 
 timed!(losses_and_servers_that_come_back_are_heard);

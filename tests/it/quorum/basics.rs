@@ -109,10 +109,10 @@ fn it_is_renewed_for_as_long_as_it_is_wanted_and_by_the_first_clients_lease() {
         })
         .collect();
     let lock = red(&clients, &name);
-    let before = Instant::now();
+    let started_at = Instant::now();
     let guard = lock.lock().unwrap();
     assert!(guard.valid_until() <= Instant::now() + ms(900));
-    assert!(guard.valid_until() >= before + ms(900) - ms(11));
+    assert!(guard.valid_until() >= started_at + ms(900) - ms(11));
     eventually("each has its own prefix", || {
         let has = |(node, server): (usize, &Server)| server.exists(&format!("{node}:{name}"));
         servers.iter().enumerate().all(has)
@@ -217,8 +217,11 @@ fn questions_are_answered_by_a_majority() {
         all_keep(&guard, 5 - dead);
         for lock in [&lock, &other] {
             assert!(lock.is_locked().unwrap());
-            let left = lock.remaining_lease().unwrap().unwrap();
-            assert!(left <= LEASE && left > Duration::ZERO, "{left:?}");
+            let lease_left = lock.remaining_lease().unwrap().unwrap();
+            assert!(
+                lease_left <= LEASE && lease_left > Duration::ZERO,
+                "{lease_left:?}"
+            );
         }
         assert!(other.force_unlock().unwrap());
         let loss = guard.lost().recv_timeout(LONG).unwrap();
@@ -344,13 +347,13 @@ fn what_is_refused_sends_nothing() {
     let servers = masters(3);
     let clients = open(&servers);
     let sent = || -> u64 { servers.iter().map(Server::command_total).sum() };
-    let before = sent();
+    let sent_before = sent();
     refused(&[]);
     refused(&[&clients[0]]);
     RedLock::new(&clients, "").unwrap_err();
-    assert_eq!(sent(), before);
+    assert_eq!(sent(), sent_before);
     let lock = red(&clients, &unique("settings"));
-    let before = sent();
+    let sent_before = sent();
     for wrong in [
         lock.clone().fixed_lease(ms(9)),
         lock.clone().fixed_lease(Duration::MAX),
@@ -368,10 +371,10 @@ fn what_is_refused_sends_nothing() {
             "{wrong:?}"
         );
     }
-    assert_eq!(sent(), before);
+    assert_eq!(sent(), sent_before);
     // Creating a handle sends nothing; the servers' identities were asked once, by `red` above.
     drop(red(&clients, &unique("settings")).fixed_lease(LEASE));
-    assert_eq!(sent(), before);
+    assert_eq!(sent(), sent_before);
 }
 
 timed!(a_majority_is_more_than_half);
@@ -483,14 +486,14 @@ fn drop_everything_in_any_order() {
             if all {
                 all_keep(guard.as_ref().unwrap(), 5);
             }
-            for (place, what) in order.chars().enumerate() {
+            for (place, letter) in order.chars().enumerate() {
                 if place > 0
                     && let Some(guard) = &guard
                 {
                     assert!(guard.is_valid(), "{order}");
                     assert!(keepers(&servers, &name, guard.owner()).len() >= 3);
                 }
-                match what {
+                match letter {
                     'c' => drop(clients.take()),
                     'l' => drop(lock.take()),
                     _ => drop(guard.take()),

@@ -132,7 +132,7 @@ fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
     drop(take(&lock));
     for (dead, node) in [(1, 0), (2, 3)] {
         site.fails(node);
-        let mut took: Vec<Duration> = (0..TURNS)
+        let mut times: Vec<Duration> = (0..TURNS)
             .map(|turn| {
                 let asked = Instant::now();
                 let guard = lock.lock().unwrap();
@@ -145,9 +145,9 @@ fn a_minority_that_is_gone_costs_next_to_nothing(death: Death) {
                 took
             })
             .collect();
-        took.sort_unstable();
-        let median = took[TURNS / 2];
-        assert!(median < loosely(ms(20)), "{dead} {death:?}: {took:?}");
+        times.sort_unstable();
+        let median = times[TURNS / 2];
+        assert!(median < loosely(ms(20)), "{dead} {death:?}: {times:?}");
     }
     // The hold does not extend to the masters that return; the next hold does.
     let guard = take(&lock);
@@ -457,10 +457,10 @@ fn contended(
 
 /// Waits until each of these servers has had two renewals.
 fn renewed_twice(servers: &[Server], nodes: &[usize]) {
-    let before: Vec<_> = nodes.iter().map(|n| servers[*n].calls("hget")).collect();
+    let calls_before: Vec<_> = nodes.iter().map(|n| servers[*n].calls("hget")).collect();
     eventually("they are renewed twice", || {
-        let mut both = nodes.iter().zip(&before);
-        both.all(|(node, before)| servers[*node].calls("hget") >= before + 2)
+        let mut both = nodes.iter().zip(&calls_before);
+        both.all(|(node, node_calls)| servers[*node].calls("hget") >= node_calls + 2)
     });
 }
 
@@ -863,9 +863,9 @@ fn torn(time: Duration) {
     let done = AtomicBool::new(false);
     let (granted, names) = (AtomicU64::new(0), [unique("torn"), unique("torn")]);
     scoped(|scope| {
-        for (clients, own) in sets.iter().zip(&names) {
+        for (clients, own_name) in sets.iter().zip(&names) {
             // Both processes contend for the first name; the second is used by its own process only.
-            for name in [own, &names[0]] {
+            for name in [own_name, &names[0]] {
                 let (servers, done, granted) = (&servers, &done, &granted);
                 scope.spawn(move || {
                     let lock = red(clients, name);
@@ -916,13 +916,13 @@ fn slow_answers_shorten_the_lease_and_never_make_a_guard_without_one() {
             for proxy in &proxies {
                 proxy.set(Target::Link, Mode::Delay(delay));
             }
-            let before = Instant::now();
+            let started_at = Instant::now();
             match lock.try_lock_for(ms(400)) {
                 Ok(Some(guard)) => {
                     let now = Instant::now();
                     let latest = now + lease - lease / 100 - ms(2) - delay;
                     assert!(guard.valid_until() <= latest, "{lease:?} {delay:?}");
-                    assert!(guard.valid_until() > before);
+                    assert!(guard.valid_until() > started_at);
                     granted += 1;
                 }
                 Ok(None)
@@ -1008,10 +1008,10 @@ fn a_lease_that_ends_while_it_is_renewed_has_expired() {
         blocked.recv_timeout(LONG).unwrap();
     }
     servers.iter().for_each(Server::freeze);
-    let left = guard
+    let time_left = guard
         .valid_until()
         .saturating_duration_since(Instant::now());
-    thread::sleep(left.saturating_sub(ms(20)));
+    thread::sleep(time_left.saturating_sub(ms(20)));
     // Each master has 50 ms to reply.
     let again = lock.try_lock_for(ms(300));
     servers.iter().for_each(Server::thaw);

@@ -181,15 +181,15 @@ fn two_that_are_far_away_are_not_waited_for_as_long_as_three_are_near() {
         proxy.set(Target::Link, Mode::DelayBoth(ROUND_TRIP / 2));
     }
     // The first rounds measure the distances.
-    let mut took: Vec<_> = (0..30)
+    let mut times: Vec<_> = (0..30)
         .map(|_| {
             let began = Instant::now();
             drop(lock.lock().unwrap());
             began.elapsed()
         })
         .collect();
-    took[10..].sort_unstable();
-    assert!(took[20] < loosely(ROUND_TRIP / 2), "{took:?}");
+    times[10..].sort_unstable();
+    assert!(times[20] < loosely(ROUND_TRIP / 2), "{times:?}");
     nothing_is_left(&servers);
     // Drop the clients while the proxies still run, since closing waits for an unreachable server.
     drop((lock, clients));
@@ -211,13 +211,13 @@ fn a_majority_has_granted_it_as_soon_as_the_near_ones_have_answered() {
         }
         let lock = red(&clients[..delays.len()], &unique("uneven"));
         drop(take_from_all(&lock, delays.len()));
-        let took = (0..30).map(|_| {
+        let times = (0..30).map(|_| {
             let began = Instant::now();
             drop(lock.lock().unwrap());
             began.elapsed()
         });
         // A thread that looked at the near masters only every 5 ms would need 15 ms every time.
-        let least = took.min().unwrap();
+        let least = times.min().unwrap();
         assert!(least < ms(14), "{least:?} with {delays:?}");
     }
     nothing_is_left(&servers);

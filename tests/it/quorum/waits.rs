@@ -69,8 +69,10 @@ fn held(servers: &[Server], holder: &[Client], name: &str) -> RedLockGuard {
 
 /// Waits for a second, by the clock of a server that keeps the lock.
 fn a_second_passes(server: &Server, name: &str) {
-    let before = server.pttl(name);
-    eventually("a second has passed", || server.pttl(name) <= before - 1000);
+    let ttl_before = server.pttl(name);
+    eventually("a second has passed", || {
+        server.pttl(name) <= ttl_before - 1000
+    });
 }
 
 /// The number of commands that each client has sent.
@@ -80,13 +82,13 @@ fn sent(clients: &[Client]) -> Vec<u64> {
 }
 
 #[track_caller]
-fn looked_now_and_then(clients: &[Client], before: &[u64]) {
+fn looked_now_and_then(clients: &[Client], sent_before: &[u64]) {
     let after = sent(clients);
     let grown = after
         .iter()
-        .zip(before)
-        .map(|(after, before)| after - before);
-    assert!(grown.max() <= Some(LOOKS), "{before:?} {after:?}");
+        .zip(sent_before)
+        .map(|(after, client_before)| after - client_before);
+    assert!(grown.max() <= Some(LOOKS), "{sent_before:?} {after:?}");
 }
 
 #[test]
@@ -94,10 +96,10 @@ fn those_who_wait_ask_nothing_until_it_is_released_and_then_once() {
     let servers = masters(3);
     let name = unique("notified");
     let (guard, crew, [first, second]) = two_wait(&servers, &name);
-    let before = [&first, &second].map(|side| sent(&side.clients));
+    let sent_before = [&first, &second].map(|side| sent(&side.clients));
     a_second_passes(&servers[0], &name);
-    for (side, before) in [&first, &second].into_iter().zip(&before) {
-        looked_now_and_then(&side.clients, before);
+    for (side, side_before) in [&first, &second].into_iter().zip(&sent_before) {
+        looked_now_and_then(&side.clients, side_before);
     }
     drop(guard);
     select! {
@@ -132,11 +134,11 @@ fn whoever_comes_too_late_waits_to_be_notified_again() {
         false => (second, first),
     };
     crew.all_parked();
-    let before = sent(&loser.clients);
+    let sent_before = sent(&loser.clients);
     // Ask a server that keeps the lock; the winner may have only two of three.
     let keeps = |server: &&Server| server.exists(&name);
     a_second_passes(servers.iter().find(keeps).unwrap(), &name);
-    looked_now_and_then(&loser.clients, &before);
+    looked_now_and_then(&loser.clients, &sent_before);
     winner.may_go.recv_timeout(LONG).unwrap();
     loser.got.recv_timeout(LONG).unwrap();
     loser.may_go.recv_timeout(LONG).unwrap();
@@ -294,8 +296,8 @@ fn the_pause_after_a_contested_round_is_not_cut_short_by_a_confirmation() {
 /// How many messages about `name` have been published since the last call.
 fn announced(messages: &mut Messages, server: &Server, name: &str) -> usize {
     let published = messages.published(server);
-    let ours = |(channel, _): &&(String, String)| channel.contains(name);
-    published.iter().filter(ours).count()
+    let is_ours = |(channel, _): &&(String, String)| channel.contains(name);
+    published.iter().filter(is_ours).count()
 }
 
 // A waiter that saw a majority taken waits for a message, so a single attempt has to announce what it gives back. A

@@ -97,9 +97,9 @@ fn a_hold_is_two_commands_and_a_downgrade_two_more() {
     let lock = client.rw_lock(&name);
     let cost = |what: &str, most: u64, verbs: &dyn Fn()| {
         verbs();
-        let before = client.stats().commands;
+        let commands_before = client.stats().commands;
         (0..50).for_each(|_| verbs());
-        let sent = client.stats().commands - before;
+        let sent = client.stats().commands - commands_before;
         assert_eq!(sent, 50 * most, "{what}");
     };
     cost("read", 2, &|| lock.read().unwrap().unlock().unwrap());
@@ -180,10 +180,10 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
         let stops = Stops(&done);
         for _ in 0..150 {
             let write = ours_alone.write().unwrap();
-            let mine = version.load(Ordering::SeqCst);
+            let my_version = version.load(Ordering::SeqCst);
             let read = write.downgrade().unwrap();
             for _ in 0..20 {
-                assert_eq!(version.load(Ordering::SeqCst), mine);
+                assert_eq!(version.load(Ordering::SeqCst), my_version);
                 thread::yield_now();
             }
             assert_eq!(
@@ -193,9 +193,9 @@ fn nobody_writes_between_a_write_hold_and_its_downgrade() {
             read.unlock().unwrap();
         }
         // The hammer asked all along, and may enter now.
-        let mine = version.load(Ordering::SeqCst);
+        let my_version = version.load(Ordering::SeqCst);
         eventually("the other one writes", || {
-            version.load(Ordering::SeqCst) > mine
+            version.load(Ordering::SeqCst) > my_version
         });
         drop(stops);
         assert!(hammer.join().unwrap() > 0);

@@ -224,11 +224,11 @@ impl Model {
     /// Removes a guard; returns the result of `unlock`.
     fn unlock(&mut self, actor: usize, id: Id) -> Came {
         let hold = &mut self.holds[id];
-        let left = hold.guards[&actor] - 1;
-        if left == 0 {
+        let guards_left = hold.guards[&actor] - 1;
+        if guards_left == 0 {
             hold.guards.remove(&actor);
         } else {
-            hold.guards.insert(actor, left);
+            hold.guards.insert(actor, guards_left);
         }
         if let Some(reason) = hold.lost {
             return Came::Lost(reason);
@@ -390,7 +390,7 @@ impl Real {
             of_client[0].does(|desk| desk.lock.is_read_locked().unwrap());
         }
         for (actor, theirs) in guards.iter().enumerate() {
-            let seen = self.actors[actor].does(|desk| {
+            let visible = self.actors[actor].does(|desk| {
                 let valid = |guards: Vec<bool>| guards;
                 (
                     desk.counts(),
@@ -408,7 +408,7 @@ impl Real {
                     .collect()
             };
             assert_eq!(
-                seen,
+                visible,
                 (
                     counts,
                     !model.redis.readers.is_empty(),
@@ -420,7 +420,7 @@ impl Real {
                 "actor {actor} after {after}, {model:#?}"
             );
         }
-        let (found, left): (BTreeMap<String, String>, i64) = redis::pipe()
+        let (found, ttl_left): (BTreeMap<String, String>, i64) = redis::pipe()
             .hgetall(&self.name)
             .pttl(&self.name)
             .query(&mut self.raw)
@@ -441,7 +441,11 @@ impl Real {
             expected.insert("mode".to_owned(), mode.to_owned());
         }
         assert_eq!(found, expected, "after {after}");
-        assert_eq!(left > 0, !expected.is_empty(), "{left} after {after}");
+        assert_eq!(
+            ttl_left > 0,
+            !expected.is_empty(),
+            "{ttl_left} after {after}"
+        );
     }
 }
 
@@ -468,7 +472,7 @@ fn random_verbs_do_what_the_model_says() {
     let mut model = Model::default();
     // Each actor's guards, in the order of its desk: readers and writers.
     let mut guards: [[Vec<Id>; 2]; ACTORS] = Default::default();
-    let (mut dice, mut seen) = (Dice(0x5EED_0042), BTreeMap::<String, u32>::new());
+    let (mut dice, mut kind_counts) = (Dice(0x5EED_0042), BTreeMap::<String, u32>::new());
     for step in 0..STEPS {
         let actor = dice.roll(ACTORS);
         let (mut verb, fixed) = (dice.roll(100), dice.roll(2) == 0);
@@ -476,7 +480,7 @@ fn random_verbs_do_what_the_model_says() {
         if verb < 40 && held[0] + held[1] > dice.roll(4) {
             verb += 40; // the more guards an actor has, the more it releases
         }
-        let (what, expected, came) = match verb {
+        let (verb_name, expected, came) = match verb {
             0..40 => {
                 let writes = verb % 2 == 0;
                 let taken = real.takes(actor, writes, fixed);
@@ -557,17 +561,24 @@ fn random_verbs_do_what_the_model_says() {
             }
             _ => continue,
         };
-        assert_eq!(came, expected, "step {step}: {what} by {actor}, {model:#?}");
+        assert_eq!(
+            came, expected,
+            "step {step}: {verb_name} by {actor}, {model:#?}"
+        );
         let kind = match &came {
-            Came::In(id) if held[usize::from(what == "write")] > 0 => {
-                format!("{what}: again {}", model.holds[*id].fixed)
+            Came::In(id) if held[usize::from(verb_name == "write")] > 0 => {
+                format!("{verb_name}: again {}", model.holds[*id].fixed)
             }
-            Came::In(id) if model.holds[*id].guards.len() > 1 => format!("{what}: shares"),
-            Came::In(_) => format!("{what}: in"),
-            other => format!("{what}: {other:?}"),
+            Came::In(id) if model.holds[*id].guards.len() > 1 => format!("{verb_name}: shares"),
+            Came::In(_) => format!("{verb_name}: in"),
+            other => format!("{verb_name}: {other:?}"),
         };
-        *seen.entry(kind).or_default() += 1;
-        real.looks_like(&model, &guards, &format!("step {step}: {what} by {actor}"));
+        *kind_counts.entry(kind).or_default() += 1;
+        real.looks_like(
+            &model,
+            &guards,
+            &format!("step {step}: {verb_name} by {actor}"),
+        );
     }
     for (kind, times) in [
         ("read: in", 33),
@@ -587,8 +598,8 @@ fn random_verbs_do_what_the_model_says() {
         ("forced: Done(true)", 1),
         ("a read hold ends: Done(true)", 3),
     ] {
-        let found = seen.get(kind).copied().unwrap_or(0);
-        assert!(found >= times, "{kind} {found} times: {seen:#?}");
+        let found = kind_counts.get(kind).copied().unwrap_or(0);
+        assert!(found >= times, "{kind} {found} times: {kind_counts:#?}");
     }
     // At the end all guards are dropped. The keys that may remain belong to holds that were forced away.
     for actor in &real.actors {

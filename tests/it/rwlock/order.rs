@@ -292,12 +292,14 @@ fn readers_do_not_starve_among_steady_writers() {
             scope.spawn(move || {
                 let mut longest = Duration::ZERO;
                 for _ in 0..30 {
-                    let before = writes.load(Ordering::SeqCst);
+                    let writes_before = writes.load(Ordering::SeqCst);
                     let begun = Instant::now();
                     let guard = lock.try_read_for(LONG).unwrap().expect("a turn");
                     longest = longest.max(begun.elapsed());
                     guard.unlock().unwrap();
-                    eventually("they go on", || writes.load(Ordering::SeqCst) > before + 3);
+                    eventually("they go on", || {
+                        writes.load(Ordering::SeqCst) > writes_before + 3
+                    });
                 }
                 longest
             })
@@ -344,8 +346,8 @@ fn a_dead_reader_ends_with_its_lease_whatever_others_renew() {
         took >= DYING / 2 && took < DYING + loosely(ms(700)),
         "{took:?}"
     );
-    let left = server.pttl(&name);
-    assert!(left > 500, "ours goes on: {left}");
+    let ttl_left = server.pttl(&name);
+    assert!(ttl_left > 500, "ours goes on: {ttl_left}");
     assert!(waiting.try_recv().is_err());
     let begun = Instant::now();
     alive.leaves();

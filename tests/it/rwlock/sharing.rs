@@ -27,7 +27,7 @@ fn a_further_reader_of_a_process_asks_nobody_for_a_tenure() {
     let client = Client::open(settings(&server).tenure(TENURE)).unwrap();
     let lock = client.rw_lock(&name);
     let first = Actor::new(lock.clone());
-    let before = server.command_total();
+    let commands_before = server.command_total();
     let begun = Instant::now();
     let owner = first.reads();
     elsewhere(|| {
@@ -40,7 +40,7 @@ fn a_further_reader_of_a_process_asks_nobody_for_a_tenure() {
             assert!(lock.try_read().unwrap().is_some());
         }
     });
-    let asked = server.command_total() - before;
+    let asked = server.command_total() - commands_before;
     if begun.elapsed() < TENURE {
         assert_eq!(client.stats().shared, 2 * JOINS);
         assert!(asked < 20, "{asked} commands");
@@ -89,8 +89,11 @@ fn who_wants_other_terms_has_a_hold_of_its_own() {
     assert_eq!(different.len(), 6, "{owners:?}");
     assert_eq!(server.hgetall(&name), hash("read", &different));
     assert_eq!(server.dbsize(), 7);
-    for (left, actor) in crew.iter().enumerate() {
-        assert!(elsewhere(|| lock.try_write().unwrap().is_none()), "{left}");
+    for (readers_gone, actor) in crew.iter().enumerate() {
+        assert!(
+            elsewhere(|| lock.try_write().unwrap().is_none()),
+            "{readers_gone}"
+        );
         actor.leaves();
     }
     assert!(server.keys().is_empty());
@@ -224,8 +227,8 @@ impl Redisson<'_> {
         server.cli(&["HSETNX", self.name, "mode", "read"]);
         let n: u32 = server.ask(&["HINCRBY", self.name, STRANGER, "1"]);
         server.cli(&["SET", &self.hold(n), "1", "PX", lease]);
-        let left = server.pttl(self.name).max(lease.parse().unwrap());
-        server.cli(&["PEXPIRE", self.name, &left.to_string()]);
+        let ttl_left = server.pttl(self.name).max(lease.parse().unwrap());
+        server.cli(&["PEXPIRE", self.name, &ttl_left.to_string()]);
     }
 
     /// Removes a read hold, as Redisson's script for it does.
@@ -290,8 +293,8 @@ fn a_redisson_reader_and_ours_leave_each_other_alone() {
     they.leave();
     they.leave();
     assert_eq!(server.hgetall(&name), hash("read", &[&owner]));
-    let left = server.pttl(&name);
-    assert!((25_000..=30_000).contains(&left), "{left}");
+    let ttl_left = server.pttl(&name);
+    assert!((25_000..=30_000).contains(&ttl_left), "{ttl_left}");
     ours.does(|desk| assert!(desk.reads[0].is_valid()));
     assert!(lock.try_write().unwrap().is_none());
     ours.leaves();
@@ -343,9 +346,9 @@ fn a_lock_that_a_redisson_client_shortens_outlives_that_client() {
         }
         for name in &names {
             eventually("it is made longer again", || {
-                let left = server.pttl(name);
-                assert!(left > 0, "round {round}: {name} is over");
-                left > 20_000
+                let ttl_left = server.pttl(name);
+                assert!(ttl_left > 0, "round {round}: {name} is over");
+                ttl_left > 20_000
             });
         }
     }

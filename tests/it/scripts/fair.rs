@@ -250,12 +250,16 @@ impl<'a> Fair<'a> {
             };
             assert!(fits, "{key} lives {} ms: {line:?}", self.server.pttl(key));
         }
-        let told = messages(self.server, &mut self.told)
-            .into_iter()
-            .map(|(to, what)| {
-                assert_eq!(what, "0");
-                to.strip_prefix(&format!("{channel}:")).unwrap().to_owned()
-            });
+        let told =
+            messages(self.server, &mut self.told)
+                .into_iter()
+                .map(|(to_channel, payload)| {
+                    assert_eq!(payload, "0");
+                    to_channel
+                        .strip_prefix(&format!("{channel}:"))
+                        .unwrap()
+                        .to_owned()
+                });
         [holders, letters(line), letters(told)]
     }
 

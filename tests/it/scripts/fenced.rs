@@ -43,7 +43,7 @@ fn acquire(
             assert!(first <= last && last - first < most, "{first}..={last}");
             Ok(Reply::Tokens(first, last))
         }
-        Value::Int(left) => Ok(Reply::Busy(left)),
+        Value::Int(lease_left) => Ok(Reply::Busy(lease_left)),
         other => panic!("{other:?}"),
     }
 }
@@ -53,7 +53,7 @@ fn acquire(
 fn draw_many(con: &mut Connection, name: &str, owner: &str, count: i64) -> (i64, i64) {
     match acquire(con, name, owner, LEASE, count, 0).unwrap() {
         Reply::Tokens(first, last) => (first, last),
-        Reply::Busy(left) => panic!("busy for {left} ms"),
+        Reply::Busy(lease_left) => panic!("busy for {lease_left} ms"),
     }
 }
 
@@ -94,9 +94,9 @@ fn the_first_token_is_the_servers_clock_whatever_the_name() {
     let (mut con, mut pubsub_con) = (server.connection(), server.connection());
     let mut pubsub = listen_to_all(&mut pubsub_con);
     for name in NAMES {
-        let before = micros(&server);
+        let clock_before = micros(&server);
         let token = draw(&mut con, name, US);
-        assert!((before..=micros(&server)).contains(&token), "{token}");
+        assert!((clock_before..=micros(&server)).contains(&token), "{token}");
         assert_held(&server, name, US, token);
         assert_eq!(server.pttl(&counter(name)), -1);
         let () = server.ask(&["DEL", name, &counter(name)]);
@@ -143,10 +143,10 @@ fn tokens_are_ahead_of_the_clock_by_less_than_may_be_drawn_at_once() {
     let mut con = server.connection();
     let mut most = 0;
     for _ in 0..500 {
-        let before = micros(&server);
+        let clock_before = micros(&server);
         let (first, last) = draw_many(&mut con, "orders", US, 5000);
         assert!(last - micros(&server) < 5000, "{first}..={last}");
-        assert!(first >= before, "{first}..={last}");
+        assert!(first >= clock_before, "{first}..={last}");
         most = most.max(last - first + 1);
     }
     assert_eq!(most, 5000, "whoever comes after a while gets all");
@@ -171,9 +171,9 @@ fn a_counter_behind_the_clock_goes_on_with_the_clock() {
     let mut con = server.connection();
     for old in ["0", "1", "42", "-7", "-9223372036854775808"] {
         let () = server.ask(&["SET", &counter("orders"), old]);
-        let before = micros(&server);
+        let clock_before = micros(&server);
         let (first, token) = draw_many(&mut con, "orders", US, 5);
-        assert!((before..=micros(&server)).contains(&first), "{first}");
+        assert!((clock_before..=micros(&server)).contains(&first), "{first}");
         assert_eq!(token, first + 4);
         assert_held(&server, "orders", US, token);
     }
@@ -206,10 +206,10 @@ fn a_counter_ahead_of_the_clock_is_followed() {
 fn the_counters_ttl_is_set_or_cleared_by_every_acquire() {
     let server = Server::start();
     let mut con = server.connection();
-    for (ttl, left) in [(HOUR_MS, HOUR_MS), (0, -1), (2 * HOUR_MS, 2 * HOUR_MS)] {
+    for (ttl, ttl_left) in [(HOUR_MS, HOUR_MS), (0, -1), (2 * HOUR_MS, 2 * HOUR_MS)] {
         for _ in 0..2 {
             acquire(&mut con, "orders", US, LEASE, 1, ttl).unwrap();
-            match left {
+            match ttl_left {
                 -1 => assert_eq!(server.pttl(&counter("orders")), -1),
                 most => assert_left(server.pttl(&counter("orders")), most),
             }
@@ -229,10 +229,10 @@ fn a_counter_outlives_its_lead_over_the_clock() {
     let ahead = micros(&server) + lead * 1000;
     let () = server.ask(&["SET", &counter("orders"), &ahead.to_string()]);
     acquire(&mut con, "orders", US, LEASE, 1, HOUR_MS).unwrap();
-    let left = server.pttl(&counter("orders"));
+    let ttl_left = server.pttl(&counter("orders"));
     // The counter must not expire before the clock has reached the token.
-    assert_left(left, lead + 2);
-    assert!(micros(&server) + left * 1000 >= ahead);
+    assert_left(ttl_left, lead + 2);
+    assert!(micros(&server) + ttl_left * 1000 >= ahead);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

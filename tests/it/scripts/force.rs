@@ -46,9 +46,9 @@ fn a_request_that_comes_twice_counts_once() {
             assert_left(server.pttl(REQUEST), LEASE);
             messages(&server, &mut pubsub);
             take(&server, script, US);
-            let before = server.hgetall("orders");
+            let fields_before = server.hgetall("orders");
             assert_eq!(force(), held, "the answer of the first");
-            assert_eq!(server.hgetall("orders"), before, "{keys:?}");
+            assert_eq!(server.hgetall("orders"), fields_before, "{keys:?}");
             assert_eq!(messages(&server, &mut pubsub), []);
             // A new request counts again.
             server.cli(&["DEL", REQUEST]);

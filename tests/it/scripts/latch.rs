@@ -194,7 +194,7 @@ fn what_is_no_count_is_refused_and_left_as_it_was() {
 /// A model of the latch.
 #[derive(Default)]
 struct Model {
-    left: Option<i64>,
+    count_left: Option<i64>,
     mark: String,
     answers: HashMap<String, i64>,
     received: Vec<String>,
@@ -205,25 +205,25 @@ impl Model {
         if let Some(answer) = self.answers.get(id) {
             return *answer;
         }
-        let answer = match (verb, self.left) {
+        let answer = match (verb, self.count_left) {
             (0, None) => {
-                self.left = Some(count);
+                self.count_left = Some(count);
                 Some("1")
             }
             (1, Some(1)) => {
-                self.left = None;
+                self.count_left = None;
                 Some("0")
             }
             (2, Some(_)) => {
-                self.left = None;
+                self.count_left = None;
                 Some("1")
             }
-            (1, Some(left)) if left > 1 => {
-                self.left = Some(left - 1);
+            (1, Some(count_left)) if count_left > 1 => {
+                self.count_left = Some(count_left - 1);
                 Some("")
             }
             (1, _) => {
-                self.left = None;
+                self.count_left = None;
                 None
             }
             _ => None,
@@ -271,17 +271,17 @@ fn whatever_is_run_in_whatever_order_it_counts_like_the_model() {
         };
         let wanted = model.run(verb, &id, count).to_string();
         assert_eq!(said, wanted, "step {step}, {id}");
-        let wanted = match (model.left, &*model.mark) {
+        let wanted = match (model.count_left, &*model.mark) {
             (None, _) => "nil".to_owned(),
-            (Some(left), "") => format!("{left} ''"),
-            (Some(left), mark) => format!("{left} {mark}"),
+            (Some(count_left), "") => format!("{count_left} ''"),
+            (Some(count_left), mark) => format!("{count_left} {mark}"),
         };
         assert_eq!(latch.says("state"), wanted, "step {step}, {id}");
         if dice(40) == 0 {
             // Set from outside.
-            let left = [0, -2, 3][usize::try_from(dice(3)).unwrap()];
-            server.cli(&["SET", "model", &left.to_string()]);
-            model.left = Some(left);
+            let count_left = [0, -2, 3][usize::try_from(dice(3)).unwrap()];
+            server.cli(&["SET", "model", &count_left.to_string()]);
+            model.count_left = Some(count_left);
         }
         if step % 500 == 0 {
             assert_eq!(latch.news(), std::mem::take(&mut model.received).join(" "));

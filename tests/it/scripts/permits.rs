@@ -442,9 +442,9 @@ fn a_lease_is_renewed_and_never_shortened_and_an_update_does_either() {
     assert_eq!(renew(&mut x, 2, LEASE, second), 0);
     assert_eq!(x.says("update p2 30s q2"), "0");
     let century = 100 * 365 * 24 * 3_600_000_i64;
-    for (lease, left) in [("30s", "30s"), ("90s", "90s"), (&*century.to_string(), "")] {
+    for (lease, lease_left) in [("30s", "30s"), ("90s", "90s"), (&*century.to_string(), "")] {
         assert_eq!(x.says(&format!("update p1 {lease} of{lease}")), "1");
-        assert!(left.is_empty() || x.says("lease p1") == left);
+        assert!(lease_left.is_empty() || x.says("lease p1") == lease_left);
     }
     assert!((century - 10_000..=century).contains(&(ends_at(&server, 1) - now(&server))));
     // Java clients acquire such permits, without an expiry.

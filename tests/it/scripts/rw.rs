@@ -632,17 +632,17 @@ fn a_reader_lives_to_the_end_of_its_last_millisecond_and_no_longer() {
         )
     };
     let read_release = wrap(lua::RW_READ_RELEASE);
-    let (channel, own, prefix) = (channel("orders"), hold("orders", US, 1), prefix("orders"));
+    let (channel, own_hold, prefix) = (channel("orders"), hold("orders", US, 1), prefix("orders"));
     for _ in 0..20 {
         stage.says("read b 5");
         // The second reader extends the lock beyond the first reader's key.
         stage.says("read a");
         eventually("the lock is free", || {
-            let keys = ["orders", &channel, &own];
-            let (lives, _, held, took): (bool, i64, bool, i64) =
+            let keys = ["orders", &channel, &own_hold];
+            let (lives, _, held, took_us): (bool, i64, bool, i64) =
                 run(&mut stage.con, &read_release, &keys, &[US, &prefix]).unwrap();
             // If the server is suspended within PEXPIRE, Redis 7.0 finds the new end in the past, and deletes the lock.
-            assert!(lives == held || lives && took >= 500, "{took} µs");
+            assert!(lives == held || lives && took_us >= 500, "{took_us} µs");
             !held
         });
     }
@@ -690,11 +690,18 @@ fn a_hundred_readers_that_renew_keep_a_writer_out() {
         assert_eq!(lock.says("write w"), "0 30s ''");
     }
     assert_eq!((length(&server), server.dbsize()), (101, 101));
-    for (reader, left) in readers.iter().zip((0..100).rev()) {
+    for (reader, readers_left) in readers.iter().zip((0..100).rev()) {
         assert!(lock.says("write w").starts_with("0 "));
-        let last = i64::from(left == 0).to_string();
+        let last = i64::from(readers_left == 0).to_string();
         assert_eq!(lock.says(&format!("leave {reader}")), last);
-        assert_eq!(server.dbsize(), if left > 0 { left + 1 } else { 0 });
+        assert_eq!(
+            server.dbsize(),
+            if readers_left > 0 {
+                readers_left + 1
+            } else {
+                0
+            }
+        );
     }
     assert_eq!(lock.says("write w"), "1 -2 ''");
 }
@@ -712,7 +719,7 @@ fn work_is_bounded_by_the_holds_that_can_be() {
     reads("1000");
     lock.says("read a");
     assert_eq!((lock.says("leave a"), server.dbsize()), ("1".into(), 0));
-    let before = server.calls("pttl");
+    let calls_before = server.calls("pttl");
     for count in ["1001", "4000000000", "99999999999999999999999999"] {
         reads(count);
         assert_eq!(lock.says("write w"), "0 300s ''");
@@ -723,7 +730,7 @@ fn work_is_bounded_by_the_holds_that_can_be() {
         assert_left(server.pttl("orders"), 300_000);
     }
     // Including the look-ups of `state`.
-    assert!(server.calls("pttl") < before + 50);
+    assert!(server.calls("pttl") < calls_before + 50);
 }
 
 // Redisson's scripts look at all holds of all readers.
@@ -737,14 +744,14 @@ fn a_call_looks_at_few_of_many_readers() {
     many_read(&server, READERS, 1, 100 * LEASE);
     lock.says("read j 27000s");
     for round in 0..3 {
-        let before = looks();
+        let looks_before = looks();
         assert!(lock.says("write w").starts_with("0 "));
-        let asked = looks() - before;
+        let asked = looks() - looks_before;
         assert!(asked < 200, "{asked} for a writer");
         lock.says("read a");
-        let before = looks();
+        let looks_before = looks();
         assert_eq!(lock.says("leave a"), "0");
-        let asked = looks() - before;
+        let asked = looks() - looks_before;
         assert!(asked < 200, "{asked} for a reader that leaves");
         assert_eq!(lock.says("leave b"), "-1", "round {round}");
     }
@@ -752,12 +759,12 @@ fn a_call_looks_at_few_of_many_readers() {
     // The lock keeps its time, since a reader that was not looked at may need it.
     assert!(server.pttl("orders") > 800 * LEASE);
     assert_eq!(server.calls("hgetall"), 0);
-    let before = looks();
+    let looks_before = looks();
     assert_eq!(
         (lock.says("state"), lock.says("force r1")),
         ("1".into(), "1".into())
     );
-    assert!(looks() == before && server.calls("hkeys") == 0);
+    assert!(looks() == looks_before && server.calls("hkeys") == 0);
 }
 
 #[test]
@@ -796,9 +803,10 @@ fn a_reader_that_leaves_costs_the_same_whatever_the_number_of_readers() {
     for readers in [20, 120, 400, 5_000] {
         many_read(&server, readers, 1, 100 * LEASE);
         lock.says("read a 3000s");
-        let before = calls();
+        let calls_before = calls();
         assert_eq!(lock.says("leave a"), "0");
-        let asked = std::iter::zip(calls(), before).map(|(after, before)| after - before);
+        let asked =
+            std::iter::zip(calls(), calls_before).map(|(after, count_before)| after - count_before);
         let asked: Vec<_> = asked.collect();
         // A few readers, the lock, and the reader that leaves.
         assert!(asked[0] <= 10, "{asked:?} with {readers} readers");
@@ -838,9 +846,9 @@ fn of_many_readers_one_that_leaves_shortens_the_lock_if_it_had_by_far_the_longes
     many_read(&server, 60, 1, LEASE);
     lock.says("read j 210s");
     // A reader that was not looked at may need the whole time.
-    for (who, lease) in [("a", "30s"), ("a", "180s"), ("b", "1200s")] {
-        lock.says(&format!("read {who} {lease}"));
-        assert_eq!(lock.says(&format!("leave {who}")), "0");
+    for (reader, lease) in [("a", "30s"), ("a", "180s"), ("b", "1200s")] {
+        lock.says(&format!("read {reader} {lease}"));
+        assert_eq!(lock.says(&format!("leave {reader}")), "0");
         assert_left(server.pttl("orders"), 7 * LEASE);
     }
     assert_eq!(lock.says("leave j"), "0");
@@ -874,10 +882,10 @@ fn of_many_readers_some_that_leave_shorten_the_lock_if_it_has_far_too_much() {
     lock.says("read j 210s");
     let mut looked = 0;
     while looked < 3 {
-        let before = server.calls("hgetall");
+        let calls_before = server.calls("hgetall");
         lock.says("read a");
         assert_eq!(lock.says("leave a"), "0");
-        looked += server.calls("hgetall") - before;
+        looked += server.calls("hgetall") - calls_before;
         assert_left(server.pttl("orders"), 7 * LEASE);
     }
 }
@@ -967,10 +975,10 @@ fn a_value_of_another_type_is_refused_and_kept() {
         lock.refuses(&[value], &["read a", "renew a", "leave a"]);
         lock.says("HSET lock mode read a 1");
         lock.says("PEXPIRE lock 30s");
-        let before = lock.state();
+        let state_before = lock.state();
         for call in ["read a", "renew a", "leave a"] {
             assert_eq!(lock.says(call), "WRONGTYPE", "{call} of {value:?}");
-            assert_eq!(lock.state(), before);
+            assert_eq!(lock.state(), state_before);
         }
     }
 }
@@ -1010,11 +1018,11 @@ fn a_plain_lock_and_a_strangers_hash_are_refused_and_kept() {
         let value = [&["HSET", "lock"], fields].concat();
         lock.refuses(&[&value], &[&TAKES[..], &["renew a", "state"]].concat());
         // Releases only report that another owner has the lock.
-        let before = lock.state();
+        let state_before = lock.state();
         for (call, reply) in [("leave a", "-2"), ("end w", "-2"), ("renew_write w", "-1")] {
             assert_eq!(
                 (lock.says(call), lock.state()),
-                (reply.into(), before.clone()),
+                (reply.into(), state_before.clone()),
                 "{fields:?}"
             );
         }
@@ -1036,7 +1044,7 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
         );
         for mode in ["read", "write"] {
             lock.says(&format!("HSET lock mode {mode}"));
-            let before = lock.state();
+            let state_before = lock.state();
             let reads = mode == "read";
             let rows = [
                 ("state", "WRONGTYPE"),
@@ -1049,7 +1057,7 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
             for (call, reply) in rows {
                 assert_eq!(
                     (lock.says(call), lock.state()),
-                    (reply.into(), before.clone()),
+                    (reply.into(), state_before.clone()),
                     "{field}"
                 );
             }
@@ -1061,8 +1069,11 @@ fn a_strangers_hash_with_a_mode_like_ours_is_kept() {
             &[&["HSET", "lock", "mode", "read", "b", count]],
             &["write w"],
         );
-        let before = lock.state();
-        assert_eq!((lock.says("leave a"), lock.state()), ("-1".into(), before));
+        let state_before = lock.state();
+        assert_eq!(
+            (lock.says("leave a"), lock.state()),
+            ("-1".into(), state_before)
+        );
     }
     assert_eq!(lock.news(), "");
 }
@@ -1094,14 +1105,14 @@ fn a_lock_that_cannot_be_given_a_ttl_is_not_taken() {
             for row in *there {
                 lock.says(row);
             }
-            let before = lock.state();
+            let state_before = lock.state();
             // A writer sets no string.
             for call in refused
                 .iter()
                 .filter(|call| missing != "set" || !call.starts_with("write"))
             {
                 assert_eq!(lock.says(call), "refused", "{call} without {missing}");
-                assert_eq!(lock.state(), before, "{call} without {missing}");
+                assert_eq!(lock.state(), state_before, "{call} without {missing}");
             }
             server.cli(&["FLUSHALL"]);
         }

@@ -57,14 +57,14 @@ impl Left {
         match self {
             // Redis returns -1 for no expiry, which is less than any lease.
             Ever => Units(lease),
-            Units(left) => Units(left.max(lease)),
+            Units(units_left) => Units(units_left.max(lease)),
         }
     }
 
     fn after(self, units: u32) -> Option<Self> {
         match self {
             Ever => Some(Ever),
-            Units(left) if left > units => Some(Units(left - units)),
+            Units(units_left) if units_left > units => Some(Units(units_left - units)),
             Units(_) => None,
         }
     }
@@ -82,7 +82,7 @@ impl Left {
 struct Hash {
     writer: Option<(Who, u32)>,
     readers: BTreeMap<Who, u32>,
-    left: Left,
+    time_left: Left,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -201,7 +201,7 @@ impl World {
                 }
                 let lock = self.lock.as_mut().unwrap();
                 lock.writer = Some((who, count));
-                lock.left = lock.left.raised(lease);
+                lock.time_left = lock.time_left.raised(lease);
                 quiet(Reply::Is(1))
             }
             Op::Force => match self.lock.take() {
@@ -221,7 +221,7 @@ impl World {
 
     fn read(&mut self, who: Who, lease: u32, below: bool, gives_way: bool) -> Reply {
         let again = self.count(who) > 0;
-        let found = self.lock.as_ref().map(|lock| lock.left);
+        let found = self.lock.as_ref().map(|lock| lock.time_left);
         if !again {
             match &self.lock {
                 Some(lock) if lock.writer.is_some() && !(below && self.writes(who)) => {
@@ -234,7 +234,7 @@ impl World {
         }
         // A key that is older than the lock is no hold.
         let held = self.holds.get(&(who, 1)).filter(|_| again);
-        let held = held.map_or(Units(lease), |left| left.raised(lease));
+        let held = held.map_or(Units(lease), |hold_left| hold_left.raised(lease));
         self.holds.insert((who, 1), held);
         self.add_reader(who, 1, lease);
         Reply::Asked(true, found)
@@ -244,10 +244,10 @@ impl World {
         let lock = self.lock.get_or_insert(Hash {
             writer: None,
             readers: BTreeMap::new(),
-            left: Units(0),
+            time_left: Units(0),
         });
         lock.readers.insert(who, count);
-        lock.left = lock.left.raised(lease);
+        lock.time_left = lock.time_left.raised(lease);
     }
 
     fn read_release(&mut self, who: Who) -> (Reply, Vec<&'static str>) {
@@ -267,7 +267,7 @@ impl World {
             return (Reply::Is(1), vec!["0"]);
         };
         if longest != Ever {
-            self.lock.as_mut().unwrap().left = longest;
+            self.lock.as_mut().unwrap().time_left = longest;
         }
         (Reply::Is(0), vec![])
     }
@@ -282,11 +282,11 @@ impl World {
                 unreachable!()
             };
             // The lock was shortened from outside.
-            let reply = match (lock.left, hold) {
-                (Units(_), Units(_)) if lock.left < hold => Reply::Left(lock.left),
+            let reply = match (lock.time_left, hold) {
+                (Units(_), Units(_)) if lock.time_left < hold => Reply::Left(lock.time_left),
                 _ => Reply::Is(1),
             };
-            lock.left = lock.left.raised(held);
+            lock.time_left = lock.time_left.raised(held);
             return (reply, vec![]);
         }
         let mut received = vec![];
@@ -303,16 +303,16 @@ impl World {
     fn write(&mut self, who: Who, lease: u32) -> Reply {
         if self.writes(who) {
             let lock = self.lock.as_mut().unwrap();
-            lock.left = lock.left.raised(lease);
+            lock.time_left = lock.time_left.raised(lease);
             return Reply::Asked(true, None);
         }
         if let Some(lock) = &self.lock {
-            return Reply::Asked(false, Some(lock.left));
+            return Reply::Asked(false, Some(lock.time_left));
         }
         self.lock = Some(Hash {
             writer: Some((who, 1)),
             readers: BTreeMap::new(),
-            left: Units(lease),
+            time_left: Units(lease),
         });
         Reply::Asked(true, None)
     }
@@ -341,12 +341,12 @@ impl World {
         match op {
             Op::Pass(units) => {
                 self.lock = self.lock.take().and_then(|mut lock| {
-                    lock.left = lock.left.after(units)?;
+                    lock.time_left = lock.time_left.after(units)?;
                     Some(lock)
                 });
                 self.holds = std::mem::take(&mut self.holds)
                     .into_iter()
-                    .filter_map(|(hold, left)| Some((hold, left.after(units)?)))
+                    .filter_map(|(hold, hold_left)| Some((hold, hold_left.after(units)?)))
                     .collect();
             }
             Op::Claim(claimed) => self.claimed = claimed,
@@ -354,19 +354,19 @@ impl World {
                 self.holds.remove(&(who, n));
             }
             Op::PersistHold(who, n) => {
-                if let Some(left) = self.holds.get_mut(&(who, n)) {
-                    *left = Ever;
+                if let Some(hold_left) = self.holds.get_mut(&(who, n)) {
+                    *hold_left = Ever;
                 }
             }
             Op::DropLock => self.lock = None,
             Op::PersistLock => {
                 if let Some(lock) = &mut self.lock {
-                    lock.left = Ever;
+                    lock.time_left = Ever;
                 }
             }
             Op::ShortenLock => {
                 if let Some(lock) = &mut self.lock {
-                    lock.left = Units(1);
+                    lock.time_left = Units(1);
                 }
             }
             _ => return self.java(op),
@@ -398,10 +398,10 @@ impl World {
                 let longest = lives
                     .flat_map(|(&who, &count)| (1..=count).map(move |n| (who, n)))
                     .filter_map(|hold| self.holds.get(&hold).copied())
-                    .filter(|&left| left != Ever)
+                    .filter(|&hold_left| hold_left != Ever)
                     .max();
                 if let Some(longest) = longest {
-                    self.lock.as_mut().unwrap().left = longest;
+                    self.lock.as_mut().unwrap().time_left = longest;
                 } else if self.writer().is_none() {
                     self.lock = None;
                     return vec!["0"];
@@ -409,25 +409,25 @@ impl World {
             }
             Op::JavaReadRenew(lease) if count > 0 => {
                 for n in 1..=count {
-                    if let Some(left) = self.holds.get_mut(&(JAVA, n)) {
-                        *left = Units(lease);
+                    if let Some(hold_left) = self.holds.get_mut(&(JAVA, n)) {
+                        *hold_left = Units(lease);
                     }
                 }
-                self.lock.as_mut().unwrap().left = Units(lease);
+                self.lock.as_mut().unwrap().time_left = Units(lease);
             }
             Op::JavaWrite(lease) => match &mut self.lock {
                 None => {
                     self.lock = Some(Hash {
                         writer: Some((JAVA, 1)),
                         readers: BTreeMap::new(),
-                        left: Units(lease),
+                        time_left: Units(lease),
                     });
                 }
                 Some(lock) => {
                     if let Some((JAVA, count)) = lock.writer {
                         lock.writer = Some((JAVA, count + 1));
-                        lock.left = match lock.left {
-                            Units(left) => Units(left + lease),
+                        lock.time_left = match lock.time_left {
+                            Units(units_left) => Units(units_left + lease),
                             Ever => Units(lease),
                         };
                     }
@@ -437,7 +437,7 @@ impl World {
                 if let Some((JAVA, count @ 2..)) = self.writer() {
                     let lock = self.lock.as_mut().unwrap();
                     lock.writer = Some((JAVA, count - 1));
-                    lock.left = Units(lease);
+                    lock.time_left = Units(lease);
                 } else {
                     if self.writes(JAVA) {
                         self.end_write();
@@ -470,10 +470,10 @@ impl World {
             );
             let readers = lock.readers.iter();
             fields.extend(readers.map(|(&who, &count)| (reader(who), count.to_string())));
-            keys.insert(NAME.to_owned(), (lock.left, fields));
+            keys.insert(NAME.to_owned(), (lock.time_left, fields));
         }
-        for (&(who, n), &left) in &self.holds {
-            keys.insert(hold(NAME, &reader(who), n), (left, BTreeSet::new()));
+        for (&(who, n), &hold_left) in &self.holds {
+            keys.insert(hold(NAME, &reader(who), n), (hold_left, BTreeSet::new()));
         }
         keys
     }
@@ -750,7 +750,7 @@ fn set_up(pipe: &mut Pipeline, world: &World) {
     pipe.add_command(command(&["FLUSHDB"])).ignore();
     pipe.add_command(Op::Claim(world.claimed).command())
         .ignore();
-    for (key, (left, fields)) in world.keys() {
+    for (key, (time_left, fields)) in world.keys() {
         if key == NAME {
             let mut hset = redis::cmd("HSET");
             hset.arg(&key);
@@ -761,8 +761,8 @@ fn set_up(pipe: &mut Pipeline, world: &World) {
         } else {
             pipe.add_command(command(&["SET", &key, "1"])).ignore();
         }
-        if let Units(left) = left {
-            let left_ms = (i64::from(left) * UNIT).to_string();
+        if let Units(units_left) = time_left {
+            let left_ms = (i64::from(units_left) * UNIT).to_string();
             pipe.add_command(command(&["PEXPIRE", &key, &left_ms]))
                 .ignore();
         }
@@ -792,19 +792,19 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
         (Value::Array(parts), expected) => {
             let [
                 Value::Int(taken),
-                Value::Int(left),
+                Value::Int(ttl_left),
                 Value::BulkString(behind),
             ] = parts.as_slice()
             else {
                 return false;
             };
             match expected {
-                Reply::Behind => *taken == 0 && *left > UNIT && behind == b"w",
+                Reply::Behind => *taken == 0 && *ttl_left > UNIT && behind == b"w",
                 // The caller then asks again when the note may have expired.
-                Reply::Asked(false, Some(Ever)) if *left > UNIT => *taken == 0,
+                Reply::Asked(false, Some(Ever)) if *ttl_left > UNIT => *taken == 0,
                 Reply::Asked(expected, found) => {
-                    let left = (*left != -2).then(|| Left::from_pttl(*left));
-                    *taken == i64::from(expected) && left == found
+                    let time_left = (*ttl_left != -2).then(|| Left::from_pttl(*ttl_left));
+                    *taken == i64::from(expected) && time_left == found
                 }
                 _ => false,
             }
@@ -815,14 +815,19 @@ fn is_expected(reply: &Value, expected: Reply) -> bool {
 
 /// Compares what the server did with the model.
 #[track_caller]
-fn check(before: &World, op: Op, did: &(Value, Keys, Vec<String>), story: &dyn Fn() -> String) {
-    let mut after = before.clone();
+fn check(
+    world_before: &World,
+    op: Op,
+    did: &(Value, Keys, Vec<String>),
+    story: &dyn Fn() -> String,
+) {
+    let mut after = world_before.clone();
     let (expected, received) = after.apply(op);
     let (reply, keys, heard) = did;
     let same = is_expected(reply, expected) && *keys == after.keys() && *heard == received;
     assert!(
         same,
-        "{op:?} in {before:#?}\nanswered {reply:?}, received {heard:?}, left {keys:#?}\n\
+        "{op:?} in {world_before:#?}\nanswered {reply:?}, received {heard:?}, left {keys:#?}\n\
          should have answered {expected:?}, received {received:?}, left {:#?}\n{}",
         after.keys(),
         story()
@@ -844,8 +849,8 @@ impl Beliefs {
     /// Updates the beliefs after a step; panics if a valid hold was lost.
     fn learn(&mut self, op: Op, reply: Reply) {
         let granted = |beliefs: &mut BTreeMap<Who, u32>, who: Who, lease: u32| {
-            let left = beliefs.entry(who).or_insert(lease);
-            *left = lease.max(*left);
+            let units_left = beliefs.entry(who).or_insert(lease);
+            *units_left = lease.max(*units_left);
         };
         match (op, reply) {
             (Op::Read { who, lease, .. }, Reply::Asked(true, ..)) => {
@@ -873,9 +878,9 @@ impl Beliefs {
             (Op::Force, _) => *self = Self::default(),
             (Op::Pass(units), _) => {
                 for beliefs in [&mut self.reads, &mut self.writes] {
-                    beliefs.retain(|_, left| {
-                        *left = left.saturating_sub(units);
-                        *left > 0
+                    beliefs.retain(|_, units_left| {
+                        *units_left = units_left.saturating_sub(units);
+                        *units_left > 0
                     });
                 }
             }
@@ -1028,13 +1033,13 @@ fn in_the_model_nobody_writes_while_others_hold_and_nobody_loses_a_valid_hold() 
         ops.push(Op::Pass(1));
         ops
     };
-    let ours = believe_all(&ops(3));
+    let our_states = believe_all(&ops(3));
     let mut beside_redisson = ops(2);
     beside_redisson.extend(redisson());
     let mixed = believe_all(&beside_redisson);
     assert!(
-        ours > 1000 && mixed > 3000,
-        "only {ours} and {mixed} states"
+        our_states > 1000 && mixed > 3000,
+        "only {our_states} and {mixed} states"
     );
 }
 

@@ -131,7 +131,7 @@ fn files() -> Vec<(String, String)> {
 
 #[test]
 fn every_command_and_every_key_is_written_out() {
-    let (mut seen, mut used) = (0, BTreeSet::new());
+    let (mut key_count, mut used) = (0, BTreeSet::new());
     for (file, text) in files() {
         for call in calls(&code(&text)) {
             if (&*file, &*call) == ("guarded_call", &["unpack(ARGV, 3)"]) {
@@ -140,7 +140,7 @@ fn every_command_and_every_key_is_written_out() {
             }
             assert!(is_literal_command(call[0]), "{file}: {call:?}");
             for key in keys(&call) {
-                seen += 1;
+                key_count += 1;
                 if is_literal_key(key) {
                     continue;
                 }
@@ -153,7 +153,7 @@ fn every_command_and_every_key_is_written_out() {
             }
         }
     }
-    assert!(seen > 200, "only {seen} keys");
+    assert!(key_count > 200, "only {key_count} keys");
     assert_eq!(used.len(), NOT_LITERAL.len(), "one is not needed any more");
 }
 
@@ -200,11 +200,11 @@ fn every_file_is_part_of_a_script() {
             .iter()
             .filter(|(_, text)| whole.contains(text.as_str()));
         let parts: Vec<_> = parts.collect();
-        let own = parts.iter().find(|(file, _)| file == name).unwrap();
+        let own_part = parts.iter().find(|(file, _)| file == name).unwrap();
         let length: usize = parts.iter().map(|(_, text)| text.len()).sum();
         assert_eq!(length, whole.len(), "{name}");
         for (file, text) in &parts {
-            let named = keys_of(&own.1);
+            let named = keys_of(&own_part.1);
             assert!(keys_of(text).is_subset(&named), "{file} in front of {name}");
             used.insert(file.clone());
         }

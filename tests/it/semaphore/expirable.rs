@@ -37,8 +37,8 @@ fn permits_are_taken_and_given_back_and_redis_shows_what_redisson_would_write() 
     assert_eq!(counts(&sem), (2, 1, 3));
     assert_eq!(server.get_int("app:slots"), 2);
     assert_eq!(ids(&server, "app:slots"), [one.id()]);
-    let left = out(&server, "app:slots")[0].1 - now(&server);
-    assert!((29_000..=30_000).contains(&left), "{left}");
+    let lease_left = out(&server, "app:slots")[0].1 - now(&server);
+    assert!((29_000..=30_000).contains(&lease_left), "{lease_left}");
     let lease = sem.remaining_lease_of(one.id()).unwrap().unwrap();
     assert!(lease > ms(29_000) && lease <= ms(30_000), "{lease:?}");
     assert!(one.is_valid() && one.valid_until() > Instant::now() + ms(25_000));
@@ -114,12 +114,15 @@ fn ids_of_anybody_are_released_one_by_one() {
     let unknown = hex(&id(9));
     let (java, expired) = (hex(&id(7)), hex(&id(8)));
     let all = [here.id(), "no id", &java, &expired, &unknown, here.id()].map(str::to_owned);
-    let before = counts(&sem);
+    let counts_before = counts(&sem);
     assert_eq!(
         sem.release_ids(&all).unwrap(),
         [true, false, true, false, false, false]
     );
-    assert_eq!(counts(&sem), (before.0 + 2, before.1 - 2, before.2));
+    assert_eq!(
+        counts(&sem),
+        (counts_before.0 + 2, counts_before.1 - 2, counts_before.2)
+    );
     // A holder of this client learns of the loss at once.
     assert!(!here.is_valid());
     assert_eq!(here.lost().try_recv().unwrap().reason, LossReason::Forced);
@@ -200,7 +203,7 @@ fn bad_input_is_refused_before_anything_is_sent() {
     let server = Server::start();
     let client = open(&server);
     let sem = client.expirable_semaphore("x");
-    let before = server.command_total();
+    let commands_before = server.command_total();
     let config = |result: Result<()>| {
         assert!(
             matches!(result, Err(Error::InvalidSetting { .. })),
@@ -237,7 +240,7 @@ fn bad_input_is_refused_before_anything_is_sent() {
     named(nameless.available_permits().map(drop));
     named(nameless.release_id("0".repeat(32)).map(drop));
     named(nameless.delete().map(drop));
-    assert_eq!(server.command_total(), before);
+    assert_eq!(server.command_total(), commands_before);
 }
 
 #[test]
@@ -314,11 +317,11 @@ fn a_pair_of_acquire_and_drop_is_two_commands() {
     let sem = with_permits(&client, 2);
     drop(sem.acquire().unwrap());
     eventually("both scripts are known", || counts(&sem) == (2, 0, 2));
-    let before = client.stats().commands;
+    let commands_before = client.stats().commands;
     for _ in 0..10 {
         sem.acquire().unwrap().release().unwrap();
     }
-    assert_eq!(client.stats().commands - before, 20);
+    assert_eq!(client.stats().commands - commands_before, 20);
     eventually("no entry is left", || client.stats().names == 0);
 }
 
@@ -424,8 +427,8 @@ fn many_threads_changing_one_lease_never_believe_more_than_redis() {
             });
         }
     });
-    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
-    assert!(permit.valid_until() <= Instant::now() + left);
+    let lease_left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
+    assert!(permit.valid_until() <= Instant::now() + lease_left);
 }
 
 timed!(max_hold_ends_renewal_and_returns_the_permit);
@@ -733,11 +736,11 @@ fn threads_of_a_process_are_served_in_order_and_one_who_wants_many_is_not_starve
     let held = sem.acquire_many(2).unwrap();
     let (received, served) = unbounded();
     let mut crew = Crew::new();
-    for (who, n) in [3, 2, 2, 3].into_iter().enumerate() {
+    for (waiter, n) in [3, 2, 2, 3].into_iter().enumerate() {
         let (sem, received) = (sem.clone(), received.clone());
         crew.spawn(move || {
             let permits = sem.acquire_many(n).unwrap();
-            received.send(who).unwrap();
+            received.send(waiter).unwrap();
             drop(permits);
         });
         crew.all_parked();

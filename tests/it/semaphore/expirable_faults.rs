@@ -78,7 +78,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
             assert_eq!(
                 sem.remaining_lease_of(kept.id())
                     .unwrap()
-                    .map(|left| left > LEASE / 2),
+                    .map(|lease_left| lease_left > LEASE / 2),
                 Some(true)
             );
         }),
@@ -103,7 +103,7 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
     let server = Server::start();
     load_scripts(&server);
     scoped(|scope| {
-        for (what, script, after, verb) in verbs {
+        for (verb_name, script, after, verb) in verbs {
             let server = &server;
             scope.spawn(move || {
                 let proxy = Proxy::start(server.addr());
@@ -112,12 +112,12 @@ fn a_lost_reply_loses_no_permit_and_makes_none() {
                 sem.acquire().unwrap().release().unwrap();
                 let trap = proxy.swallow_reply_to(sha(script));
                 let reconnects = client.stats().reconnects;
-                in_time(what, RESPONSE * 2, || verb(&sem));
+                in_time(verb_name, RESPONSE * 2, || verb(&sem));
                 eventually("it is settled", || counts(&sem) == after);
-                assert!(trap.fired(), "{what}");
-                assert!(client.stats().reconnects > reconnects, "{what}");
-                assert!(!within(ms(50), || counts(&sem) != after), "{what}");
-                assert_eq!(client.stats().releases_failed, 0, "{what}");
+                assert!(trap.fired(), "{verb_name}");
+                assert!(client.stats().reconnects > reconnects, "{verb_name}");
+                assert!(!within(ms(50), || counts(&sem) != after), "{verb_name}");
+                assert_eq!(client.stats().releases_failed, 0, "{verb_name}");
             });
         }
     });
@@ -489,8 +489,8 @@ fn an_update_that_may_yet_come_limits_those_after_it() {
     assert!(permit.update_lease(2 * LONG).is_err());
     proxy.pass();
     eventually("it is changed", || permit.update_lease(6 * LONG).is_ok());
-    let left = permit.valid_until() - Instant::now();
-    assert!(left > LONG && left <= 2 * LONG, "{left:?}");
+    let time_left = permit.valid_until() - Instant::now();
+    assert!(time_left > LONG && time_left <= 2 * LONG, "{time_left:?}");
     assert!(permit.is_valid());
     permit.release().unwrap();
 }
@@ -507,9 +507,12 @@ fn an_update_that_is_sent_twice_counts_from_the_first_sending() {
     permit.update_lease(LONG).unwrap();
     assert!(trap.fired());
     let asked = Instant::now();
-    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
+    let lease_left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
     // Redis keeps the permit for longer than its holder counts on.
-    assert!(permit.valid_until() <= asked + left + ms(1), "{left:?}");
+    assert!(
+        permit.valid_until() <= asked + lease_left + ms(1),
+        "{lease_left:?}"
+    );
     permit.release().unwrap();
 }
 
@@ -527,8 +530,8 @@ fn an_update_that_comes_twice_does_not_undo_a_later_one() {
     let calls = server.calls("evalsha");
     proxy.pass();
     eventually("the first copy has run", || server.calls("evalsha") > calls);
-    let left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
-    assert!(left > 5 * LONG, "{left:?}");
+    let lease_left = sem.remaining_lease_of(permit.id()).unwrap().unwrap();
+    assert!(lease_left > 5 * LONG, "{lease_left:?}");
     permit.release().unwrap();
 }
 
@@ -543,8 +546,8 @@ fn with_a_renewal_under_way(proxy: &Proxy) -> (Client, ExpirableSemaphore, Expir
     let permit = sem.acquire().unwrap();
     eventually("it is renewed", || client.stats().renewals > 0);
     proxy.set(Target::Watchdog, Mode::Stall);
-    let before = proxy.held();
-    eventually("it is renewed again", || proxy.held() > before);
+    let held_before = proxy.held();
+    eventually("it is renewed again", || proxy.held() > held_before);
     (client, sem, permit)
 }
 
@@ -572,8 +575,11 @@ fn a_renewal_under_way_does_not_outlive_a_shorter_lease() {
     let asked = server.calls("evalsha");
     proxy.pass();
     eventually("the renewal has come", || server.calls("evalsha") > asked);
-    let left = sem.remaining_lease_of(permit.id()).unwrap();
-    assert!(left.is_none_or(|left| left <= shorter), "{left:?}");
+    let lease_left = sem.remaining_lease_of(permit.id()).unwrap();
+    assert!(
+        lease_left.is_none_or(|lease_left| lease_left <= shorter),
+        "{lease_left:?}"
+    );
     assert!(permit.valid_until() <= Instant::now() + shorter);
 }
 

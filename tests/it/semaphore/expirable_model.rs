@@ -91,8 +91,8 @@ impl Known {
         !self.back && self.ends.is_none_or(|(earliest, _)| after < earliest)
     }
 
-    fn may_be_out(&self, before: i64) -> bool {
-        !self.back && self.ends.is_none_or(|(_, latest)| before < latest)
+    fn may_be_out(&self, asked_at: i64) -> bool {
+        !self.back && self.ends.is_none_or(|(_, latest)| asked_at < latest)
     }
 }
 
@@ -131,8 +131,8 @@ impl Model<'_> {
         i64::try_from(out.count()).unwrap()
     }
 
-    fn maybe_out(&self, before: i64) -> i64 {
-        let out = self.known.iter().filter(|known| known.may_be_out(before));
+    fn maybe_out(&self, asked_at: i64) -> i64 {
+        let out = self.known.iter().filter(|known| known.may_be_out(asked_at));
         i64::try_from(out.count()).unwrap()
     }
 
@@ -145,11 +145,11 @@ impl Model<'_> {
         &self,
         at: usize,
         said: bool,
-        before: i64,
+        asked_at: i64,
         after: i64,
     ) -> Result<(), TestCaseError> {
         if said {
-            prop_assert!(self.known[at].may_be_out(before), "{at} is out");
+            prop_assert!(self.known[at].may_be_out(asked_at), "{at} is out");
         } else {
             prop_assert!(!self.known[at].is_certainly_out(after), "{at} is not out");
         }
@@ -173,7 +173,7 @@ impl Model<'_> {
     }
 
     fn run(&mut self, verb: &Verb) -> Result<(), TestCaseError> {
-        let before = self.now();
+        let asked_at = self.now();
         match verb {
             Verb::Take(by, n, lease) => {
                 let sem = self.sems[*by].clone();
@@ -189,7 +189,7 @@ impl Model<'_> {
                     Some(permits) => {
                         prop_assert!(self.total - self.certainly_out(after) >= n);
                         let lease = i64::try_from(*lease).unwrap();
-                        let ends = (lease > 0).then_some((before + lease, after + lease));
+                        let ends = (lease > 0).then_some((asked_at + lease, after + lease));
                         self.known.extend(permits.into_iter().map(|permit| Known {
                             id: permit.id().to_owned(),
                             guard: Some(permit),
@@ -197,14 +197,14 @@ impl Model<'_> {
                             back: false,
                         }));
                     }
-                    None => prop_assert!(self.total - self.maybe_out(before) < n),
+                    None => prop_assert!(self.total - self.maybe_out(asked_at) < n),
                 }
             }
             Verb::JavaTake(lease) => {
                 self.drawn += 1;
                 let raw = [self.drawn; 16];
-                let until = lease.map_or(NEVER, |ms| before + i64::try_from(ms).unwrap());
-                let (now, score) = (before.to_string(), until.to_string());
+                let until = lease.map_or(NEVER, |ms| asked_at + i64::try_from(ms).unwrap());
+                let (now, score) = (asked_at.to_string(), until.to_string());
                 if self.java(JAVA_ACQUIRE, &[now.as_bytes(), score.as_bytes(), &raw]) == 1 {
                     let after = self.now();
                     prop_assert!(self.total - self.certainly_out(after) >= 1);
@@ -223,7 +223,7 @@ impl Model<'_> {
                 if let Some(permit) = self.known[at].guard.take() {
                     if permit.release().is_ok() {
                         let after = self.now();
-                        self.check_out(at, true, before, after)?;
+                        self.check_out(at, true, asked_at, after)?;
                     } else {
                         self.check_lost(at)?;
                     }
@@ -250,7 +250,7 @@ impl Model<'_> {
                 prop_assert_eq!(released.len(), ids.len());
                 let after = self.now();
                 for (at, released) in std::iter::zip(places, released) {
-                    self.check_out(at, released, before, after)?;
+                    self.check_out(at, released, asked_at, after)?;
                     self.known[at].back = true;
                 }
             }
@@ -259,10 +259,10 @@ impl Model<'_> {
                     return Ok(());
                 };
                 let id = u128::from_str_radix(&self.known[at].id, 16).unwrap();
-                let now = before.to_string();
+                let now = asked_at.to_string();
                 let done = self.java(JAVA_RELEASE, &[now.as_bytes(), &id.to_be_bytes()]);
                 let after = self.now();
-                self.check_out(at, done == 1, before, after)?;
+                self.check_out(at, done == 1, asked_at, after)?;
                 self.known[at].back = true;
             }
             Verb::Update(which, lease) => {
@@ -276,9 +276,9 @@ impl Model<'_> {
                 let valid = permit.is_valid();
                 let after = self.now();
                 if updated {
-                    self.check_out(at, true, before, after)?;
+                    self.check_out(at, true, asked_at, after)?;
                     let lease = i64::try_from(*lease).unwrap();
-                    self.known[at].ends = Some((before + lease, after + lease));
+                    self.known[at].ends = Some((asked_at + lease, after + lease));
                 } else {
                     prop_assert!(!valid);
                     self.known[at].guard = None;
@@ -292,10 +292,10 @@ impl Model<'_> {
                 };
                 let lease = self.sems[0].remaining_lease_of(&self.known[at].id).unwrap();
                 let after = self.now();
-                self.check_out(at, lease.is_some(), before, after)?;
+                self.check_out(at, lease.is_some(), asked_at, after)?;
                 if let (Some(lease), Some((earliest, latest))) = (lease, self.known[at].ends) {
                     let lease = i64::try_from(lease.as_millis()).unwrap();
-                    prop_assert!((earliest - after..=latest - before).contains(&lease));
+                    prop_assert!((earliest - after..=latest - asked_at).contains(&lease));
                 }
             }
             Verb::Set(n) => {
@@ -313,7 +313,7 @@ impl Model<'_> {
                 let after = self.now();
                 let acquired = i64::try_from(acquired).unwrap();
                 prop_assert!(acquired >= self.certainly_out(after));
-                prop_assert!(acquired <= self.maybe_out(before));
+                prop_assert!(acquired <= self.maybe_out(asked_at));
             }
             Verb::Sleep(span) => thread::sleep(ms(*span)),
         }

@@ -57,7 +57,7 @@ fn a_key_that_holds_something_else_is_left_as_it_was() {
     ] {
         server.cli(&["FLUSHALL"]);
         server.cli(make);
-        let before: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
+        let dump_before: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
         let refused = |what: &str, error: Option<Error>| {
             assert!(
                 matches!(&error, Some(Error::WrongType { name, .. }) if name == "s"),
@@ -72,7 +72,7 @@ fn a_key_that_holds_something_else_is_left_as_it_was() {
         refused("set", semaphore.try_set_permits(1).err());
         refused("available", semaphore.available_permits().err());
         let after: Vec<u8> = redis::cmd("DUMP").arg("s").query(&mut con).unwrap();
-        assert_eq!(before, after, "{make:?}");
+        assert_eq!(dump_before, after, "{make:?}");
         assert_eq!(server.dbsize(), 1, "{make:?}");
     }
 }
@@ -220,9 +220,9 @@ fn a_semaphore_that_was_never_set_is_logged_once() {
     let kinds: [[&(dyn Fn() + Sync); 2]; 2] =
         [[&plain_tries, &plain_waits], [&leased_tries, &leased_waits]];
     for [tries, waits] in kinds {
-        let before = warned();
+        let warned_before = warned();
         tries();
-        assert_eq!(warned(), before + 1, "a call that does not wait");
+        assert_eq!(warned(), warned_before + 1, "a call that does not wait");
         scoped(|scope| {
             scope.spawn(waits);
             scope.spawn(waits);
@@ -230,20 +230,20 @@ fn a_semaphore_that_was_never_set_is_logged_once() {
         eventually("the client forgets the name", || client.stats().names == 0);
         tries();
         waits();
-        assert_eq!(warned(), before + 1, "only once");
+        assert_eq!(warned(), warned_before + 1, "only once");
     }
     // A taken permit is no reason to log. After a grant, a number that is missing again is logged again.
     plain.try_set_permits(1).unwrap();
     let permit = plain.acquire().unwrap();
-    let before = warned();
+    let warned_before = warned();
     plain_waits();
     leased_waits();
-    assert_eq!(warned(), before, "all permits are taken");
+    assert_eq!(warned(), warned_before, "all permits are taken");
     server.cli(&["DEL", &name]);
     permit.forget();
     plain_tries();
     plain_waits();
-    assert_eq!(warned(), before + 1, "the key is gone");
+    assert_eq!(warned(), warned_before + 1, "the key is gone");
 }
 
 #[test]
@@ -451,14 +451,14 @@ fn what_requests_leave_behind_does_not_grow_with_their_number() {
             latch.delete().unwrap();
         }),
     ];
-    let is_few = |what: &str| {
-        let (keys, prefix) = (server.keys(), format!("{{{what}}}:request:"));
-        let left = keys.iter().filter(|key| key.starts_with(&prefix)).count();
-        assert!(left < 10, "{what}: {left}");
+    let is_few = |name: &str| {
+        let (keys, prefix) = (server.keys(), format!("{{{name}}}:request:"));
+        let keys_left = keys.iter().filter(|key| key.starts_with(&prefix)).count();
+        assert!(keys_left < 10, "{name}: {keys_left}");
     };
-    for (what, request) in requests {
-        (0..300).for_each(|_| request(&client, what));
-        is_few(what);
+    for (name, request) in requests {
+        (0..300).for_each(|_| request(&client, name));
+        is_few(name);
     }
     // Keys do not add up either if the client forgets the name between two requests.
     let (client, slowly) = (open(&server), "slowly");
@@ -731,11 +731,11 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
     for turn in 1.. {
         assert!(turn < 10, "never handed over in time");
         let held = semaphore.acquire().unwrap();
-        let before = client.stats();
+        let stats_before = client.stats();
         scoped(|scope| {
             let waiting = scope.spawn(|| semaphore.acquire().unwrap());
             eventually("it listens, and has asked again", || {
-                waits(&client, before.commands + 1, &server)
+                waits(&client, stats_before.commands + 1, &server)
             });
             proxy.set(Target::Subscriber, Mode::SwallowReplies);
             proxy.set(Target::Link, Mode::Delay(ms(40)));
@@ -748,9 +748,12 @@ fn a_rescue_counts_although_a_thread_of_the_process_hands_over_a_permit_meanwhil
         });
         proxy.pass();
         let after = client.stats();
-        let granted = after.acquired - before.acquired;
-        assert_eq!(after.missed_messages, before.missed_messages + granted);
-        if granted == 1 && after.local_handoffs > before.local_handoffs {
+        let granted = after.acquired - stats_before.acquired;
+        assert_eq!(
+            after.missed_messages,
+            stats_before.missed_messages + granted
+        );
+        if granted == 1 && after.local_handoffs > stats_before.local_handoffs {
             break;
         }
         // The release has added a permit; take it away again.
@@ -818,7 +821,7 @@ const VERBS: [Verb; 8] = [
     ),
 ];
 
-fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
+fn one_verb(fault_name: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
     let (name, verb, change, needle) = one;
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
@@ -831,19 +834,19 @@ fn one_verb(what: &str, fault: fn(&Proxy, &str) -> Trap, one: Verb) {
     verb(&semaphore);
     eventually("the trap was sprung", || trap.fired());
     // After a drop, the client's own threads repeat the release.
-    eventually(&format!("{name}, {what}"), || {
+    eventually(&format!("{name}, {fault_name}"), || {
         server.get_int("s") == 10 + change
     });
     semaphore.available_permits().unwrap();
-    assert_eq!(server.get_int("s"), 10 + change, "{name}, {what}");
+    assert_eq!(server.get_int("s"), 10 + change, "{name}, {fault_name}");
     assert_eq!(client.stats().releases_failed, 0);
 }
 
 /// Runs each call with a fault that hits its request.
-fn all_verbs(what: &str, fault: fn(&Proxy, &str) -> Trap) {
+fn all_verbs(fault_name: &str, fault: fn(&Proxy, &str) -> Trap) {
     scoped(|scope| {
         for one in VERBS {
-            scope.spawn(move || one_verb(what, fault, one));
+            scope.spawn(move || one_verb(fault_name, fault, one));
         }
     });
     let server = Server::start();

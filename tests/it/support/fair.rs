@@ -86,12 +86,12 @@ impl Line {
     /// Adds a thread and waits until it is in the queue. `wait` acquires the lock and calls its argument while it holds
     /// it.
     pub(crate) fn join(&mut self, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
-        let before = length(&mut self.con, &self.name);
+        let length_before = length(&mut self.con, &self.name);
         let (number, sender) = (self.joined, self.sender.clone());
         self.crew
             .spawn(move || wait(&|| sender.send(number).unwrap()));
         eventually("the new waiter is in the queue", || {
-            length(&mut self.con, &self.name) == before + 1
+            length(&mut self.con, &self.name) == length_before + 1
         });
         self.joined += 1;
     }

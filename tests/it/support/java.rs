@@ -85,9 +85,9 @@ impl Java {
                     panic!("Java says {line:?}");
                 };
                 let mut waiting = locked(&answers);
-                if let Some(to) = waiting.get(&id) {
+                if let Some(caller) = waiting.get(&id) {
                     // The receiver may be dropped before the answer comes.
-                    to.send(rest.to_owned()).ok();
+                    caller.send(rest.to_owned()).ok();
                 }
                 if is_last {
                     waiting.remove(&id);

@@ -272,7 +272,7 @@ pub(crate) trait Guard: Debug {
 }
 
 macro_rules! guard {
-    ($guard:ty $({ $($own:tt)* })?) => {
+    ($guard:ty $({ $($own_items:tt)* })?) => {
         impl crate::support::Guard for $guard {
             fn unlock(self: Box<Self>) -> redlatch::Result<()> {
                 <$guard>::unlock(*self)
@@ -295,7 +295,7 @@ macro_rules! guard {
             fn hold_count(&self) -> u32 {
                 <$guard>::hold_count(self)
             }
-            $($($own)*)?
+            $($($own_items)*)?
         }
     };
 }

@@ -34,27 +34,27 @@ pub(crate) fn bad_day<S>(
     let to_drop = kind.of(&client, &dropped).lock().unwrap();
     let asked: Vec<_> = ["lock", "try", "for", "is", "left", "force"]
         .into_iter()
-        .map(|what| (what, name(what)))
+        .map(|verb| (verb, name(verb)))
         .collect();
     let state = fault(&mut server, proxy);
     scoped(|scope| {
-        for (what, name) in &asked {
+        for (verb, name) in &asked {
             let lock = kind.of(&client, name);
-            scope.spawn(move || match *what {
-                "lock" => fails(what, RESPONSE, || lock.lock()),
-                "try" => fails(what, RESPONSE, || lock.try_lock()),
+            scope.spawn(move || match *verb {
+                "lock" => fails(verb, RESPONSE, || lock.lock()),
+                "try" => fails(verb, RESPONSE, || lock.try_lock()),
                 "for" => {
                     for wait in [ms(50), ms(0), ms(120)] {
                         if wait.is_zero() {
-                            fails(what, RESPONSE, || lock.try_lock_for(wait));
+                            fails(verb, RESPONSE, || lock.try_lock_for(wait));
                         } else {
-                            gets_nothing(what, wait, || lock.try_lock_for(wait));
+                            gets_nothing(verb, wait, || lock.try_lock_for(wait));
                         }
                     }
                 }
-                "is" => fails(what, RESPONSE, || lock.is_locked()),
-                "left" => fails(what, RESPONSE, || lock.remaining_lease()),
-                _ => fails(what, RESPONSE, || lock.force_unlock()),
+                "is" => fails(verb, RESPONSE, || lock.is_locked()),
+                "left" => fails(verb, RESPONSE, || lock.remaining_lease()),
+                _ => fails(verb, RESPONSE, || lock.force_unlock()),
             });
         }
         scope.spawn(|| {

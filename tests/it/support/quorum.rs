@@ -79,6 +79,6 @@ pub(crate) fn confirmed_by_all(guard: &RedLockGuard, servers: &[Server]) {
     let renewed: Vec<_> = servers.iter().map(|server| server.calls("hget")).collect();
     eventually("all servers confirm the hold", || {
         let mut both = servers.iter().zip(&renewed);
-        both.all(|(server, before)| server.calls("hget") > *before)
+        both.all(|(server, calls_before)| server.calls("hget") > *calls_before)
     });
 }

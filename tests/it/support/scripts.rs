@@ -100,12 +100,12 @@ pub(crate) fn as_redisson(server: &Server, name: &str, owner: &str, count: &str,
     let () = server.ask(&["PEXPIRE", name, &lease.to_string()]);
 }
 
-/// Asserts that `left` is at most `most`, and less only by what a slow machine may use up.
+/// Asserts that `ttl_left` is at most `most`, and less only by what a slow machine may use up.
 #[track_caller]
-pub(crate) fn assert_left(left: i64, most: i64) {
+pub(crate) fn assert_left(ttl_left: i64, most: i64) {
     assert!(
-        (most - 10_000..=most).contains(&left),
-        "{left} ms left of {most}"
+        (most - 10_000..=most).contains(&ttl_left),
+        "{ttl_left} ms left of {most}"
     );
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Stage<'a> {
     listeners: Vec<Connection>,
     calls: &'static [Call],
     words: Vec<(String, Vec<u8>)>,
-    before: String,
+    state_before: String,
 }
 
 impl<'a> Stage<'a> {
@@ -71,7 +71,7 @@ impl<'a> Stage<'a> {
             listeners: Vec::new(),
             calls,
             words: words.map(|(w, v)| (w.into(), v.into())).collect(),
-            before: String::new(),
+            state_before: String::new(),
         }
     }
 
@@ -224,7 +224,10 @@ impl<'a> Stage<'a> {
         all.join(" ")
     }
 
-    fn describe(&self, (key, kind, left, content): (Vec<u8>, String, i64, Vec<Vec<u8>>)) -> String {
+    fn describe(
+        &self,
+        (key, kind, ttl_left, content): (Vec<u8>, String, i64, Vec<Vec<u8>>),
+    ) -> String {
         let mut all: Vec<_> = content
             .chunks(2)
             .map(|pair| match pair {
@@ -245,8 +248,8 @@ impl<'a> Stage<'a> {
             "hash" | "zset" => format!("{{{}}}", all.join(" ")),
             other => format!("({other})"),
         };
-        let ttl = match left {
-            0.. => format!("@{}", seconds(left)),
+        let ttl = match ttl_left {
+            0.. => format!("@{}", seconds(ttl_left)),
             _ => String::new(),
         };
         format!("{}{content}{ttl}", self.word(&key))
@@ -269,7 +272,7 @@ impl<'a> Stage<'a> {
         self.server.cli(&["CONFIG", "RESETSTAT"]);
         self.con = self.server.connection();
         self.listeners.clear();
-        self.before.clear();
+        self.state_before.clear();
         self.news();
     }
 
@@ -281,7 +284,7 @@ impl<'a> Stage<'a> {
             let [reply, state, news] = [(); 3].map(|()| cells.next().unwrap_or_default());
             let got = (self.says(call), self.state(), self.news());
             let wanted = if matches!(state, "=" | "") {
-                &*self.before
+                &*self.state_before
             } else {
                 state
             };
@@ -291,7 +294,7 @@ impl<'a> Stage<'a> {
                 (reply, wanted, news),
                 "{title}: {row}"
             );
-            self.before = got.1;
+            self.state_before = got.1;
         }
     }
 
@@ -319,11 +322,15 @@ impl<'a> Stage<'a> {
                     .map(|key| table.server.ask(&["DUMP", key]))
                     .collect()
             };
-            let before = (self.state(), content(self));
+            let all_before = (self.state(), content(self));
             for call in calls {
                 let reply = self.call(call);
                 assert_eq!(self.reply(reply), "WRONGTYPE", "{call} of {value:?}");
-                assert_eq!((self.state(), content(self)), before, "{call} of {value:?}");
+                assert_eq!(
+                    (self.state(), content(self)),
+                    all_before,
+                    "{call} of {value:?}"
+                );
             }
             assert_eq!(self.news(), "", "{value:?}");
         }

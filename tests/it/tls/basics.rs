@@ -137,10 +137,10 @@ fn part_that_trusts_the_system() {
 fn without_settings_the_cas_of_the_system_are_trusted() {
     let server = Server::start_tls(&authority().issue(&["127.0.0.1"]), &[]);
     let dir = tempfile::tempdir().unwrap();
-    let ours = authority()
+    let our_files = authority()
         .issue(&[])
         .write_to(dir.path(), &authority().pem());
-    let says = with_system_roots(&server.client_url(), ours.ca.to_str().unwrap());
+    let says = with_system_roots(&server.client_url(), our_files.ca.to_str().unwrap());
     assert!(says.contains("opened: true"), "{says}");
     let says = with_system_roots(&server.client_url(), "/nowhere/at/all.pem");
     assert!(

@@ -27,13 +27,13 @@ fn lost_on_the_way(kind: Kind, rounds: u32) {
             true => net.proxy.swallow_present(Target::All),
             false => net.proxy.black_hole_present(Target::All),
         };
-        let before = round % 2 == 0;
-        if before {
+        let spoil_first = round % 2 == 0;
+        if spoil_first {
             spoil();
         }
         let guard = in_time("lock", RESPONSE, || lock.lock()).unwrap();
         assert_eq!(net.server.hgetall(&name), kind.fields(guard.owner(), 1));
-        if !before {
+        if !spoil_first {
             spoil();
         }
         if round % 3 == 0 {
@@ -94,14 +94,14 @@ fn a_cut_is_survived_by_holders_and_waiters() {
     crew.spawn(move || lock.lock().unwrap().unlock().unwrap());
     waited_for_by(REENTRANT_LOCK, &net.server, 1);
     for _ in 0..5 {
-        let before = net.client.stats();
+        let stats_before = net.client.stats();
         assert!(net.proxy.cut(Target::All) > 0);
         eventually("it listens again", || {
-            net.client.stats().resubscriptions > before.resubscriptions
+            net.client.stats().resubscriptions > stats_before.resubscriptions
         });
         waited_for_by(REENTRANT_LOCK, &net.server, 1);
         eventually("it is renewed again", || {
-            net.client.stats().renewals > before.renewals
+            net.client.stats().renewals > stats_before.renewals
         });
         assert!(guard.is_valid());
     }

@@ -64,13 +64,13 @@ fn a_certificate_by_another_ca() {
 
 #[test]
 fn a_certificate_that_is_not_valid_now() {
-    for (from, to, said) in [
+    for (from, until, said) in [
         (2001, 2002, "certificate expired"),
         (2090, 2091, "becomes valid in"),
     ] {
         let identity = authority().issue_with(&["127.0.0.1"], |params| {
             params.not_before = date_time_ymd(from, 1, 1);
-            params.not_after = date_time_ymd(to, 1, 1);
+            params.not_after = date_time_ymd(until, 1, 1);
         });
         let server = Server::start_tls(&identity, &[]);
         says(&refused_over(&server, trusting()), &[said, " days"]);
@@ -172,11 +172,11 @@ fn settings_that_cannot_work() {
         Err(Error::InvalidSetting { reason: what, .. }) => what,
         other => panic!("{other:?}"),
     };
-    let what = refusal(Config::new("redis://127.0.0.1:1/").tls(trusting()));
-    says(&what, &["tls: ", "`rediss`"]);
+    let reason = refusal(Config::new("redis://127.0.0.1:1/").tls(trusting()));
+    says(&reason, &["tls: ", "`rediss`"]);
     let nowhere = TlsConfig::new().ca_file("/nowhere/ca.pem");
-    let what = refusal(Config::new("rediss://127.0.0.1:1/").tls(nowhere));
-    says(&what, &["tls: CA: cannot read /nowhere/ca.pem"]);
+    let reason = refusal(Config::new("rediss://127.0.0.1:1/").tls(nowhere));
+    says(&reason, &["tls: CA: cannot read /nowhere/ca.pem"]);
 }
 
 // The server restarts with another certificate while a client is open.

@@ -7,8 +7,8 @@ use crate::support::{Identity, SENTINEL, Server, authority, is_waited_for, ms, t
 /// A master and a Sentinel that both speak TLS, and the URL.
 fn deployment(master: &Identity) -> (Server, Server, String) {
     let server = Server::start_tls(master, &[]);
-    let ours = authority().issue(&["127.0.0.1"]);
-    let sentinel = Server::start_tls(&ours, &[SENTINEL]);
+    let identity = authority().issue(&["127.0.0.1"]);
+    let sentinel = Server::start_tls(&identity, &[SENTINEL]);
     let port = server.client_addr().port().to_string();
     let () = sentinel.ask(&["SENTINEL", "MONITOR", "locks", "127.0.0.1", &port, "2"]);
     let url = format!("rediss+sentinel://{}/locks", sentinel.client_addr());
@@ -23,11 +23,11 @@ fn the_master_is_found_and_used_over_tls() {
     let port = format!("laddr={}", server.client_addr());
     let client = open();
     drop(client.mutex(unique("name")).lock().unwrap());
-    let ours = server.clients_named("");
-    assert!(!ours.is_empty());
+    let our_clients = server.clients_named("");
+    assert!(!our_clients.is_empty());
     assert!(
-        ours.iter().all(|client| client.line.contains(&port)),
-        "{ours:?}"
+        our_clients.iter().all(|client| client.line.contains(&port)),
+        "{our_clients:?}"
     );
 }
 

@@ -254,12 +254,12 @@ impl Cluster {
     /// The number of subscribers of `channel` at the master of `key`.
     #[track_caller]
     pub(crate) fn listeners(&self, key: &str, channel: &str) -> u64 {
-        let what = if is_redis_6() {
+        let subcommand = if is_redis_6() {
             "NUMSUB"
         } else {
             "SHARDNUMSUB"
         };
-        let (_, n): (String, u64) = self.ask(key, &["PUBSUB", what, channel]);
+        let (_, n): (String, u64) = self.ask(key, &["PUBSUB", subcommand, channel]);
         n
     }
 
@@ -306,29 +306,29 @@ impl Cluster {
         let others: Vec<_> = others
             .filter(|port| *port != port_of(&self.nodes[from]))
             .collect();
-        let to = self
+        let new_master = self
             .nodes
             .iter()
             .position(|node| port_of(node) == others[0]);
-        let to = to.expect("one of ours");
-        self.migrate_to(to, key, meanwhile);
-        to
+        let new_master = new_master.expect("one of ours");
+        self.migrate_to(new_master, key, meanwhile);
+        new_master
     }
 
-    /// Moves the slot of `key` to the node number `to`; see [`migrate`](Self::migrate).
-    pub(crate) fn migrate_to(&self, to: usize, key: &str, meanwhile: impl FnOnce()) {
+    /// Moves the slot of `key` to the node number `new_master`; see [`migrate`](Self::migrate).
+    pub(crate) fn migrate_to(&self, new_master: usize, key: &str, meanwhile: impl FnOnce()) {
         let slot = self.slot(key);
         let (from, _) = self.nodes_of(key);
         let id = |n: usize| self.nodes[n].ask::<String>(&["CLUSTER", "MYID"]);
-        let (source, target) = (id(from), id(to));
+        let (source, target) = (id(from), id(new_master));
         let number = slot.to_string();
-        let set = |n: usize, what: &str, node: &str| {
-            let () = self.nodes[n].ask(&["CLUSTER", "SETSLOT", &number, what, node]);
+        let set = |n: usize, slot_state: &str, node: &str| {
+            let () = self.nodes[n].ask(&["CLUSTER", "SETSLOT", &number, slot_state, node]);
         };
-        set(to, "IMPORTING", &source);
+        set(new_master, "IMPORTING", &source);
         set(from, "MIGRATING", &target);
         meanwhile();
-        let port = self.nodes[to].client_addr().port().to_string();
+        let port = self.nodes[new_master].client_addr().port().to_string();
         loop {
             let get = ["CLUSTER", "GETKEYSINSLOT", &number, "100"];
             let keys: Vec<String> = self.nodes[from].ask(&get);
@@ -339,7 +339,7 @@ impl Cluster {
             command.extend(keys.iter().map(String::as_str));
             let _: Value = self.nodes[from].ask(&command);
         }
-        set(to, "NODE", &target);
+        set(new_master, "NODE", &target);
         // A master that lost its last slot may already have become a replica of the new owner, and then rejects the
         // command.
         let done = ["CLUSTER", "SETSLOT", &number, "NODE", &target];
@@ -388,7 +388,7 @@ impl<'a> Place<'a> {
     /// The line of `nodes.conf` about this node. The first three nodes are masters; each later node is a replica of one
     /// of them.
     fn line(&self, all: &[Self], is_myself: bool) -> String {
-        let mine = if is_myself { "myself," } else { "" };
+        let own_flag = if is_myself { "myself," } else { "" };
         let n = self.number;
         let (role, slots) = match n.checked_sub(MASTERS) {
             None => {
@@ -408,7 +408,7 @@ impl<'a> Place<'a> {
             more.push_str(&format!(",shard-id={}", all[n % MASTERS].id()));
         }
         format!(
-            "{} 127.0.0.1:{port}@{}{more} {mine}{role} 0 0 {} connected{slots}\n",
+            "{} 127.0.0.1:{port}@{}{more} {own_flag}{role} 0 0 {} connected{slots}\n",
             self.id(),
             self.bus,
             n % MASTERS + 1,

@@ -62,10 +62,10 @@ impl Logs {
     /// Removes the hooks for `fragment` and drops what they own.
     pub(crate) fn unhook(&self, fragment: &str) {
         let mut hooks = locked(&self.hooks);
-        let (gone, left) = std::mem::take(&mut *hooks)
+        let (gone, hooks_left) = std::mem::take(&mut *hooks)
             .into_iter()
             .partition(|(known, _)| known == fragment);
-        *hooks = left;
+        *hooks = hooks_left;
         drop(hooks);
         drop::<Vec<_>>(gone);
     }

@@ -141,7 +141,7 @@ pub(crate) fn unwatch(pid: u32, dir: &Path) -> io::Result<()> {
     order("-", pid, dir)
 }
 
-fn order(what: &str, pid: u32, dir: &Path) -> io::Result<()> {
+fn order(sign: &str, pid: u32, dir: &Path) -> io::Result<()> {
     let mut orders = locked(&ORDERS);
     if orders.is_none() {
         let keeper = Command::new("sh")
@@ -153,7 +153,7 @@ fn order(what: &str, pid: u32, dir: &Path) -> io::Result<()> {
         *orders = keeper.stdin;
     }
     match orders.as_mut() {
-        Some(orders) => writeln!(orders, "{what} {pid}:{}", dir.display()),
+        Some(orders) => writeln!(orders, "{sign} {pid}:{}", dir.display()),
         None => Ok(()),
     }
 }

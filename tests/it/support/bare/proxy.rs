@@ -561,11 +561,11 @@ impl Conn {
         let (Some(list_at), 0) = (shared.list_at, self.slot()) else {
             return true;
         };
-        let ours = self
+        let our_addr = self
             .server
             .get()
             .and_then(|stream| stream.local_addr().ok());
-        let line = ours.and_then(|ours| line_of(list_at, ours));
+        let line = our_addr.and_then(|our_addr| line_of(list_at, our_addr));
         let line = line.unwrap_or_default();
         let slot = Target::slot_in(line.as_bytes());
         slot.is_none_or(|slot| self.is_known_as(shared, slot))
@@ -666,11 +666,11 @@ fn pump(conn: &Arc<Conn>, way: Way) {
     if carry(&shared, conn, way, &mut queue).is_err() && !conn.is_cut() {
         conn.cut();
     }
-    let left: usize = queue
+    let bytes_left: usize = queue
         .iter()
         .map(|(_, chunk): &(_, Vec<u8>)| chunk.len())
         .sum();
-    shared.held.fetch_sub(left as u64, Ordering::SeqCst);
+    shared.held.fetch_sub(bytes_left as u64, Ordering::SeqCst);
     if way == Way::Requests {
         shared.forget(conn);
     }
@@ -748,7 +748,7 @@ fn carry(
                     return Ok(());
                 }
                 Fate::Deliver => {
-                    let mut to = match way {
+                    let mut target = match way {
                         Way::Requests => conn.server(shared)?,
                         Way::Replies => &conn.client,
                     };
@@ -756,7 +756,7 @@ fn carry(
                         Way::Requests => None,
                         Way::Replies => shared.rewritten(conn.slot(), chunk),
                     };
-                    to.write_all(rewritten.as_ref().unwrap_or(chunk))?;
+                    target.write_all(rewritten.as_ref().unwrap_or(chunk))?;
                 }
                 Fate::Drop => {
                     conn.lose(way);

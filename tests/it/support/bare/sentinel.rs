@@ -81,8 +81,8 @@ impl Deployment {
             );
             set("failover-timeout", "3000");
         }
-        let knows = |sentinel: &Server, what: &str, n: usize| {
-            let list: Vec<redis::Value> = sentinel.ask(&["SENTINEL", what, SERVICE]);
+        let knows = |sentinel: &Server, subcommand: &str, n: usize| {
+            let list: Vec<redis::Value> = sentinel.ask(&["SENTINEL", subcommand, SERVICE]);
             list.len() == n
         };
         for sentinel in &sentinels {
@@ -224,8 +224,8 @@ impl Deployment {
 
 /// The port under which the Sentinels know `server`.
 fn port_of(server: &Server) -> u16 {
-    let own = server.client_addr().port();
-    server.announced_port().unwrap_or(own)
+    let own_port = server.client_addr().port();
+    server.announced_port().unwrap_or(own_port)
 }
 
 /// The URL of one of the servers, past its proxy.

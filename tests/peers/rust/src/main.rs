@@ -20,10 +20,10 @@ fn now() -> u64 {
 }
 
 fn on_the_clock(instant: Instant) -> u64 {
-    let (ours, monotonic) = (now(), Instant::now());
+    let (our_now, monotonic) = (now(), Instant::now());
     match instant.checked_duration_since(monotonic) {
-        Some(left) => ours + left.as_nanos() as u64,
-        None => ours - (monotonic - instant).as_nanos() as u64,
+        Some(time_left) => our_now + time_left.as_nanos() as u64,
+        None => our_now - (monotonic - instant).as_nanos() as u64,
     }
 }
 

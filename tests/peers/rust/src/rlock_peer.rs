@@ -83,11 +83,11 @@ impl Hold for Held {
             if self.guard.lease_state() != LeaseState::Active {
                 return Some("lease_state() is Lost".to_owned());
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let time_left = until.saturating_duration_since(Instant::now());
+            if time_left.is_zero() {
                 return None;
             }
-            std::thread::sleep(left.min(Duration::from_millis(5)));
+            std::thread::sleep(time_left.min(Duration::from_millis(5)));
         }
     }
 

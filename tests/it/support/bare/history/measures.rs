@@ -117,8 +117,8 @@ impl Measures {
         let mut counted = false;
         for held in next {
             let granted = held.hold.from;
-            let before = holds.iter().filter(|held| held.hold.from < granted);
-            let freed = before
+            let holds_before = holds.iter().filter(|held| held.hold.from < granted);
+            let freed = holds_before
                 .map(|held| held.turn.ended())
                 .filter(|&end| end <= granted)
                 .max();

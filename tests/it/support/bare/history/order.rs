@@ -123,12 +123,14 @@ fn tokens(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viola
     // In the order of the requests, each compared with the greatest token that was granted before it.
     let mut asked = granted.clone();
     asked.sort_by_key(|(_, held)| held.turn.asked.time);
-    let mut before = granted.iter().peekable();
+    let mut earlier_grants = granted.iter().peekable();
     let mut greatest: Option<(u64, &Held<'_>)> = None;
     let mut its_era = 0;
     for (token, held) in asked {
         let asked = held.turn.asked.time;
-        while let Some((token, granted)) = before.next_if(|(_, held)| held.hold.from <= asked) {
+        while let Some((token, granted)) =
+            earlier_grants.next_if(|(_, held)| held.hold.from <= asked)
+        {
             if !is_certain(granted.hold.from) {
                 continue;
             }

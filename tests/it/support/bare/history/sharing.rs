@@ -234,11 +234,11 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
         {
             wrong.push(odd_number(name, held, None, read));
         }
-        if let Some((before, written)) = last
+        if let Some((held_before, written)) = last
             && read != written
-            && !is_disturbed(before.hold.from, held.turn.ended())
+            && !is_disturbed(held_before.hold.from, held.turn.ended())
         {
-            wrong.push(odd_number(name, held, Some((before, written)), read));
+            wrong.push(odd_number(name, held, Some((held_before, written)), read));
         }
         last = Some((held, wrote));
     }
@@ -247,13 +247,13 @@ fn numbers(record: &Record, name: &str, holds: &[Held<'_>], wrong: &mut Vec<Viol
 fn odd_number(
     name: &str,
     held: &Held<'_>,
-    before: Option<(&Held<'_>, u64)>,
+    last_write: Option<(&Held<'_>, u64)>,
     read: u64,
 ) -> Violation {
-    let (after, lines) = match before {
-        Some((before, written)) => (
-            format!(" after {written} was written by {}", before.turn),
-            [before.turn.lines(), held.turn.lines()].concat(),
+    let (after, lines) = match last_write {
+        Some((held_before, written)) => (
+            format!(" after {written} was written by {}", held_before.turn),
+            [held_before.turn.lines(), held.turn.lines()].concat(),
         ),
         None => (" and something else later on".to_owned(), held.turn.lines()),
     };

@@ -331,9 +331,9 @@ fn idle(record: &Record, name: &Arc<str>, turns: &[&Turn], wrong: &mut Vec<Viola
             Change::Returns(many) => now.held = now.held.saturating_sub(many),
             Change::Wants(many) => *now.wanted.entry(many).or_default() += 1,
             Change::Leaves(many) => {
-                if let Some(left) = now.wanted.get_mut(&many) {
-                    *left -= 1;
-                    if *left == 0 {
+                if let Some(waiters_left) = now.wanted.get_mut(&many) {
+                    *waiters_left -= 1;
+                    if *waiters_left == 0 {
                         now.wanted.remove(&many);
                     }
                 }

@@ -112,7 +112,7 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
     for log in &record.written {
         let mut reader = Reader {
             log,
-            seen: HashSet::new(),
+            entries_seen: HashSet::new(),
             begun: HashMap::new(),
             latest: None,
             latest_exclusive: None,
@@ -131,7 +131,7 @@ pub(crate) fn check(record: &Record, wrong: &mut Vec<Violation>) {
 /// The state while one server log is read.
 struct Reader<'a> {
     log: &'a Written,
-    seen: HashSet<Entry>,
+    entries_seen: HashSet<Entry>,
     /// For each turn its place in the order of first entries; `None` once one of its writes was reported as late.
     begun: HashMap<usize, Option<usize>>,
     /// The turn with the most recent first entry, and the most recent one among exclusive holds.
@@ -144,7 +144,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn read(&mut self, number: usize, turn: &'a Turn, write: &Write) {
         let entry = write.entry;
-        let is_repeated = !self.seen.insert(entry);
+        let is_repeated = !self.entries_seen.insert(entry);
         if is_repeated && !self.guards {
             return;
         }
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
         let late_after = match self.begun.get(&number) {
             // Each turn is reported once.
             Some(None) => return,
-            Some(Some(mine)) => other.filter(|(token, _)| token > mine),
+            Some(Some(own_place)) => other.filter(|(token, _)| token > own_place),
             // A turn that asked after this one was granted was granted later.
             None => other.filter(|(_, other)| {
                 let hold = turn.hold.as_ref();
