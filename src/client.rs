@@ -533,8 +533,8 @@ impl RedLock {
     /// grants and losses. Four masters survive the loss of only one, as three do: a majority of four is three.
     ///
     /// Two locks of a name with the same clients, the same one first, are one lock in this process (reentrancy, order of
-    /// threads). With other clients of the same masters and key prefixes, they exclude each other as if in two processes.
-    /// Locks over different masters do not exclude each other.
+    /// threads). Any others are two locks, as if in two processes: a thread that holds one and locks the other waits for
+    /// itself. They exclude each other only if they have exactly the same masters and key prefixes.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time, and blocks at most for the command timeout of the
     /// first client. A server that does not answer is asked again by the calls that lock. If it turns out to be that of

@@ -170,8 +170,9 @@ impl Error {
     /// Returns whether the same call may succeed later although the caller changes nothing.
     ///
     /// False for errors that come after the work, such as those of a release, and for a command that may have run. So a
-    /// caller that repeats retryable calls repeats no work. [`Client::adopt`](crate::Client::adopt) is the exception: if
-    /// Redis has executed the request, the ticket is used up, and a repeated call returns `Lost`.
+    /// caller that repeats retryable calls repeats no work. After a retryable error of
+    /// [`Client::adopt`](crate::Client::adopt), Redis may have executed the request all the same. Then the ticket is used
+    /// up, and a repeated call returns `Lost`.
     ///
     /// | error | of | retryable |
     /// | --- | --- | --- |

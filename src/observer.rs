@@ -48,7 +48,8 @@ use crate::report::report;
 /// - `unlock` waits for Redis. It reports `lost` if the hold had already ended, otherwise `released`.
 /// - Dropping a guard does not wait. It reports `released` at once, or nothing if `lost` was reported before. If Redis
 ///   replies later that the hold had already ended, the observer is not told. [`Config::on_lost`](crate::Config::on_lost)
-///   reports such a loss, and [`Stats::lost`](crate::Stats::lost) counts it.
+///   reports such a loss, with the exceptions stated there, and [`Stats::lost`](crate::Stats::lost) counts what `on_lost`
+///   reports.
 /// - Adopting is `acquired`, detaching is `released`, and a downgrade is both.
 pub trait Observer: Send + Sync {
     /// A lock or permit was acquired.

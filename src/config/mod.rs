@@ -207,9 +207,10 @@ impl Config {
     /// Sets the tenure: how long threads of this process may pass a lock among themselves before other processes get
     /// their turn.
     ///
-    /// A tenure begins when Redis grants the lock to this process. When the time set here is over, the next thread that
-    /// asks lets other processes go first, and the grant after that begins a new tenure. A process that leaves the lock
-    /// alone for a while (5 ms, or the time set here if that is longer) begins a new tenure too.
+    /// A tenure begins when Redis grants the lock to this process, and goes on while its threads take the lock again and
+    /// again. When the time set here is over, the next thread that asks lets other processes go first. The next grant
+    /// begins a new tenure. So does a grant after another process had the lock, or after this process left it alone for a
+    /// while (5 ms, or the time set here if that is longer).
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.
@@ -227,9 +228,9 @@ impl Config {
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
     /// A living client confirms its places every third of this time, and removes dead waiters. So dead waiters delay those
-    /// behind them by at most four thirds of this time; if all waiters have died, they delay a newcomer by up to this
-    /// time. A process that was stopped for longer loses its places, and its waiting threads join the queue at its end.
-    /// All clients of a name need the same value. From 100 ms to 60 s. Default: 3 s.
+    /// behind them, and newcomers if all have died, by at most four thirds of this time. A process that was stopped for
+    /// longer may lose its places; its waiting threads then join the queue at its end. All clients of a name need the same
+    /// value. From 100 ms to 60 s. Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -302,7 +303,8 @@ impl Config {
     /// ```
     ///
     /// The client's other commands wait too, since they share the connection. To limit that, the replicas get less time
-    /// soon after another acquire (94 ms by default), and even less after one that they did not acknowledge (20 ms).
+    /// soon after another acquire (94 ms by default). After an acquire that they did not acknowledge in time, all acquires
+    /// have only 20 ms, until one is acknowledged. So do not use this setting with replicas that need 20 ms or more.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -396,7 +398,7 @@ impl Config {
     /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
     /// lost. A loss that is noticed only by the release is reported too, unless the hold may have lasted until then.
     ///
-    /// Not reported either: losses of the permits of a `Semaphore`, and a loss that only the drop of a
+    /// Never reported: losses of the permits of a `Semaphore`, and a loss that only the drop of a
     /// [`RedLock`](crate::RedLock)'s guard would find.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A

@@ -157,8 +157,8 @@ impl ExpirableSemaphore {
     ///
     /// Blocks for one round trip, or not at all if another thread of this process is waiting. If this process has just had
     /// permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure), 5 ms unless set), the
-    /// call lets other processes go first. That takes several round trips (see
-    /// [`Handle::try_lock`](crate::Handle::try_lock)). Blocks at most for the command timeout.
+    /// call lets other processes go first. That takes longer (see [`Handle::try_lock`](crate::Handle::try_lock)). Blocks
+    /// at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -597,10 +597,10 @@ impl ExpirableSemaphore {
     /// not learn of a change made here:
     ///
     /// - The holder's `is_valid` still goes by the old end.
-    /// - Renewals never move the end closer. So a later end stays, even beyond [`max_hold`](Self::max_hold), until the
-    ///   permit is released.
-    /// - If a sooner end comes before the next renewal, or the permit is not renewed, others can get it while the holder's
-    ///   `is_valid` is still true.
+    /// - A later end stays, even beyond [`max_hold`](Self::max_hold): the permit is taken until then, or until it is
+    ///   released.
+    /// - A sooner end lasts only until the next renewal, which sets the end to one lease from then. If the sooner end
+    ///   comes first, or the permit is not renewed, others can get it while the holder's `is_valid` is still true.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -992,11 +992,11 @@ impl ExpirablePermit {
     /// - [`Error::Lost`]: the permit ended earlier.
     /// - [`Error::Redis`]: Redis rejected the request or did not answer. Renewal stops all the same. The permit counts as
     ///   valid until the earlier of two ends: the previous one and the one that was asked for.
-    ///
-    /// Redis may still execute the request later, even after a further call. `is_valid` and `valid_until` take that into
-    /// account.
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
+    ///
+    /// Redis may still execute an unanswered request later. So after further calls, the permit counts as valid for no longer
+    /// than the lease which that request asked for.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;

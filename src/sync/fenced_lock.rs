@@ -33,8 +33,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// from the cases below.
 ///
 /// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, the next token comes
-/// from the server's clock. That token can be lower than an earlier one if the clock was set back as well, as may happen
-/// with a failover to another machine, or if it is drawn within a millisecond of the earlier one.
+/// from the server's clock. That token can repeat an earlier one, or be lower, if the clock was set back as well, as may
+/// happen with a failover to another machine, or if it is drawn within a millisecond of the earlier one.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen

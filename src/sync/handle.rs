@@ -135,9 +135,9 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If this process already knows the answer, for example because another of its threads has the lock, no round trip is
-    /// needed. If this process has just had the lock for its whole tenure ([`Config::tenure`](crate::Config::tenure)), the
-    /// call lets other processes go first, which takes several round trips, or a pause of 1 ms.
+    /// If this process already knows the answer, no round trip is needed. If this process has just had the lock for its
+    /// whole tenure ([`Config::tenure`](crate::Config::tenure)), the call lets other processes go first, which takes one
+    /// more round trip, a pause of 1 ms, or both.
     ///
     /// If too few masters of a [`RedLock`](crate::RedLock) reply, its request is sent once more. If a member of a
     /// [`MultiLock`](crate::MultiLock) is taken, the request may be repeated for up to 250 ms, or longer if the servers
@@ -210,8 +210,9 @@ impl<A: AnyKind> Handle<A> {
     /// ```
     ///
     /// If the lock is lost while `work` runs, the value is still returned. The guard that `work` receives reports the loss
-    /// ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so do [`Config::on_lost`](crate::Config::on_lost) and
-    /// the log. To get the loss as an error, use [`lock`](Self::lock) and then [`unlock`](Guard::unlock).
+    /// as soon as it is noticed ([`is_valid`](Guard::is_valid), [`lost`](Guard::lost)), and so does
+    /// [`Config::on_lost`](crate::Config::on_lost). To get the loss as an error, use [`lock`](Self::lock) and then
+    /// [`unlock`](Guard::unlock).
     ///
     /// # Errors
     ///

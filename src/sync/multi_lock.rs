@@ -24,11 +24,10 @@ use crate::sync::traits::Lock;
 /// [`Client::multi_lock`](crate::Client::multi_lock) combines names, [`MultiLock::new`](MultiLock::new) locks of any
 /// clients. [`Handle`] lists all methods. Sets that overlap never deadlock, in whatever order their names are given.
 ///
-/// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, take a
-/// [`FencedLock`](crate::FencedLock) for each name instead. Sort the names first, since single locks in different orders
-/// can deadlock. Pass all tokens to one script, by [`invoke`](Guard::invoke) of the last guard. The script compares each
-/// token with the greatest one that it has stored for that name. If none is lower, the script writes the data and stores
-/// the tokens.
+/// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, protect all the
+/// data by one [`FencedLock`](crate::FencedLock) instead. If that is too coarse, take a `FencedLock` for each name, in
+/// sorted order, since single locks in different orders can deadlock. Let the resource check and store the tokens of all
+/// names, when you read the data and at each write.
 ///
 /// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread
@@ -49,8 +48,8 @@ use crate::sync::traits::Lock;
 /// several releases fail, and the error itself if only one fails.
 ///
 /// **Cost.** All members are requested at once, those of one server in one write and those of different servers at the
-/// same time. So free members take one round trip, however many there are. Releases work in the same way. Contended sets
-/// take several round trips. In a cluster the names may be in any slots.
+/// same time. So a free set usually takes one round trip, however many members it has, and a contended set several.
+/// Releases work in the same way. In a cluster the names may be in any slots.
 ///
 /// **Waiting.** A thread that finds a member taken releases the members that it was granted, waits for the taken one,
 /// and then requests all of them again. No thread is guaranteed to be next, so a thread that wants many contended locks
@@ -58,9 +57,9 @@ use crate::sync::traits::Lock;
 /// [`Config::tenure`](crate::Config::tenure)), as with a single lock. A thread that waits for a taken member does not notice
 /// that the client of another member was closed.
 ///
-/// **Order.** If several threads try at the same time for overlapping sets that nobody holds yet, one of them gets its
-/// whole set, provided that all of them have the same lease and the same server addresses, and that none is stopped in the
-/// meantime.
+/// **Collisions.** If several threads try at the same time for overlapping sets that nobody holds yet, one of them gets
+/// its whole set. For this, all of them need the same lease, the same server addresses and similar round trips, and none
+/// may be stopped meanwhile.
 pub type MultiLock = Handle<Multi>;
 
 /// The [`Guard`] of a [`MultiLock`]: one hold of each member, released when it is dropped, that stays on its thread.

@@ -47,10 +47,11 @@ use crate::sync::kind::{Owned, Red, Scope};
 /// every master, also where no reply arrived. After a pause of at most 50 ms it is sent again: by `try_lock` once, by
 /// other calls until their time limit or the command timeout is over.
 ///
-/// **Not acquired.** If a majority of the masters answers and no majority grants, others have the lock, and `try_lock`
-/// returns `Ok(None)`. If no majority answers in time, the call returns [`Error::NoQuorum`], or `Ok(None)` if only its
-/// time limit was too short. A master that rejects the request counts as one that does not answer; if too many do so
-/// because their keys hold something else, the error is [`Error::WrongType`].
+/// **Not acquired.** If a majority of the masters answers and no majority grants, the lock counts as taken, and `try_lock`
+/// returns `Ok(None)`. Perhaps nobody has it then: several processes may have got some masters each. If no majority
+/// answers in time, the call returns [`Error::NoQuorum`], or `Ok(None)` if only its time limit was too short. A master
+/// that rejects the request counts as one that does not answer; if too many do so because their keys hold something else,
+/// the error is [`Error::WrongType`].
 ///
 /// **Asking.** For `is_locked` and `remaining_lease`, the lock is free once a majority says so. `force_unlock` returns `true`
 /// if any master had a holder.

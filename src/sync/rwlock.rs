@@ -37,9 +37,9 @@ use crate::time;
 /// **Order.** Readers and writers take turns. Threads of one process get the lock in the order in which they asked. Among
 /// processes, Redis remembers at most one waiting writer and one waiting reader. Readers that ask later wait behind that
 /// writer, and writers that ask later wait behind that reader. All other waiters are in no order: the first to ask after a
-/// release gets the lock. If the process of a remembered waiter dies, Redis forgets that waiter after
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set). A thread that has the lock locks again without
-/// waiting.
+/// release gets the lock. If the process of a remembered waiter dies or is stopped, Redis forgets that waiter after
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) (3 s unless set). Calls that do not wait, such as
+/// [`try_write`](Self::try_write), are not remembered. A thread that has the lock locks again without waiting.
 ///
 /// **Starvation.** Redis remembers a waiter for at most 10 s. A writer that waits for longer, for example behind a long
 /// read, can from then on wait forever while reads of other processes overlap. Readers of other processes that use
@@ -51,12 +51,12 @@ use crate::time;
 /// since the two would not exclude each other.
 ///
 /// **Loss.** Each read hold expires by itself, even if other readers renew theirs. A reader that died keeps writers out
-/// until its lease is over and the living readers have left. If all readers die, the lock is free after the longest lease
-/// that it has had since it was last free.
+/// until its lease is over and the living readers have left. If all readers die, the lock becomes free within the longest
+/// lease that it has had since it was last free.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson readers
-/// overtake waiting writers. A writer then waits for as long as Redisson readers overlap. Readers of this crate wait
-/// behind that writer for at most 10 s. They overtake a waiting Redisson writer.
+/// overtake waiting writers of this crate. Such a writer waits for as long as Redisson readers overlap; readers of this
+/// crate wait behind it for at most 10 s. Readers of this crate overtake waiting Redisson writers.
 ///
 /// **Leases beside Redisson.** In Redisson, set `lockWatchdogTimeout` to well over 10 s, and also the lease of each
 /// multi-lock that has a read lock in it. A shorter one can end the read holds of this crate too, and their guards report
@@ -303,7 +303,7 @@ impl RwLock {
     /// Tries once to write; `Ok(None)` if another thread or process reads or writes, or a waiting thread goes first.
     ///
     /// Blocks for one round trip or none, at most for the command timeout. If this process has just had the lock for its
-    /// whole tenure, the call lets other processes go first, which takes several round trips (see [`Handle::try_lock`]).
+    /// whole tenure, the call lets other processes go first, which takes longer (see [`Handle::try_lock`]).
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -136,8 +136,8 @@ impl Semaphore {
     ///
     /// Blocks for one round trip, or not at all if another thread of this process is waiting. If this process has just had
     /// permits, one after the other, for a whole tenure ([`Config::tenure`](crate::Config::tenure), 5 ms unless set), the
-    /// call lets other processes go first. That takes several round trips (see
-    /// [`Handle::try_lock`](crate::Handle::try_lock)). Blocks at most for the command timeout.
+    /// call lets other processes go first. That takes longer (see [`Handle::try_lock`](crate::Handle::try_lock)). Blocks
+    /// at most for the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

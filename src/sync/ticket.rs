@@ -189,7 +189,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// # Errors
     ///
-    /// An error releases this guard. The lock stays held only if the thread has further guards of it.
+    /// An error releases this guard, as dropping it does.
     ///
     /// - [`Error::Lost`] if the hold ended earlier.
     /// - [`Error::Redis`] if Redis did not confirm.
