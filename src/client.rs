@@ -427,12 +427,11 @@ impl Client {
 
     /// Takes a lock or permit away from one owner; `false` if that owner does not hold it.
     ///
-    /// An owner that [`inspect`](Self::inspect) does not list, since a name has more than 1,000 holders, is not found either.
-    ///
     /// Meant for an owner that is stuck: pass the [`owner`](crate::ops::Holder::owner) that [`inspect`](Self::inspect)
-    /// shows. All holds of that owner end, however often its thread has locked. If only others hold the lock by now, nothing
-    /// changes. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end. Read and write
-    /// holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those of a spin lock.
+    /// shows. All holds of that owner end, however often its thread has locked. If only others hold the lock by now,
+    /// nothing changes. In a read-write lock, a Redisson thread that writes and reads is one owner, and both holds end.
+    /// Read and write holds of this crate have an owner each, so only one ends. Waiting threads are notified, except those
+    /// of a spin lock. If a name has more than 1,000 holders, only those that `inspect` lists can be found.
     ///
     /// The holder learns of the loss at its next renewal, even if it uses this client. With a fixed lease, a reader learns of it
     /// within 10 s, and any other holder at the release or when the lease ends. A permit's holder that uses this client learns
@@ -532,9 +531,9 @@ impl RedLock {
     /// `tenure`, `on_lost`, `observer` and `log_long_waits` of the first client, whose [`stats`](Client::stats) count its
     /// grants and losses. Four masters survive the loss of only one, as three do: a majority of four is three.
     ///
-    /// Two locks of a name with the same clients, the same one first, are one lock in this process (reentrancy, order of
-    /// threads). Any others are two locks, as if in two processes: a thread that holds one and locks the other waits for
-    /// itself. They exclude each other only if they have exactly the same masters and key prefixes.
+    /// Always list the clients of a name in the same order. Then all its locks in this process are one lock (reentrancy,
+    /// order of threads). In another order they may be two, as if in two processes: a thread that holds one and locks the
+    /// other waits for itself. Locks with different masters or key prefixes do not exclude each other.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time, and blocks at most for the command timeout of the
     /// first client. A server that does not answer is asked again by the calls that lock. If it turns out to be that of

@@ -717,8 +717,8 @@ pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
 pub enum DeadlockReason {
     /// The thread holds the lock already, and either the lock is not reentrant, or the thread asks for an owned guard.
     NotReentrant,
-    /// The thread holds the name as a lock of another kind. If one of the two is a read-write lock, the error is
-    /// [`Error::WrongType`] instead.
+    /// The thread holds the name as a lock of another kind. If it holds the name as a read-write lock, or asks for one,
+    /// the error is [`Error::WrongType`] instead.
     OtherKind,
     /// The thread has a read guard and asks to write.
     Reading,

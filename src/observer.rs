@@ -34,10 +34,9 @@ use crate::report::report;
 /// open until [`Client::close`](crate::Client::close). A panic is logged and has no other effect. A client has one observer.
 /// If yours wraps another, such as a `Metrics`, forward every method.
 ///
-/// **Counting.** All holds that one thread has of one lock count as one. For each such hold, [`acquired`](Self::acquired) is
-/// called once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is that of the
-/// calls of `acquired`, minus those of `released` and `lost`. ([`Stats::holds`](crate::Stats::holds) counts readers that
-/// share a hold once, and no permits of a `Semaphore`.) In detail:
+/// **Counting.** All holds that one thread has of one lock count as one. For each such hold, [`acquired`](Self::acquired)
+/// is called once, and later [`released`](Self::released) or [`lost`](Self::lost) once. So the number of holds is that of
+/// the calls of `acquired`, minus those of `released` and `lost`. In detail:
 ///
 /// - Locking again is not reported, and only the last guard of the thread reports the release.
 /// - Threads that share a read hold in Redis are reported one by one.

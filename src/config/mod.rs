@@ -302,9 +302,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, the replicas get less time
-    /// soon after another acquire (94 ms by default). After an acquire that they did not acknowledge in time, all acquires
-    /// have only 20 ms, until one is acknowledged. So do not use this setting with replicas that need 20 ms or more.
+    /// The client's other commands wait too, since they share the connection. To limit that, the replicas get less time if
+    /// the client acquires often. After an acquire that they did not acknowledge in time, they get only 20 ms for each,
+    /// until one is acknowledged. So do not use this setting with replicas that need 20 ms or more.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.
@@ -396,10 +396,8 @@ impl Config {
     /// Threads that share a read hold count as one.
     ///
     /// When the listener is called, the name may be held again; [`Loss::owner`](crate::Loss::owner) says whose hold was
-    /// lost. A loss that is noticed only by the release is reported too, unless the hold may have lasted until then.
-    ///
-    /// Never reported: losses of the permits of a `Semaphore`, and a loss that only the drop of a
-    /// [`RedLock`](crate::RedLock)'s guard would find.
+    /// lost. Most losses that only the release finds are reported too, but never those of the permits of a `Semaphore`, or
+    /// of a [`RedLock`](crate::RedLock) whose guard is dropped.
     ///
     /// Calls come one after another, in order, on a thread that exists only while there is something to report. A
     /// listener that panics or blocks delays later calls and nothing else. A second call of this method replaces the first

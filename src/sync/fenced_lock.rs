@@ -26,15 +26,16 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// highest token it has seen and rejects lower ones. [`FencedLockGuard::token`] shows how the holder sends its token and how
 /// the resource checks it. [`Handle`] lists the other methods.
 ///
-/// **Tokens.** A thread that acquires the lock gets a token greater than those of all earlier holders, even if an earlier
-/// hold expired, threads passed the lock among themselves, or Redis was restarted. A thread that locks again what it holds
-/// keeps its token. Tokens skip numbers: the next token is the counter plus one, or the server's time in microseconds if
-/// that is greater. So tokens keep growing even if the counter was evicted, flushed, or restored from an older copy, apart
-/// from the cases below.
+/// **Tokens.** A thread that acquires the lock gets a token greater than those of all earlier holders, apart from the
+/// cases below. This is so even if an earlier hold expired, threads passed the lock among themselves, or Redis was
+/// restarted. A thread that locks again what it holds keeps its token. Tokens skip numbers: the next token is the counter
+/// plus one, or the server's time in microseconds if that is greater. So tokens keep growing even if the counter was
+/// evicted, flushed, or restored from an older copy.
 ///
-/// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, the next token comes
-/// from the server's clock. That token can repeat an earlier one, or be lower, if the clock was set back as well, as may
-/// happen with a failover to another machine, or if it is drawn within a millisecond of the earlier one.
+/// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, tokens go on from the
+/// server's clock. They can repeat or fall if that clock was set back as well, for example by a failover to another
+/// machine. They can also do so within a millisecond, since a process may draw tokens for its waiting threads slightly
+/// ahead of the clock.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen
@@ -64,10 +65,10 @@ pub type OwnedFencedLockGuard = Guard<Fenced, Owned>;
 impl Handle<Fenced> {
     /// Returns a handle that lets the token counter expire `ttl` after the lock was last acquired through it.
     ///
-    /// Tokens keep growing even so, with the exceptions that [`FencedLock`] lists: without a counter, the next token is
-    /// the server's time in microseconds. Use this only for names that no Redisson client locks: a Redisson client that
-    /// finds no counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is the default. For
-    /// any other value the methods that lock return [`Error::InvalidSetting`].
+    /// Without a counter, the next token is the server's time in microseconds. So tokens keep growing, with the exceptions
+    /// that [`FencedLock`] lists. Use this only for names that no Redisson client locks: a Redisson client that finds no
+    /// counter starts at 1. From 10 ms to 100 years; zero keeps the counter forever, which is the default. For any other
+    /// value the methods that lock return [`Error::InvalidSetting`].
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

@@ -107,9 +107,10 @@ impl<A: AnyKind> Handle<A> {
     /// - [`Error::WrongType`]: the key holds something else, such as a read-write lock, or a lock that another program
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread would wait for itself. It holds the name already, and this handle is not
-    ///   reentrant; or it holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and so do both fair locks.
-    ///   If one of the two is a read-write lock, the error is [`Error::WrongType`]. Not detected if a thread holds a name by a
-    ///   `RedLock` and locks it by one of its clients, or the reverse.
+    ///   reentrant; or it holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and
+    ///   so do both fair locks. If it holds the name as a read-write lock, or asks for one, the error is
+    ///   [`Error::WrongType`] instead. Not detected if a thread holds a name by a `RedLock` and locks it by one of its
+    ///   clients, or the reverse.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -399,8 +400,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// While another thread of this process asks Redis for the lock, a call waits for that request, which has the timeout of
-    /// that thread's handle and not of this one. The call's time limit and token still end the wait.
+    /// If another thread of this process is asking Redis for the same lock, the timeout of that thread's handle counts.
+    /// The call's time limit and token still end the wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))

@@ -124,11 +124,10 @@ impl Handle<Red> {
     /// crash recovery rule of the Redlock description. From 10 ms to 100 years; for any other value except zero the methods
     /// that lock return [`Error::InvalidSetting`]. Default: zero, a master counts at once.
     ///
-    /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds later than
-    /// it could. If the `run_id` of a master changes (Redis draws one at each start), the master has restarted, or another
-    /// server, such as a promoted replica, has replaced it. The uptime of a replacement does not tell whether it knows the
-    /// holds. So a master with a new `run_id` counts only once `longest_lease` has passed since an acquire first saw that
-    /// `run_id`.
+    /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
+    /// later than it could. A master with a new `run_id` (Redis draws one at each start) has restarted, or is another
+    /// server, such as a promoted replica, whose uptime does not tell whether it knows the holds. So it counts only once
+    /// `longest_lease` has passed since an acquire first saw that `run_id`.
     ///
     /// Limits: a client that is opened after the replacement does not see the change, and goes by the uptime. The clocks of the
     /// masters must not be set forward.

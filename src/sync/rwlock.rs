@@ -51,8 +51,8 @@ use crate::time;
 /// since the two would not exclude each other.
 ///
 /// **Loss.** Each read hold expires by itself, even if other readers renew theirs. A reader that died keeps writers out
-/// until its lease is over and the living readers have left. If all readers die, the lock becomes free within the longest
-/// lease that it has had since it was last free.
+/// until its lease is over and the living readers have left. If all readers die, the lock is free when their leases end;
+/// if an earlier holder had a longer lease, perhaps only when that one ends.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson readers
 /// overtake waiting writers of this crate. Such a writer waits for as long as Redisson readers overlap; readers of this
