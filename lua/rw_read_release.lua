@@ -10,7 +10,7 @@
 --
 -- Returns  n > 0     released, and nobody reads any more; n processes were listening
 --          0         released; others have the lock, or nobody was listening
---          -1        this owner had no hold; nobody has the lock, or others read: of these, none is removed
+--          -1        this owner had no hold; nobody has the lock, or others read, and no dead reader is removed
 --          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
 -- Keeps    every reader that has a living hold, fields that are no reader's, and the lock for as long as the longest-lived reader.

@@ -35,7 +35,7 @@ if not held or not lives then
     redis.call('hdel', KEYS[1], owner)
     if mode == 'read' and redis.call('hlen', KEYS[1]) == 1 then
       redis.call('del', KEYS[1])
-      -- A user without rights on the channel still renews; waiters then poll.
+      -- If the user has no rights on the channel, nobody is notified, and waiters poll.
       redis.pcall('publish', KEYS[2], '0')
     end
   end

@@ -102,8 +102,8 @@ impl LockSpec {
         let params = HoldParams { lease, ttl, thread };
         let session = self.session();
         let entry = session.registry.get(&self.key)?;
-        // Not `check_going`: the callers have checked that this process is no copy, which costs a system call (bench: 8
-        // threads on one lock).
+        // `check_going` would also check that this process is no forked copy. The callers have done so, and each check
+        // costs a system call (bench: 8 threads on one lock).
         if self.must_stop() {
             return Err(self.stopped());
         }

@@ -46,7 +46,7 @@ pub(crate) fn give(
         }),
     };
     drop(state);
-    // These threads have their permits, and need not wait until the release of the others is written.
+    // These threads have their permits, and need not wait until the release of the other permits is written.
     notify(receivers);
     if let Some(release) = &release {
         session.connection.at(release).deliver();

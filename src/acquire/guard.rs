@@ -35,10 +35,11 @@ pub(crate) enum HoldOrigin {
     Reentered,
 }
 
-/// A hold of a thread, or of no thread, that is released when the guard is dropped.
+/// A hold that is released when the guard is dropped.
 pub struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
+    /// The thread that holds; a drawn number if the guard is owned.
     thread: u64,
     /// The token of this thread, even after the hold was handed over to another thread.
     token: u64,
@@ -123,8 +124,8 @@ impl GuardInner {
         Some(self.origin == HoldOrigin::HandedOver)
     }
 
-    /// Reports to the observer how the hold ended, if this was the last guard of its thread. The thread that finds a
-    /// loss reports it.
+    /// Reports to the observer how the hold ended, if this was the last guard of its thread. A loss that was noticed
+    /// before is reported already, by the thread that noticed it.
     fn tell_end(&mut self, err: Option<&Error>) {
         match (self.ended.take(), err) {
             (None, _) => {}
@@ -327,8 +328,9 @@ impl GuardInner {
             LeaveOutcome::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The local lock no longer has the hold, so no other thread ends it. If it is held, a later grant has just
-                // replaced it in `Contender::accept`. `lose` notifies the other guards of the hold.
+                // The local lock no longer has the hold, so no other thread ends it. If the hold is not marked as lost
+                // yet, a later grant has just replaced it in `Contender::accept`. `lose` notifies the other guards of the
+                // hold.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);

@@ -49,8 +49,8 @@ impl Session {
             }
             Err(Fault::Refused(refusal)) => refusal,
             Err(fault) => {
-                // The command may still be executed. If the hold were handed over, the server could not tell it from a
-                // command of the next holder: both have the same number.
+                // The command may still be executed. If the hold were handed over, the server could not tell this command
+                // from one of the next holder, since a hold that is handed over keeps its number.
                 if matches!(fault, Fault::Unknown(_)) {
                     hold.record_unanswered();
                 }

@@ -17,8 +17,8 @@
 //!   go first.
 //! - *ask.* [`Budget`] says how long the question may take, and what it means if there is no answer.
 //! - *listen.* A message is a hint and never a grant. A thread that has subscribed asks again once the subscription is
-//!   confirmed, since a release may have preceded it. A thread that yields subscribes before it asks, and need not ask
-//!   again.
+//!   confirmed, since a release may have preceded it. A thread that yields has subscribed before its first question, so it
+//!   does not ask again.
 //! - *park.* The thread parks until a message arrives, the lease of the present holder ends, or the poll cap is over,
 //!   since messages can be lost. Where nothing is announced, the park is a pause.
 //!

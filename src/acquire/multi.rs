@@ -349,7 +349,7 @@ impl Members {
                 Err(err) => return Err(vec![(index, err)]),
             }
         }
-        // Nothing was sent yet. Dropping the contenders lets other threads of the process ask.
+        // An error comes before anything is sent. Dropping the contenders lets other threads of the process ask.
         if let Err(failure) = self.ask_ahead(&mut pending, round) {
             return Err(vec![failure]);
         }
@@ -391,8 +391,8 @@ impl Members {
         let mut asking: Vec<_> = contenders.collect();
         let asks_by = self.half_of(round);
         for (index, contender) in &mut asking {
-            // The result says whether to call this again or to stop. One pause for each member is enough, and `ask_ahead`
-            // checks whether to stop.
+            // The result says whether to call this again or to stop. Neither matters here: one pause for each member is
+            // enough, and [`Contender::ask_ahead`] checks whether to stop.
             (contender.yield_to_others(asks_by)).map_err(|err| (*index, err))?;
         }
         // All are queued before the first is written, so that requests for one server share a write.

@@ -492,8 +492,8 @@ impl LockSpec {
         (answer, sendings)
     }
 
-    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number, and which would count again if the
-    /// caller repeated it.
+    /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number. If the reply is lost, the error says that
+    /// the request may have run, since a second call would count again.
     pub(crate) fn count_once(
         &self,
         forget: usize,
@@ -550,7 +550,7 @@ impl fmt::Debug for LockSpec {
     }
 }
 
-/// The place where the lock is held or requested.
+/// Who has the lock, or asks for it first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.

@@ -48,8 +48,8 @@ impl OnReply for Releases {
                 };
                 let doing = Self::doing(release);
                 report!(Warn, "{doing} came too late: {cause}");
-                // The holder let go in time, and the lease may have ended before Redis executed the release, for example during
-                // an outage. Permits without a lease are no holds.
+                // Not reported if the holder let go in time and the lease has ended since: the lease may have ended before
+                // Redis executed the release, for example during an outage. Permits without a lease are no holds.
                 let may_have_ended =
                     (release.valid_until).is_some_and(|until| Instant::now() >= until);
                 if may_have_ended || release.has_no_lease {

@@ -98,7 +98,8 @@ impl Renewable {
         matches!(self, Self::Hold(hold) if hold.duty(now) == Duty::Renew)
     }
 
-    /// When this ends unless it is renewed, in [`time::nanos`]. The renewal whose entry ends first is sent first.
+    /// When this ends unless it is renewed, in [`time::nanos`]. Of several renewals, the one that ends first is sent
+    /// first.
     pub(crate) fn ends(&self, now: Instant) -> u64 {
         match self {
             Self::Hold(hold) => hold.with_lease(|lease| lease.look_again(u64::MAX)),

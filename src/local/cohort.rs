@@ -77,9 +77,9 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again.
-        // The contender still waits for the reply to the release, so only a thread that adopted a hold can have got one in
-        // the meantime. That hold was granted to somebody else after the release, so others have had their turn.
+        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again,
+        // which only an adopted hold can have caused: the contender still waits for the reply to the release. That hold
+        // was granted to another process after the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -150,11 +150,11 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // Less than a tenure ago, a release was found to have notified nobody, so the thread does not yield. That saves the
-        // round trip for the reply to the last release. A process that began to wait after that release is notified by the
-        // releases of the next tenure, and goes first after that tenure. "Less than a tenure ago" counts from the grant at
-        // which this was found out (`known_at`). It does not count from the release, because the reply may take longer than
-        // a tenure (bench `distance`, row "the same name").
+        // If, less than a tenure ago, a release was found to have notified nobody, the thread does not yield. That saves
+        // the round trip for the reply to the last release. A process that began to wait after that release is notified by
+        // the releases of the next tenure, and goes first after that tenure. "Less than a tenure ago" counts from the
+        // grant at which this was found out (`known_at`). It does not count from the release, because the reply may take
+        // longer than a tenure (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

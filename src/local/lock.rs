@@ -152,8 +152,9 @@ struct QueuedThread<W> {
 /// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// The thread is a contender now. If `yields_after` is set, the tenure is over, and the thread lets others go first if that
-    /// release has notified any. `under` is the thread's exclusive hold, if it takes a shared one as well.
+    /// The thread is a contender now. `yields_after` is the last release if the tenure is over: if that release has
+    /// notified other processes, the thread lets them go first. `under` is the thread's exclusive hold, if it takes a
+    /// shared one as well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
@@ -395,8 +396,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// Redis has refused a contender: somebody else has the lock, or goes first. So the tenure of this process is over. With
-    /// [`Order::Server`] that may be a thread of this process, but tenures do not matter then.
+    /// Redis has refused a contender: another process has the lock or goes first, so the tenure of this process is over.
+    /// (With [`Order::Server`] it may be a thread of this process, but then tenures do not matter.)
     pub(crate) fn record_refusal(&mut self) {
         self.is_refused = true;
         self.cohort.end();

@@ -55,7 +55,8 @@ pub(crate) struct LocalSemaphore<W, R> {
 pub(crate) struct Given<W> {
     /// Queued threads that were handed their permits.
     pub(crate) receivers: Vec<W>,
-    /// The first in the queue, to be called if anything was released: it may be new, or its request may succeed now.
+    /// The first in the queue, to be woken if anything was released, so that it asks Redis: it may be new, or its request
+    /// may succeed now.
     pub(crate) first: Option<W>,
     /// How many go back to Redis: too few for the first in the queue, if there is one.
     pub(crate) back: u32,

@@ -30,7 +30,7 @@ pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 /// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a
 /// table and reads the clock when it notifies, which took a fifth of the time of a hand-over between two threads.
 pub(crate) struct WaitingThread<W> {
-    /// How long Redis may take to answer its thread.
+    /// How long Redis may take to answer the waiting thread.
     pub(crate) command_timeout: Duration,
     state: std::sync::Mutex<WaiterState<W>>,
     changed: Condvar,

@@ -76,8 +76,8 @@ type LedgerPlace = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Calls that another node executes only behind `ASKING`. Housekeeping submits them there, at its next step; all of them
-    /// precede a command to that node, whatever its keys.
+    /// Calls that another node executes only behind `ASKING`. They are submitted there by the next step of housekeeping,
+    /// or by the next command to that node, which they precede whatever keys the command has.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,

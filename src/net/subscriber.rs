@@ -191,7 +191,7 @@ impl Subscriber {
             state.channels.unwritten().filter(|_| is_up)
         });
         match (wrote, &mut state.live) {
-            // `write_turn` found this connection last, and the mutex was not released since.
+            // The last look of `write_turn` found this connection still in use, and the mutex was not released since.
             (Ok(Some(_)), Some(live)) => live.writing = false,
             // The connection was lost during the write. The next one has a `writing` of its own.
             (Ok(_), _) => {}
@@ -226,7 +226,7 @@ impl Subscriber {
         if now < asked_at.max(heard_at) + self.settings.command_timeout {
             return;
         }
-        // So no other waiter closes the connection again.
+        // Cleared, so that no other waiter closes the connection too.
         state.heard_at = None;
         drop(state);
         report!(

@@ -577,7 +577,7 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 const WAITING: &str = "notifications";
 
 /// The kinds that a script is for, by the beginning of its file's name. A script of no kind gets the last label.
-/// So does `guarded_call`, but other kinds need each of its commands too.
+/// `guarded_call` gets it too, which hides no missing right: some kind of lock needs each of its commands.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),

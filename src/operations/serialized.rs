@@ -1,4 +1,4 @@
-//! How spans in what people ask for are written by `serde`: in whole milliseconds, or seconds where Redis has no more.
+//! How `serde` writes spans of time: in whole milliseconds, or in whole seconds where Redis reports only those.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The kinds of locks, and the requests of one lock.
 //!
-//! A [`Kind`] is data: its properties, and its differences from a plain lock. Shared code asks a [`Protocol`] about
-//! these, never which kind it is. So in this folder a new kind is a file of its own and a line in [`KINDS`](super::KINDS).
-//! The guide's page on the architecture lists the other places.
+//! A [`Kind`] is data: its properties, and its differences from a plain lock. Shared code asks about these properties, not
+//! which kind it is. So in this folder a new kind is a file of its own and a line in [`KINDS`](super::KINDS). The guide's
+//! page on the architecture lists the other places.
 
 pub(super) use crate::error::RELEASING;
 use std::fmt;

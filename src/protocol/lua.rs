@@ -1,7 +1,7 @@
 //! The text of every script, by its file in `lua/`. Tests and benches that run scripts directly share this file.
 //!
-//! Code that several scripts share is in `lua/prelude/`, and is put in front of each of them here. Scripts are sent
-//! by hash, so their length matters only when a server does not know them yet.
+//! Code that precedes a script, mostly several of them, is in `lua/prelude/`, and is put in front of each of them here.
+//! Scripts are sent by hash, so their length matters only when a server does not know them yet.
 
 /// Passes all scripts to a macro.
 macro_rules! scripts {

@@ -73,7 +73,7 @@ pub(crate) enum RoundStep {
 }
 
 impl Goal {
-    /// With how many answers that count the goal is reached.
+    /// The number of `yes` answers with which the goal is reached.
     pub(crate) fn wanted(self, majority: Majority) -> usize {
         match self {
             Self::Majority | Self::MajoritySoon => majority.needed(),

@@ -18,7 +18,7 @@ pub(super) struct Reminders {
     every: Duration,
     /// When the threads are woken next, once that is known.
     next_at: Mutex<Option<Instant>>,
-    /// Whether threads may wait. Waking them clears this once there are none.
+    /// Whether there may be threads that wait. Waking them clears this once there are none.
     are_on: AtomicBool,
 }
 

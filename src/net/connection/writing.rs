@@ -191,8 +191,9 @@ fn is_left_to_another(up: &Up, in_flight: &InFlight, all: bool) -> bool {
     if up.writing || !in_flight.has_bytes() {
         return true;
     }
-    // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the next
-    // reply, which is due soon: more than two thirds of the commands are written, else `is_worth_a_write` holds.
+    // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the
+    // next reply. That reply comes soon, because most commands in flight are written already; otherwise `is_worth_a_write`
+    // holds.
     let leader_will_write = up.leadership.is_led() && !in_flight.is_worth_a_write();
     // A full socket is left to the leader and housekeeping.
     !all && (leader_will_write || in_flight.unwritten.is_full())
