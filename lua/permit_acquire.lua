@@ -12,7 +12,7 @@
 --          -2        the number of permits was never set
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
---          notified; returning permits leaves a deleted string deleted
+--          notified; a deleted KEYS[1] is not created again
 -- Twice    the second run changes nothing while one of them is taken
 -- Errors   WRONGTYPE for a key of another type
 local lease_ms, ids = ARGV[1], ARGV[2]

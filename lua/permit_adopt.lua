@@ -11,7 +11,7 @@
 --          0         the permit is no longer taken
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
---          notified; returning permits leaves a deleted string deleted
+--          notified; a deleted KEYS[1] is not created again
 -- Twice    the second run moves the end of the permit only to a later one
 -- Errors   WRONGTYPE for a key of another type
 local from, id, lease_ms = ARGV[1], ARGV[2], ARGV[3]

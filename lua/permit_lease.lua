@@ -10,7 +10,7 @@
 --          -2        the permit is no longer taken
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
---          notified; returning permits leaves a deleted string deleted
+--          notified; a deleted KEYS[1] is not created again
 -- Twice    the second run replies with what it finds
 -- Errors   WRONGTYPE for a key of another type
 local id = ARGV[1]

@@ -9,7 +9,7 @@
 --          -1        none of the permits was still taken
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
---          notified; returning permits leaves a deleted string deleted
+--          notified; a deleted KEYS[1] is not created again
 -- Twice    the second run finds none of the permits
 -- Errors   WRONGTYPE for a key of another type
 local ids = ARGV[1]

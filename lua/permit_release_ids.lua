@@ -12,7 +12,7 @@
 -- Returns    string    a digit for each id: '1' returned, '0' it was no longer taken
 --
 -- Keeps      the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---            are notified; returning permits leaves a deleted string deleted
+--            are notified; a deleted KEYS[1] is not created again
 -- Twice      the second run gives the first reply and changes nothing
 -- Errors     WRONGTYPE for a key of another type
 local ids, keep_ms, all = ARGV[1], ARGV[2], ARGV[3]

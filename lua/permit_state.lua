@@ -7,7 +7,7 @@
 -- Returns  {a, b, c}  a are available, negative after a reduction; b are taken; c is their sum, 0 without the string
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
---          notified; returning permits leaves a deleted string deleted
+--          notified; a deleted KEYS[1] is not created again
 -- Twice    the second run replies with what it finds
 -- Errors   WRONGTYPE for a key of another type
 

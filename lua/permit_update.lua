@@ -13,7 +13,7 @@
 --            0         the permit is no longer taken
 --
 -- Keeps      the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
---            are notified; returning permits leaves a deleted string deleted
+--            are notified; a deleted KEYS[1] is not created again
 -- Twice      the second run leaves the end as it is, so that a late copy does not undo a later update; the lease counts from
 --            the first run
 -- Errors     WRONGTYPE for a key of another type

@@ -14,9 +14,10 @@
 --                    lock ends, or this waiter's note has to be extended. (The waiter cannot rely on messages: a reader that
 --                    died sends none, and a reader that leaves while others remain may shorten the lock's TTL without one.)
 --
--- Keeps    every hold, also that of a reader whose own key is gone: only the hash says how long it lives, since Redisson's
---          multi-lock and `expire` extend the hash alone. The hash never exists without a TTL: a lock that cannot be given
---          one is not taken
+-- Keeps    every hold, also that of a reader whose own key is gone: such a reader may still hold, since Redisson's multi-lock
+--          and `expire` extend the hash alone, so a writer waits until the hash ends. (A leaving reader removes such readers
+--          all the same: see rw_read_release.) The hash never exists without a TTL: a lock that cannot be given one is not
+--          taken
 -- Twice    changes nothing more
 -- Errors   WRONGTYPE for a hash that is not a read-write lock
 local field, lease_ms = ARGV[1], ARGV[5]

@@ -33,8 +33,9 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. Tokens follow the server's clock in microseconds, so a draw
-/// less than 1024 µs after the last one gets fewer, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. No token is drawn more than this many microseconds ahead of
+/// the server's clock (`lua/prelude/tokens.lua`). So a draw less than 1024 µs after the last one gets fewer tokens, but at
+/// least one.
 const TOKENS: u64 = 1024;
 
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is

@@ -328,9 +328,9 @@ impl GuardInner {
             LeaveOutcome::Gone => {
                 drop(state);
                 session.watchdog.housekeep_soon();
-                // The local lock no longer has the hold, so no other thread ends it. If the hold is not marked as lost
-                // yet, a later grant has just replaced it in `Contender::accept`. `lose` notifies the other guards of the
-                // hold.
+                // The local lock no longer has the hold: it was lost, or a later grant has just replaced it in
+                // `Contender::accept`. In the second case it may not be marked as lost yet, so `lose` does that here as
+                // well, and notifies the other guards of the hold.
                 let taken = hold.is_held();
                 if taken {
                     session.lose(hold, LossReason::TakenOver);

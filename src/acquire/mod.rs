@@ -325,8 +325,9 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Subscribes and parks. Returns at once if the subscription is confirmed already. `signals_before`: the signals before
-    /// the request.
+    /// Subscribes unless the thread has done so, and parks. If the thread has only just subscribed to a channel that
+    /// another thread had subscribed to before, it returns without a park, to ask once more. `signals_before`: the signals
+    /// before the request.
     fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
@@ -350,7 +351,7 @@ impl<S: Strategy> Waiting<'_, S> {
         // A pause after a contested round is no park, since no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);
-        // A confirmation during the park counts as news, so a grant that follows one is no rescue.
+        // A confirmation during the park counts as news, so `count_rescue` does not count a grant that follows one.
         self.silent_since = is_park.then_some(known_signals);
         let now = Instant::now();
         let park = self.strategy.park_for(cap);

@@ -60,8 +60,8 @@ pub struct LockSpec {
     pub(crate) command_timeout: Duration,
     /// A command timeout that is not possible; the calls report it.
     wrong_timeout: Option<Duration>,
-    /// The hold is never passed among threads, and only one token is drawn for it, so that tokens count the terms of
-    /// leaders.
+    /// The hold is never passed among threads, and only one token is drawn for it, so that each term of a leader has a
+    /// token of its own.
     pub(crate) is_election: bool,
 }
 

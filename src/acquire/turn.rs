@@ -1,6 +1,7 @@
 //! The turns of the readers and writers of several processes.
 //!
-//! A waiter that finds a note of the other side at its first question is behind the noted waiter, and behind nobody else. So
+//! A *note* is a key in Redis that names one waiting reader or one waiting writer; each side has one note at most. A
+//! waiter that finds a note of the other side at its first question is behind the noted waiter, and behind nobody else. So
 //! readers and writers take turns. Each waiter is behind one that asked earlier, so waiters never wait for each other in a
 //! circle. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!

@@ -77,9 +77,10 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again,
-        // which only an adopted hold can have caused: the contender still waits for the reply to the release. That hold
-        // was granted to another process after the release, so others have had their turn.
+        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again
+        // in the meantime. The contender cannot have started it, since it still waits for the reply to the release; a
+        // thread that adopted a hold can. Another process was granted that hold after the release, so others have had
+        // their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -135,8 +136,8 @@ impl<R> Cohort<R> {
     /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once,
     /// since the cohort is over then. A gap that was too long ends the cohort as well.
     ///
-    /// The release is lost if the thread ends its call before it has yielded, because its time is up or the call is
-    /// cancelled. Then the next thread asks at once, and this process may have one more tenure before it yields.
+    /// If the thread ends its call before it has yielded, because its time is up or the call is cancelled, nobody yields
+    /// for this release. The next thread asks at once, and this process may have one more tenure before it yields.
     pub(crate) fn yield_after(&mut self, now: Instant) -> Option<R> {
         // Without a release nobody was notified, so no other process can be next.
         let (released_at, _) = self.last_release.as_ref()?;

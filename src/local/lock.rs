@@ -87,8 +87,9 @@ pub(crate) enum Order {
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether the hold may be handed over, apart from its lease. A hold may not be handed over if its tokens are used up,
-    /// if its name is kept after the release, or if one of its guarded commands may still run.
+    /// Whether the hold may be handed over, apart from its lease. A hold may not be handed over if no token is left for
+    /// the next thread (tokens of a fenced lock are drawn in advance), if its name is kept after the release, or if one of
+    /// its guarded commands may still run.
     pub(crate) may_change_threads: bool,
 }
 
@@ -659,10 +660,11 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         wakeups
     }
 
-    /// Takes these threads off the queue, unless they wait for an exclusive holder of this process; the caller wakes them.
+    /// Redis did not answer a request of this process. Takes the threads that this `concerns` off the queue, so that they
+    /// fail now; the caller wakes them. Takes none if a thread of this process is the exclusive holder.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
-        // The queued threads wait for the exclusive holder and not for Redis. The request that failed was the holder's own,
-        // for example for a read hold below its write hold.
+        // The queued threads wait for that holder and not for Redis. The request was the holder's own, for example for a
+        // read hold below its write hold.
         if self.exclusive.is_some() {
             return Vec::new();
         }

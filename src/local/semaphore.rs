@@ -37,12 +37,12 @@ struct QueuedThread<W> {
 ///    call after which another thread may be first returns that thread's waiter, and the caller wakes it.
 /// 2. A queued thread leaves the queue once: with `withdraw`, with its own grant from Redis, or because `give` or
 ///    `dismiss` returns its waiter, for which the caller stores a wakeup before it releases the mutex of the entry.
-/// 3. `out` counts the permits that threads of this process have, or have been handed. A plain permit is counted when
-///    Redis grants it, until it goes back to Redis, also while it changes threads.
+/// 3. `out` counts the permits without a lease (*plain* permits) that threads of this process have: each from its grant by
+///    Redis until it goes back to Redis, also while it changes threads. Permits with a lease are holds, and not counted here.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
     queue: WaitQueue<QueuedThread<W>>,
-    /// Permits that threads of this process have: rule 3.
+    /// Plain permits that threads of this process have: rule 3.
     out: u64,
     pub(crate) cohort: Cohort<R>,
     /// The client is closed: all permits were returned, and nobody gets any.
@@ -85,7 +85,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         }
     }
 
-    /// Whether no thread waits or has permits.
+    /// Whether no thread waits or has plain permits.
     pub(crate) fn is_free(&self) -> bool {
         self.queue.is_empty() && self.out == 0
     }
@@ -114,10 +114,10 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     /// Redis had too few for the thread with this ticket. If that thread has left the queue by now, for example because it
     /// was handed permits while its request was on its way, nothing is recorded for the queue.
     ///
-    /// `are_handed_over`: permits of this kind are handed over among the threads of a process. Only then does a refusal end
-    /// the tenure, since other processes probably have the missing permits. If threads of this process have them all, the
-    /// tenure ends too early: the thread that asks after the next release to Redis waits for the reply to that release,
-    /// which costs a round trip.
+    /// `are_handed_over`: permits of this kind are handed over among the threads of a process. Only then does a refusal
+    /// end the cohort, since other processes probably have the missing permits. If threads of this process have them all,
+    /// the cohort ends too early, which costs a round trip: the next thread that asks after a release to Redis waits for
+    /// the reply to that release, as after a whole tenure.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()
@@ -200,7 +200,7 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         dismissed.map(|queued| queued.waiter).collect()
     }
 
-    /// Closes the semaphore, and returns how many permits threads of this process have.
+    /// Closes the semaphore, and returns how many plain permits threads of this process have.
     pub(crate) fn close(&mut self) -> u64 {
         self.closed = true;
         std::mem::take(&mut self.out)

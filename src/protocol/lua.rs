@@ -1,7 +1,8 @@
 //! The text of every script, by its file in `lua/`. Tests and benches that run scripts directly share this file.
 //!
-//! Code that precedes a script, mostly several of them, is in `lua/prelude/`, and is put in front of each of them here.
-//! Scripts are sent by hash, so their length matters only when a server does not know them yet.
+//! `lua/prelude/` has code with which scripts begin, most of it shared by several scripts. This file puts it in front of
+//! each script that is listed with it. Scripts are sent by hash, so their length matters only when a server does not know
+//! them yet.
 
 /// Passes all scripts to a macro.
 macro_rules! scripts {

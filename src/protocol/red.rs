@@ -10,7 +10,8 @@ use crate::protocol::script::{self, Request, lease_ms};
 pub(crate) static KIND: Kind = Kind {
     id: Id::NameAndNodes,
     acquire,
-    // Undoing publishes no message: either a majority never kept the hold, or the release of the whole hold announces it.
+    // Undoing publishes no message. A part that has to be announced when it is given back is released instead: see
+    // `quorum::ask`.
     undo: |of, _, owner| {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
