@@ -86,7 +86,7 @@ impl Deadline {
 /// | the caller's time | not in time: `Ok(None)` | an error |
 /// | the command timeout | an error, also for the threads queued behind this one | an error; if unreachable, also for the threads queued behind this one |
 ///
-/// If several of these hold at the same moment, the first counts:
+/// If several of the following are true at the same moment, the first one counts:
 ///
 /// 1. The lock or permit was granted, by Redis or by a thread of this process.
 /// 2. An error is known, also if another thread found it for all waiting threads.

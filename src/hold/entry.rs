@@ -86,7 +86,7 @@ pub(crate) enum Wakeup {
     Granted(Arc<Hold>),
     /// The thread has its permits, which Redis granted to this process at that time.
     Given(Instant),
-    /// The thread is the contender: it asks Redis, and lets others go first if this release has notified any.
+    /// The thread is the contender: it asks Redis. If a release is given that has notified other processes, they go first.
     Contend(Option<Arc<Call>>),
     /// The thread is the contender, but waits until then before it asks: the threads that were just handed permits may
     /// hand them on by that time.
@@ -158,7 +158,7 @@ impl Entry {
         }
     }
 
-    /// Makes the id of an owner from the number of a hold.
+    /// The client's [`Owners`], which make the id of an owner from the number of a hold.
     pub(crate) fn owners(&self) -> &Owners {
         &self.all.owners
     }

@@ -251,8 +251,9 @@ impl Lease {
         is_first.then(|| Duration::from_nanos(nanos_left))
     }
 
-    /// How long ago the last confirmed request was sent, if a renewal is due. When that request was sent is not stored. The
-    /// time since then is the end of a lease requested now, minus `until`.
+    /// How long ago the last confirmed request was sent, if a renewal is due. The moment of that request is not stored.
+    /// But `until` is that moment plus a span that depends only on the lease, so the time since then is the end of a lease
+    /// requested now, minus `until`.
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);

@@ -25,8 +25,8 @@ pub(crate) enum Fault {
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
     Refused(RedisError),
-    /// The command was sent and has no answer, so it may have run. Only for guarded commands, which are not sent again, and
-    /// for requests that Redis applies once.
+    /// The command was sent and may have run, and no answer tells. Only for commands that are not undone: guarded
+    /// commands, which are not sent again, and requests that Redis applies once, if no repetition succeeded in time.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,

@@ -458,7 +458,8 @@ impl Channels {
         }
     }
 
-    /// Repeats postponed and refused commands that are still wanted; returns when, if it is too early for that.
+    /// Repeats postponed and refused commands that are still wanted, once it is time. Returns that time if it is too
+    /// early; `None` if nothing is left to repeat.
     pub(super) fn ask_again(&mut self, now: Instant) -> Option<Instant> {
         let Self {
             wanted, exchange, ..

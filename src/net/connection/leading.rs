@@ -218,7 +218,8 @@ impl Connection {
         loop {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
-                // If another connection has replaced this one, its bytes are written: any thread may do that.
+                // `write_out` writes over the current connection, even if this thread still reads an older one: any thread
+                // may write.
                 let mut wrote = self.write_out(true);
                 // A socket that has taken part of a long command has space again soon, since the server is reading. A read in
                 // between would cost a `GLANCE` for each part.

@@ -93,8 +93,8 @@ struct Up {
     /// How long the greeting took: a round trip or longer.
     greeted_in: Duration,
     succession: Succession,
-    /// The successor takes over once all commands written over this connection are answered. Until then commands are queued, and
-    /// no thread begins to write.
+    /// The successor takes over once all commands written over this connection are answered. Until then commands are
+    /// queued, and no thread begins to write, unless the socket is full: the rest of a command has to follow.
     successor: Option<Duplex>,
 }
 
@@ -289,8 +289,8 @@ impl Connection {
         }
     }
 
-    /// Whether a wait for a reply may end at once: bytes have come that belong to no reply yet, or there is no connection.
-    /// Never waits.
+    /// Whether a wait for a reply may end at once: bytes have come that no thread has read as a reply yet, the server has
+    /// ended the connection, or there is none. Never waits.
     pub(crate) fn has_news(&self) -> bool {
         let socket = match &self.state.lock().phase {
             Phase::Up(up) if up.leadership.reader().is_some_and(Reader::has_unread) => return true,

@@ -70,8 +70,8 @@ impl Connection {
     ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
         in_flight.check_before_write = false;
-        // While another thread writes, the check is left out, since it makes the socket non-blocking. If the server has
-        // closed the connection, the outcome of the commands that this thread writes is unknown.
+        // While another thread writes, the check is left out, since it makes the socket non-blocking. That thread then
+        // writes commands over an unchecked connection: if the server has closed it, their outcome is unknown.
         if up.writing {
             return Some(state);
         }
@@ -99,9 +99,9 @@ impl Connection {
 
     /// Writes what is queued over the connection, or over its successor once that has taken over.
     ///
-    /// While a successor waits, no thread begins to write over the old connection. So a thread that would write, and one that has
-    /// written, lets the successor take over if that is possible, and then begins again. Each hand-over uses up the
-    /// successor, so the loop ends.
+    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full. So a thread
+    /// that would write, and one that has written, lets the successor take over if that is possible, and then begins
+    /// again. Each hand-over uses up the successor, so the loop ends.
     pub(super) fn write_queued<'a>(
         &'a self,
         mut state: MutexGuard<'a, ConnectionState>,

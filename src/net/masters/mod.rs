@@ -16,7 +16,7 @@
 //!                                     the first answer
 //! ```
 //!
-//! At most one thread asks; others wait for it, or go on with what is known. The thread of a cluster ends once it has an answer.
+//! At most one thread asks; others wait for it, or go on with what is known. The thread of a cluster ends after one round.
 //! The thread of Sentinels stays, and [listens](sentinel) to the Sentinel that has answered, until another thread asks.
 //!
 //! The mutex `asking` is not held during I/O.

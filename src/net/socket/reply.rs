@@ -12,14 +12,14 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::error::printable;
 
-/// How many bytes a reply may have, but for the slots of a cluster. In memory it may take up to 19 times as much, since the
-/// shortest element has three bytes.
+/// How many bytes a reply may have, except where [`LARGEST_MAP`] applies. In memory it may take up to 19 times as much,
+/// since the shortest element has three bytes.
 ///
 /// The largest reply of our own requests names a thousand replicas (`ROLE`), or a channel of 64 KiB.
 pub(crate) const LARGEST: usize = 1024 * 1024;
 
-/// The limit for the answer to `CLUSTER SLOTS`. With every slot a range of its own, two replicas for each, and announced
-/// names, that has 8 MiB.
+/// The limit for the answer to `CLUSTER SLOTS`, and for operators' questions. With every slot a range of its own, two
+/// replicas for each, and announced names, the answer has 8 MiB.
 pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 
 /// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.

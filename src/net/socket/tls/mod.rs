@@ -254,7 +254,8 @@ where
 }
 
 impl TlsStream {
-    /// Says that nothing follows, if nobody has to wait for that; the caller ends the socket.
+    /// Tells the server that nothing follows (`close_notify`), without waiting; not if a thread writes or earlier bytes
+    /// are unwritten. The caller shuts the socket down.
     pub(super) fn say_goodbye(&self) {
         let mut session = self.session.lock();
         if !session.is_clean() {
