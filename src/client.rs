@@ -1,4 +1,4 @@
-//! The client: settings in, locks out by name; it owns both threads and ends them.
+//! The client: settings in, locks out by name. Closing it ends the threads that its session has started.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};

@@ -196,7 +196,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Redis { after_work, .. } => {
-                // An operator may make room for writes.
+                // `OOM` and `MISCONF` may pass, since an operator can make room for writes: see [`RequestKind::Kept`].
                 let may_pass =
                     |err: &RedisError| is_transient(err) || passes(err, RequestKind::Kept);
                 !after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
@@ -298,8 +298,8 @@ impl Error {
             }
             _ => {}
         }
-        // A thread that could not be started to connect, for example, or a quorum that might agree later. Only `Redis` can say
-        // that the work is done.
+        // Some errors are still retryable, such as `Spawn`, or a `NoQuorum` whose servers might agree later. Only the
+        // variant `Redis` has the field `after_work`, so such an error is put into it.
         if self.is_retryable() {
             let err = std::mem::replace(self, Self::Closed);
             *self = Self::redis("releasing", err);

@@ -35,7 +35,8 @@ pub enum StatKind {
 
 /// The maximum of the last 30 to 60 seconds: of the current half of a minute and the one before.
 ///
-/// A single thread writes. The fields are atomics because the child of a `fork()` may read them.
+/// A single thread writes, and any thread reads. The fields are atomics, because in the child of a `fork()` a mutex could
+/// stay locked forever.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     /// The number of the current half minute, counted from 1; 0 if nothing was recorded.

@@ -466,8 +466,8 @@ fn sentinel(rest: &str) -> Result<(Deployment, Login, i64)> {
         None => return Err(bad("`sentinel_user` needs a `sentinel_password`")),
     };
     let (info, login) = parse(&format!("redis://{}redis/{db}", url.userinfo))?;
-    // The crate `redis` decodes a service that stands where a URL has the user. A `:` there would begin the password, so it
-    // is encoded first.
+    // To percent-decode the service, it is put where a URL has the user, and the crate `redis` reads that URL. A `:` would
+    // begin the password there, so it is encoded first.
     let service = service.replace(':', "%3A");
     let service = parse(&format!("redis://{service}:-@sentinel/"))?.1.username;
     let deployment = Deployment::Sentinel {

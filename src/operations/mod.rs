@@ -1,6 +1,6 @@
 //! The questions of people: who holds a lock, which locks there are, and whether a server is fit for them. Most are asked
 //! over a connection of their own, so that no lock waits behind a long answer. `release` ends holds; the others change
-//! nothing but the key of `check`.
+//! nothing but keys that only `check` uses.
 
 pub(crate) mod check;
 pub(crate) mod health;

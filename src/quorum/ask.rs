@@ -340,8 +340,8 @@ impl Quorum {
         Ok(bound.filter(|ms| *ms != i64::MAX).unwrap_or(-1))
     }
 
-    /// Removes the lock from every node; `true` if anybody had it on any node. Counts once on each node, however often
-    /// it is sent.
+    /// Removes the lock from every node; `true` if anybody had it on any node. Takes effect at most once on each node,
+    /// however often it is sent.
     pub(crate) fn force(&self, until: Instant) -> std::result::Result<bool, Short> {
         let home = self.nodes.home();
         let timeout = until.saturating_duration_since(Instant::now());

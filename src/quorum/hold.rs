@@ -190,8 +190,8 @@ impl QuorumHold {
         self.nodes.home()
     }
 
-    /// Handles the answers that have arrived. Every use of the state begins with this, so that late grants and renewals
-    /// count: rule 3.
+    /// Handles the answers that have arrived. Every decision about the hold begins with this, so that late grants and
+    /// renewals count: rule 3.
     fn read(&self, state: &mut QuorumState) {
         let now = Instant::now();
         for node in 0..self.parts.len() {
@@ -203,8 +203,8 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost: rule 2. If the socket still worked, the undo was written behind the acquire.
-                // Otherwise the release of the whole hold removes what the node may keep.
+                // The client has dropped the connection: rule 2. If it did so because the server was silent, the undo was
+                // written behind the acquire. Otherwise the release of the whole hold removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {
@@ -316,8 +316,8 @@ impl QuorumHold {
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
         let valid_until = self.whole.upgrade().map(|hold| hold.valid_until());
-        // During the round the majority may have been lost, or the client closed, which releases all parts. If the hold has
-        // ended in another way, the caller finds that, and gives it back.
+        // During the round the majority may have been lost, or the client closed, which releases all parts. A hold that
+        // has ended otherwise does not count as ended here: the caller finds that, and gives the hold back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);

@@ -5,7 +5,7 @@
 //!   asked ──────────────► kept ◄──┐ renewed         asked ──────────────────────► held  majority of its parts is
 //!     │                    │ └────┘                                                │
 //!     └──► out ◄───────────┘                                              lost ◄───┘ fewer than a majority
-//!   refused, no answer       its time is over, forgotten, somebody else's
+//!   refused, cut off         its time is over, forgotten, somebody else's
 //! ```
 //!
 //! A part that is out never counts again, and a hold that is lost has no parts any more: somebody else may have had the

@@ -94,8 +94,9 @@ impl Round {
 }
 
 impl QuorumNodes {
-    /// Asks all responding nodes at once. Connects to others only if the goal needs them. Ends when the goal is reached,
-    /// when a majority has answered and the goal (except `All`) cannot be reached, or when the time is up.
+    /// Asks all responding nodes at once. To the others it begins to connect in the background, and waits for them only if
+    /// the goal needs them. Ends when the goal is reached, when a majority has answered and the goal (except `All`) cannot
+    /// be reached, or when the time is up.
     ///
     /// A node without a connection, or with a reply overdue for too long, takes no time as long as the others are
     /// enough; a connection is made in the background.

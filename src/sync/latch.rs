@@ -11,7 +11,8 @@ use crate::local::waiter::CancelToken;
 use crate::protocol::latch::{self, LatchChange};
 use crate::protocol::script::{self, LatchState};
 
-/// How many keys of answered requests Redis deletes with one request.
+/// How many keys of earlier, answered requests one request deletes: see
+/// [`protocol::idempotency`](crate::protocol::idempotency).
 const FORGET_ONE: usize = 1;
 
 /// A latch on which threads wait until others, in any processes, have counted down to zero: Redisson's

@@ -35,10 +35,11 @@ use crate::shown::Shown;
 /// The name under which the guardian runs.
 pub(crate) const GUARDIAN: &str = "redlatch-guardian";
 
-/// How often to look for processes that outlive the program, since not all of them announce their end.
+/// How often to look at processes of the job, since not all of them announce their end.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long processes may outlive the program without a message.
+/// How long the program may take to make a group of its own, its processes to end after it without a message, and the job
+/// to stop after SIGTSTP.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a program ended.
@@ -172,7 +173,8 @@ impl Job {
                     Err(_) => std::thread::sleep(POLL),
                 },
                 recv(losses) -> loss => match loss {
-                    // Only the loss of this hold counts. A hold that was granted too late to be used has another owner.
+                    // Only the loss of this hold counts. An earlier attempt may have been granted a hold too late to use
+                    // it; that hold has another owner id.
                     Ok(loss) if loss.owner == held.owner() => {
                         self.was_lost = true;
                         self.end(options.grace);
@@ -365,8 +367,8 @@ impl Job {
         }
     }
 
-    /// Makes the program's group the foreground group if this process's group is, or another group of the job. Returns whether
-    /// the program's group has the terminal.
+    /// Gives the terminal to the program's group, if the terminal belongs to this process's group or to another group of
+    /// the job. Returns whether the program's group has the terminal.
     fn lend_terminal(&self) -> bool {
         // The program may have left a group that it made.
         let now = getpgid(Some(self.program)).ok();
