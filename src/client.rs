@@ -1,4 +1,4 @@
-//! The client: settings in, locks out by name. Closing it ends the threads that its session has started.
+//! The client: settings in, locks out by name. Closing it ends the threads that renew and listen.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -531,9 +531,10 @@ impl RedLock {
     /// `tenure`, `on_lost`, `observer` and `log_long_waits` of the first client, whose [`stats`](Client::stats) count its
     /// grants and losses. Four masters survive the loss of only one, as three do: a majority of four is three.
     ///
-    /// Always list the clients of a name in the same order. Then all its locks in this process are one lock (reentrancy,
-    /// order of threads). In another order they may be two, as if in two processes: a thread that holds one and locks the
-    /// other waits for itself. Locks with different masters or key prefixes do not exclude each other.
+    /// Always use the same clients for a name, in the same order. Then all its locks in this process are one lock
+    /// (reentrancy, order of threads). With other clients, or in another order, they may be two, as if in two processes: a
+    /// thread that holds one and locks the other waits for itself. Locks with different masters or key prefixes may not
+    /// exclude each other.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time, and blocks at most for the command timeout of the
     /// first client. A server that does not answer is asked again by the calls that lock. If it turns out to be that of

@@ -196,7 +196,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Redis { after_work, .. } => {
-                // `OOM` and `MISCONF` may pass, since an operator can make room for writes: see [`RequestKind::Kept`].
+                // `OOM` and `MISCONF` may pass, since an operator can make room for writes.
                 let may_pass =
                     |err: &RedisError| is_transient(err) || passes(err, RequestKind::Kept);
                 !after_work && !self.may_have_run() && self.as_redis().is_none_or(may_pass)
@@ -717,8 +717,8 @@ pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
 pub enum DeadlockReason {
     /// The thread holds the lock already, and either the lock is not reentrant, or the thread asks for an owned guard.
     NotReentrant,
-    /// The thread holds the name as a lock of another kind. If it holds the name as a read-write lock, or asks for one,
-    /// the error is [`Error::WrongType`] instead.
+    /// The thread holds the name as a lock of another kind. If exactly one of the two kinds is a read-write lock, the
+    /// error is [`Error::WrongType`] instead.
     OtherKind,
     /// The thread has a read guard and asks to write.
     Reading,

@@ -69,9 +69,9 @@
 //! never reentrant.
 //!
 //! A guard stays on its thread. In thread pools and async programs use [`lock.lock_owned()`](Handle::lock_owned), or
-//! [`read_owned`](RwLock::read_owned) and [`write_owned`](RwLock::write_owned) for a read-write lock: these guards may move
-//! to other threads. A thread that keeps such a guard and waits for the same lock waits for itself. To pass a hold to
-//! another process, make a [`Ticket`] of it.
+//! [`read_owned`](RwLock::read_owned) and [`write_owned`](RwLock::write_owned) for a read-write lock: these guards may
+//! move to other threads. A thread that keeps such a guard and locks again may wait for itself. To pass a hold to another
+//! process, make a [`Ticket`] of it.
 //!
 //! The first column leads to the page of each type. Most locks are aliases of [`Handle`], and their guards of
 //! [`Guard`], so rustdoc lists them under [type aliases](#types).

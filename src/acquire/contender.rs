@@ -33,9 +33,9 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. No token is drawn more than this many microseconds ahead of
-/// the server's clock (`lua/prelude/tokens.lua`). So a draw less than 1024 µs after the last one gets fewer tokens, but at
-/// least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. Unless the server's clock is set back, no token is drawn
+/// more than this many microseconds ahead of it (`lua/prelude/tokens.lua`). So a draw less than 1024 µs after the last one
+/// gets fewer tokens, but at least one.
 const TOKENS: u64 = 1024;
 
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
@@ -544,8 +544,8 @@ impl Strategy for Contender<'_> {
             Reply::Busy(busy) => {
                 let messages = self.listening.signals().messages;
                 self.contest.record_refusal(busy.is_contested, messages);
-                // Another process has the lock or goes first, so the tenure of this process is over. (If Redis keeps the
-                // queue, it may be a thread of this process, but then tenures do not matter.)
+                // Somebody else has the lock or goes first, so the tenure of this process is over. (If Redis keeps the
+                // queue, this may be a thread of this process, but then tenures do not matter.)
                 self.entry.lock().lock.record_refusal();
                 Ok(Reply::Busy(busy))
             }

@@ -125,7 +125,7 @@ impl GuardInner {
     }
 
     /// Reports to the observer how the hold ended, if this was the last guard of its thread. A loss that was noticed
-    /// before is reported already, by the thread that noticed it.
+    /// before is reported by the thread that noticed it.
     fn tell_end(&mut self, err: Option<&Error>) {
         match (self.ended.take(), err) {
             (None, _) => {}

@@ -17,8 +17,8 @@
 //!   go first.
 //! - *ask.* [`Budget`] says how long the question may take, and what it means if there is no answer.
 //! - *listen.* A message is a hint and never a grant. A thread that has subscribed asks again once the subscription is
-//!   confirmed, since a release may have preceded it. A thread that yields has subscribed before its first question, so it
-//!   does not ask again.
+//!   confirmed, since a release may have preceded it. A thread that yields subscribes before it asks. If the confirmation
+//!   comes before the question, it need not ask again.
 //! - *park.* The thread parks until a message arrives, the lease of the present holder ends, or the poll cap is over,
 //!   since messages can be lost. Where nothing is announced, the park is a pause.
 //!
@@ -325,9 +325,9 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Subscribes unless the thread has done so, and parks. If the thread has only just subscribed to a channel that
-    /// another thread had subscribed to before, it returns without a park, to ask once more. `signals_before`: the signals
-    /// before the request.
+    /// Subscribes unless the thread has done so, and parks. If the thread has only just subscribed, and the subscription
+    /// is confirmed already since this process listens there, it returns without a park, to ask once more; not after a
+    /// contested round. `signals_before`: the signals before the request.
     fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();

@@ -209,8 +209,8 @@ impl Config {
     ///
     /// A tenure begins when Redis grants the lock to this process, and goes on while its threads take the lock again and
     /// again. When the time set here is over, the next thread that asks lets other processes go first. The next grant
-    /// begins a new tenure. So does a grant after another process had the lock, or after this process left it alone for a
-    /// while (5 ms, or the time set here if that is longer).
+    /// begins a new tenure. A new tenure also begins if another process had the lock in between, or if this process left
+    /// it alone for a while (5 ms, or the time set here if that is longer).
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.
@@ -227,10 +227,10 @@ impl Config {
 
     /// Sets how long a waiter of a fair lock keeps its place in the queue after its process has died.
     ///
-    /// A living client confirms its places every third of this time, and removes dead waiters. So dead waiters delay those
-    /// behind them, and newcomers if all have died, by at most four thirds of this time. A process that was stopped for
-    /// longer may lose its places; its waiting threads then join the queue at its end. All clients of a name need the same
-    /// value. From 100 ms to 60 s. Default: 3 s.
+    /// A living client confirms its places every third of this time, and removes dead waiters. So dead waiters delay
+    /// living ones by at most four thirds of this time. A process that was stopped for longer may lose its places; its
+    /// waiting threads then join the queue at its end. All clients of a name need the same value. From 100 ms to 60 s.
+    /// Default: 3 s.
     ///
     /// ```
     /// let config = redlatch::Config::new("redis://127.0.0.1/").waiter_lease(std::time::Duration::from_secs(2));
@@ -302,9 +302,9 @@ impl Config {
     /// # let _ = config;
     /// ```
     ///
-    /// The client's other commands wait too, since they share the connection. To limit that, the replicas get less time if
-    /// the client acquires often. After an acquire that they did not acknowledge in time, they get only 20 ms for each,
-    /// until one is acknowledged. So do not use this setting with replicas that need 20 ms or more.
+    /// The client's other commands wait too, since they share the connection. To limit that, not every acquire waits so
+    /// long: once one was not acknowledged in time, each further acquire fails after 20 ms, until one is acknowledged. So
+    /// do not use this setting with replicas that need 20 ms or more.
     ///
     /// [`Client::open`](crate::Client::open) rejects a server that does not know `WAIT`, and a user without the right to call
     /// it (`+wait`, with `Majority` also `+role`). Clients of a [`RedLock`](crate::RedLock) cannot use this setting.

@@ -397,8 +397,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         })
     }
 
-    /// Redis has refused a contender: another process has the lock or goes first, so the tenure of this process is over.
-    /// (With [`Order::Server`] it may be a thread of this process, but then tenures do not matter.)
+    /// Redis has refused a contender: somebody else has the lock or goes first, so the tenure of this process is over.
+    /// (With [`Order::Server`] this may be a thread of this process, but then tenures do not matter.)
     pub(crate) fn record_refusal(&mut self) {
         self.is_refused = true;
         self.cohort.end();

@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
     Refused(RedisError),
     /// The command was sent and may have run, and no answer tells. Only for commands that are not undone: guarded
-    /// commands, which are not sent again, and requests that Redis applies once, if no repetition succeeded in time.
+    /// commands, which are not sent again, and requests marked `applied_once`, if no repetition succeeded in time.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,

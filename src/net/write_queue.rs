@@ -6,7 +6,7 @@
 //!                         ▲ ▲              │ │
 //!                         │ └─more queued──┘ │ the socket took a part
 //!                         │                  ▼
-//!                         └──took the rest─ full (empty, if nothing more was queued)
+//!                         └──took the rest─ full
 //! ```
 //!
 //! - **Waiting**: a thread that has queued something writes for all, unless another writes, or a

@@ -577,7 +577,8 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 const WAITING: &str = "notifications";
 
 /// The kinds that a script is for, by the beginning of its file's name. A script of no kind gets the last label.
-/// `guarded_call` gets it too, which hides no missing right: some kind of lock needs each of its commands.
+/// `guarded_call` gets it too. That hides no missing right, since each of its commands is also tried for some kind of
+/// lock.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),

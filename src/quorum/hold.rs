@@ -190,8 +190,8 @@ impl QuorumHold {
         self.nodes.home()
     }
 
-    /// Handles the answers that have arrived. Every decision about the hold begins with this, so that late grants and
-    /// renewals count: rule 3.
+    /// Handles the answers that have arrived. Every method that decides whether the hold is held begins with this, so that
+    /// late grants and renewals count: rule 3.
     fn read(&self, state: &mut QuorumState) {
         let now = Instant::now();
         for node in 0..self.parts.len() {
@@ -203,8 +203,8 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The client has dropped the connection: rule 2. If it did so because the server was silent, the undo was
-                // written behind the acquire. Otherwise the release of the whole hold removes what the node may keep.
+                // The connection was lost: rule 2. If the client gave it up although the socket worked, it wrote the undo
+                // behind the acquire if it could. Otherwise the release of the whole hold removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {

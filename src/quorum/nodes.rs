@@ -22,8 +22,8 @@ use crate::time;
 const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
-/// The range of the first random pause before a majority is requested again; `Contest` doubles both ends while the lock
-/// stays contested. A thread also blocks on one connection for no longer than the shortest before it reads the others.
+/// The range of a random pause before a majority is requested again. While the lock stays contested, `Contest` doubles
+/// both ends. A thread also blocks on one connection for no longer than the shortest before it reads the others.
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 

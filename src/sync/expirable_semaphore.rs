@@ -995,8 +995,8 @@ impl ExpirablePermit {
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     ///
-    /// Redis may still execute an unanswered request later. So after further calls, the permit counts as valid for no longer
-    /// than the lease which that request asked for.
+    /// Redis may still execute an unanswered request later. So from then on, each call of this method that succeeds counts
+    /// with the shorter of two leases: its own, and that of the unanswered request.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;

@@ -26,9 +26,8 @@ use crate::sync::kind::{Fair, Owned};
 /// [`CancelToken`](crate::CancelToken), an error or a closed client, leaves the queue at once.
 ///
 /// **Dead waiters.** While a thread waits, its client confirms the place in Redis. A place that was not confirmed for
-/// [`Config::waiter_lease`](crate::Config::waiter_lease) has expired. With its default of 3 s, dead waiters delay those
-/// behind them, and newcomers if all have died, by at most 4 s, however many died. A waiter that was only stopped, and
-/// whose place was removed, joins at the end.
+/// [`Config::waiter_lease`](crate::Config::waiter_lease) has expired. With its default of 3 s, dead waiters delay living
+/// ones by at most 4 s, however many died. A waiter that was only stopped, and whose place was removed, joins at the end.
 ///
 /// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives
 /// for one more `waiter_lease` once Redis answers. These times are measured by the clock of the Redis server. All clients

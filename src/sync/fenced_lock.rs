@@ -29,13 +29,13 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 /// **Tokens.** A thread that acquires the lock gets a token greater than those of all earlier holders, apart from the
 /// cases below. This is so even if an earlier hold expired, threads passed the lock among themselves, or Redis was
 /// restarted. A thread that locks again what it holds keeps its token. Tokens skip numbers: the next token is the counter
-/// plus one, or the server's time in microseconds if that is greater. So tokens keep growing even if the counter was
-/// evicted, flushed, or restored from an older copy.
+/// plus one, or the server's time in microseconds if that is greater. So, with the exceptions below, tokens keep growing
+/// even if the counter was evicted, flushed, or restored from an older copy.
 ///
 /// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, tokens go on from the
-/// server's clock. They can repeat or fall if that clock was set back as well, for example by a failover to another
-/// machine. They can also do so within a millisecond, since a process may draw tokens for its waiting threads slightly
-/// ahead of the clock.
+/// server's clock. If that clock was set back as well, for example by a failover to another machine, tokens can repeat or
+/// fall. If it was not, this can happen only in the first millisecond after the last draw before the loss: a process may
+/// draw tokens for its waiting threads that far ahead of the clock.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen

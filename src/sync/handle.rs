@@ -108,9 +108,8 @@ impl<A: AnyKind> Handle<A> {
     ///   made with `SET NX`.
     /// - [`Error::WouldDeadlock`]: the thread would wait for itself. It holds the name already, and this handle is not
     ///   reentrant; or it holds the name as another kind of lock. A mutex and a reentrant lock count as one kind here, and
-    ///   so do both fair locks. If it holds the name as a read-write lock, or asks for one, the error is
-    ///   [`Error::WrongType`] instead. Not detected if a thread holds a name by a `RedLock` and locks it by one of its
-    ///   clients, or the reverse.
+    ///   so do both fair locks. If exactly one of the two kinds is a read-write lock, the error is [`Error::WrongType`]
+    ///   instead. Not detected if a thread holds a name by a `RedLock` and locks it by one of its clients, or the reverse.
     /// - [`Error::Cancelled`]: the handle's token was cancelled.
     /// - [`Error::Closed`]: the client is closed.
     /// - [`Error::Spawn`]: the operating system could not start a thread of the client.
@@ -400,8 +399,8 @@ impl<A: AnyKind> Handle<A> {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     ///
-    /// If another thread of this process is asking Redis for the same lock, the timeout of that thread's handle counts.
-    /// The call's time limit and token still end the wait.
+    /// While another thread of this process asks Redis for the same lock, a call waits for that request, however long that
+    /// thread's handle allows. The call's time limit and token still end the wait.
     #[must_use]
     pub fn command_timeout(self, timeout: Duration) -> Self {
         self.each(|part| part.set_command_timeout(timeout))

@@ -125,9 +125,9 @@ impl Handle<Red> {
     /// that lock return [`Error::InvalidSetting`]. Default: zero, a master counts at once.
     ///
     /// Each acquire also reads the server's uptime. Redis reports whole seconds, so a master counts up to two seconds
-    /// later than it could. A master with a new `run_id` (Redis draws one at each start) has restarted, or is another
-    /// server, such as a promoted replica, whose uptime does not tell whether it knows the holds. So it counts only once
-    /// `longest_lease` has passed since an acquire first saw that `run_id`.
+    /// later than it could. If the `run_id` of a master changes (Redis draws one at each start), the master has restarted,
+    /// or is another server, such as a promoted replica, whose uptime does not tell whether it knows the holds. So it
+    /// counts only once `longest_lease` has passed since an acquire first saw that `run_id`.
     ///
     /// Limits: a client that is opened after the replacement does not see the change, and goes by the uptime. The clocks of the
     /// masters must not be set forward.

@@ -191,7 +191,7 @@ impl<K: Detachable, S: Scope> Guard<K, S> {
     ///
     /// An error releases this guard, as dropping it does.
     ///
-    /// - [`Error::Lost`] if the hold ended earlier.
+    /// - [`Error::Lost`] if the hold ended earlier, also by [`Client::close`](crate::Client::close).
     /// - [`Error::Redis`] if Redis did not confirm.
     /// - [`Error::InvalidSetting`] for a lease below 10 ms or above 100 years, and if the thread has further guards of the
     ///   lock.

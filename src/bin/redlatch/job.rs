@@ -173,8 +173,7 @@ impl Job {
                     Err(_) => std::thread::sleep(POLL),
                 },
                 recv(losses) -> loss => match loss {
-                    // Only the loss of this hold counts. An earlier attempt may have been granted a hold too late to use
-                    // it; that hold has another owner id.
+                    // Only the loss of this hold counts: `losses` has those of all holds of the client.
                     Ok(loss) if loss.owner == held.owner() => {
                         self.was_lost = true;
                         self.end(options.grace);

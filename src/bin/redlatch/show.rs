@@ -120,7 +120,7 @@ pub(crate) fn permits(client: &Client, name: &str, permits: u32) -> Result<u8, C
 /// How many holders `inspect` lists at most.
 const LISTED: u64 = 1000;
 
-/// The failure of `unlock` for a kind of lock whose owners Redis does not store.
+/// The failure of `unlock` for a kind that has no owners in Redis.
 fn without_owners(info: &LockInfo) -> Option<CommandFailure> {
     let name = Shown(&info.name);
     let why = match info.kind {
