@@ -208,9 +208,9 @@ impl Config {
     /// their turn.
     ///
     /// A tenure begins when Redis grants the lock to this process, and goes on while its threads take the lock again and
-    /// again. When the time set here is over, the next thread that asks lets other processes go first. The next grant
-    /// begins a new tenure. A new tenure also begins if another process had the lock in between, or if this process left
-    /// it alone for a while (5 ms, or the time set here if that is longer).
+    /// again. It ends after the time set here: the next thread that asks then lets other processes go first. It also ends
+    /// when another process gets the lock, or when this process leaves it alone for a while (5 ms, or the time set here if
+    /// that is longer).
     ///
     /// Zero offers the lock to other processes at every release. Fair locks are never passed on within a process. At most 1 s.
     /// Default: 5 ms.

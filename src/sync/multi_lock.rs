@@ -26,8 +26,8 @@ use crate::sync::traits::Lock;
 ///
 /// **Late writes.** A multi-lock has neither a token nor guarded commands. Where a late write does harm, protect all the
 /// data by one [`FencedLock`](crate::FencedLock) instead. If that is too coarse, take a `FencedLock` for each name, in
-/// sorted order, since single locks in different orders can deadlock. Let the resource check and store the tokens of all
-/// names, when you read the data and at each write.
+/// sorted order, since single locks in different orders can deadlock. Let the resource store the tokens of all names
+/// before you read the data, and check them at each write: it then rejects late writes of all earlier holders.
 ///
 /// **Members.** Each member is a lock of its own, with a hold of its own. A name stands for the
 /// [`ReentrantLock`](crate::ReentrantLock) of that name, which excludes other threads and Redisson's multi-locks; a thread

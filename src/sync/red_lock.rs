@@ -129,7 +129,7 @@ impl Handle<Red> {
     /// or is another server, such as a promoted replica, whose uptime does not tell whether it knows the holds. So it
     /// counts only once `longest_lease` has passed since an acquire first saw that `run_id`.
     ///
-    /// Limits: a client that is opened after the replacement does not see the change, and goes by the uptime. The clocks of the
+    /// Limits: a client that is opened after such a change does not see it, and goes by the uptime. The clocks of the
     /// masters must not be set forward.
     ///
     /// A hold passed on by another thread of this process was granted under that thread's setting, so use one setting for a

@@ -52,7 +52,7 @@ use crate::time;
 ///
 /// **Loss.** Each read hold expires by itself, even if other readers renew theirs. A reader that died keeps writers out
 /// until its lease ends, if living readers have left by then; otherwise until they leave. If all readers die, the lock is
-/// free when their leases end; if an earlier holder had a longer lease, perhaps only when that lease would have ended.
+/// free when their leases end, or later if an earlier hold had a longer lease.
 ///
 /// **Order beside Redisson.** Redisson's clients neither remember waiters in Redis nor look for them, so Redisson readers
 /// overtake waiting writers of this crate. Such a writer waits for as long as Redisson readers overlap; readers of this
