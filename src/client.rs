@@ -339,10 +339,11 @@ impl Client {
     ///
     /// Blocks until Redis has acknowledged the releases, at most for `timeout`. Ending the threads, and their last log
     /// records, take up to 150 ms more. Guards that still exist report [`LossReason::Closed`](crate::LossReason::Closed);
-    /// dropping them later does nothing, and their [`unlock`](crate::Guard::unlock), or the `release` of an
-    /// [`ExpirablePermit`](crate::ExpirablePermit), returns [`Error::Lost`](crate::Error::Lost). Other calls that need Redis
-    /// return [`Error::Closed`](crate::Error::Closed); [`stats`](Self::stats) still works. A second call of `close` waits
-    /// for the first and returns its result, or [`Error::Redis`](crate::Error::Redis) if its own `timeout` ends before.
+    /// dropping them later does nothing, and their [`unlock`](crate::Guard::unlock) or `detach` returns
+    /// [`Error::Lost`](crate::Error::Lost), as do those methods of an [`ExpirablePermit`](crate::ExpirablePermit) that
+    /// change its lease or release it. Other calls that need Redis return [`Error::Closed`](crate::Error::Closed);
+    /// [`stats`](Self::stats) still works. A second call of `close` waits for the first and returns its result, or
+    /// [`Error::Redis`](crate::Error::Redis) if its own `timeout` ends before.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

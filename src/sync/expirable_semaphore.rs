@@ -995,8 +995,9 @@ impl ExpirablePermit {
     /// - [`Error::InvalidSetting`]: the lease is out of range.
     /// - [`Error::Closed`]: the client is closed.
     ///
-    /// Redis may still execute an unanswered request later. So if a later call of this method asks for a longer lease, the
-    /// permit counts as valid only for the lease of the unanswered request, counted from the later call.
+    /// Redis may still execute an unanswered request later, even after a later call. So if a later call of this method
+    /// asks for a longer lease, the permit counts as valid only for the lease of the unanswered request, counted from the
+    /// later call.
     pub fn update_lease(&self, lease: Duration) -> Result<()> {
         let doing = "changing the lease of a permit";
         config::check_lease("lease", lease)?;

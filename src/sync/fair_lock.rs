@@ -29,9 +29,9 @@ use crate::sync::kind::{Fair, Owned};
 /// [`Config::waiter_lease`](crate::Config::waiter_lease) has expired. With its default of 3 s, dead waiters delay living
 /// ones by at most 4 s, however many died. A waiter that was only stopped, and whose place was removed, joins at the end.
 ///
-/// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place: each place lives
-/// for one more `waiter_lease` once Redis answers. These times are measured by the clock of the Redis server. All clients
-/// of a name need the same `waiter_lease`.
+/// **Outages.** If Redis itself was unreachable or stopped, no thread that still waits loses its place (calls whose time
+/// is up have left the queue): each place lives for one more `waiter_lease` once Redis answers. These times are measured
+/// by the clock of the Redis server. All clients of a name need the same `waiter_lease`.
 ///
 /// **With Redisson.** Java clients wait in the same queue, by Redisson's rules: their places expire after 300 s times
 /// the position, by the clocks of the clients. To Java clients, places of this crate look like Redisson's own. A Rust

@@ -34,8 +34,8 @@ use crate::sync::kind::{Fenced, Owned, Scope};
 ///
 /// **Exceptions.** If the counter is lost, or falls back to an older value as on a promoted replica, tokens go on from the
 /// server's clock. If that clock was set back as well, for example by a failover to another machine, tokens can repeat or
-/// fall. If it was not, this can happen only in the first millisecond after the last draw before the loss: a process may
-/// draw tokens for its waiting threads that far ahead of the clock.
+/// fall. Even if the clock was not set back, they can do so for a millisecond: a process may draw tokens for its waiting
+/// threads up to a millisecond ahead of the clock, and a lost counter no longer knows them.
 ///
 /// **Unnoticed loss.** If a process has lost the lock and has not noticed yet, its threads may still pass the lock among
 /// themselves. The tokens of these threads are lower than the new holder's, so the resource rejects them once it has seen

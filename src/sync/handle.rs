@@ -510,11 +510,10 @@ impl<A: AnyKind> Handle<A> {
 
     /// Takes the lock away from its holder; `false` if it was free.
     ///
-    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder that
-    /// uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at
-    /// its next renewal. The holder of a fixed lease, which is not renewed, learns of the loss at the release or when the
-    /// lease ends. The client checks read holds every 10 s, also those with a fixed lease, so their holders learn of it
-    /// then.
+    /// Blocks for one round trip, with a multi-lock for one for each member; at most for the command timeout. A holder
+    /// that uses this client is notified of the loss at once ([`LossReason::Forced`](crate::LossReason::Forced)). Any
+    /// other holder learns of it at the next renewal. With a fixed lease, which is not renewed, such a reader learns of it
+    /// within 10 s, and any other such holder at the release or when the lease ends.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

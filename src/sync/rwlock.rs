@@ -700,9 +700,10 @@ impl RwLock {
 
     /// Takes the lock away from all readers, or from the writer; `false` if it was free.
     ///
-    /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss at
-    /// once ([`LossReason::Forced`](crate::LossReason::Forced)), any other at its next renewal. With a fixed lease, a reader
-    /// learns of the loss within 10 s, and a writer at the release or when the lease ends.
+    /// Blocks for one round trip, at most for the command timeout. Holders that use this client are notified of the loss
+    /// at once ([`LossReason::Forced`](crate::LossReason::Forced)). Any other holder learns of it at the next renewal.
+    /// With a fixed lease, such a reader learns of it within 10 s, and such a writer at the release or when the lease
+    /// ends.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
