@@ -544,8 +544,6 @@ impl Strategy for Contender<'_> {
             Reply::Busy(busy) => {
                 let messages = self.listening.signals().messages;
                 self.contest.record_refusal(busy.is_contested, messages);
-                // Somebody else has the lock or goes first, so the tenure of this process is over. (If Redis keeps the
-                // queue, this may be a thread of this process, but then tenures do not matter.)
                 self.entry.lock().lock.record_refusal();
                 Ok(Reply::Busy(busy))
             }

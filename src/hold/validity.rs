@@ -253,7 +253,7 @@ impl Lease {
 
     /// How long ago the last confirmed request was sent, if a renewal is due. The moment of that request is not stored.
     /// But `until` is that moment plus a span that depends only on the lease, so the time since then is the end of a lease
-    /// requested now, minus `until`.
+    /// requested now, minus `until`. (After a change of the lease this is only about right.)
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);

@@ -1,5 +1,5 @@
 //! The ledger: what has to reach Redis although no thread waits for it. Each [`Nodes`](super::nodes::Nodes) has one: a
-//! client has a ledger for each role of its connections.
+//! client has a ledger for commands, one for guarded commands and one for renewals.
 //!
 //! Entries are deferred calls: releases, undos of attempts that were given up, and withdrawals of places. A deferred call is in
 //! one place at any time:

@@ -463,15 +463,11 @@ impl QuorumHold {
     ) -> std::result::Result<Option<LossReason>, Short> {
         let (nodes, state) = (&*self.nodes, self.state.lock());
         // By rule 2 a part that is out does not count, whatever its node replies.
-        let is_in = |(node, _): &(usize, &Option<Arc<Call>>)| state.parts.part(*node) != Part::Out;
-        let releases = state.releases.iter().enumerate();
-        let calls: Vec<_> = releases
-            .map(|release| {
-                Some(release)
-                    .filter(is_in)
-                    .and_then(|(_, call)| call.clone())
-            })
-            .collect();
+        let counted = |(node, call): (usize, &Option<Arc<Call>>)| match state.parts.part(node) {
+            Part::Out => None,
+            _ => call.clone(),
+        };
+        let calls: Vec<_> = state.releases.iter().enumerate().map(counted).collect();
         drop(state);
         let reply = |call: &Option<_>| match call {
             Some(_) => NodeReply::Pending,
