@@ -1033,15 +1033,17 @@ impl ExpirablePermit {
             self.session()
                 .error(doing, &self.semaphore.name, unexpected)
         })?;
-        match renewed {
-            Ok(()) => {
-                let certain = unconfirmed.map_or(lease, |other| other.min(lease));
-                // The lease counts from `now`, before the request was first sent: Redis applies the request once, so a
-                // repetition does not start the lease again.
-                hold.change(|validity| validity.replace(now, certain));
-                session.watchdog.arm(hold, time::nanos(hold.valid_until()));
-            }
-            Err(why) => session.lose(hold, why.or_expired(Instant::now() < was_valid_until)),
+        let outcome = renewed.map(|()| {
+            let certain = unconfirmed.map_or(lease, |other| other.min(lease));
+            // The lease counts from `now`, before the request was first sent: Redis applies the request once, so a repetition
+            // does not start the lease again.
+            hold.change(|validity| validity.replace(now, certain));
+            session.watchdog.arm(hold, time::nanos(hold.valid_until()));
+        });
+        // `lose` calls the observer, which may wait for another thread that changes this lease.
+        drop(unconfirmed);
+        if let Err(why) = outcome {
+            session.lose(hold, why.or_expired(Instant::now() < was_valid_until));
         }
         hold.check_not_lost().inspect_err(|_| {
             if hold.may_still_be_held() {

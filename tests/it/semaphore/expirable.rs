@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use redlatch::{
-    Acquired, CancelToken, Client, Config, Error, ExpirablePermit, LossReason, Observer, Result,
+    Acquired, CancelToken, Client, Config, Error, ExpirablePermit, Loss, LossReason, Observer,
+    Result,
 };
 
 use crate::support::permits::{
@@ -498,6 +499,37 @@ fn a_permit_that_ends_before_its_guard_exists_is_lost() {
     let permit = with_permits(&client, 1).acquire().unwrap();
     assert!(!permit.is_valid());
     assert_eq!(permit.lost().try_recv().unwrap().reason, LossReason::Forced);
+}
+
+/// Has another thread change the lease of a permit as soon as it hears of the loss, and waits for that thread.
+#[derive(Clone, Default)]
+struct Changes {
+    permit: Arc<OnceLock<Weak<ExpirablePermit>>>,
+    outcome: Arc<Mutex<Option<Result<()>>>>,
+}
+
+impl Observer for Changes {
+    fn lost(&self, _loss: &Loss) {
+        let permit = self.permit.get().and_then(Weak::upgrade);
+        let permit = permit.expect("the permit is held");
+        let change = thread::spawn(move || permit.update_lease(LONG));
+        *self.outcome.lock().unwrap() = Some(change.join().unwrap());
+    }
+}
+
+#[test]
+fn an_observer_may_wait_for_a_thread_that_changes_the_lost_permit() {
+    let server = Server::start();
+    let observer = Changes::default();
+    let client = Client::open(config(&server.url()).observer(observer.clone())).unwrap();
+    let sem = with_permits(&client, 1);
+    let permit = Arc::new(sem.acquire().unwrap());
+    observer.permit.set(Arc::downgrade(&permit)).unwrap();
+    server.cli(&["DEL", &timeouts(sem.name())]);
+    lost_by(permit.update_lease(LONG), LossReason::Forced);
+    // The thread did not time out while it waited for the call that has found the loss.
+    let outcome = observer.outcome.lock().unwrap().take();
+    lost_by(outcome.unwrap(), LossReason::Forced);
 }
 
 timed!(a_deleted_permit_is_told_forced);
