@@ -11,7 +11,7 @@
 -- ARGV[2]  most      integer > 0; how many holders, tickets and permits are listed at most
 --
 -- Returns  a string: texts in a row, each preceded by its length and ':'
---          the key's type, of a hash "lock", "read-write lock" or "hash" for others; its TTL in ms; its value if it is a string
+--          the key's type (a lock's hash: "lock" or "read-write lock"); its TTL in ms; its value if it is a string
 --          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
 --          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
 --          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left

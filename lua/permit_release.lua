@@ -22,8 +22,8 @@ remove_expired(back)
 local released = 0
 for at = 1, #ids, 16 do
   local id = string.sub(ids, at, at + 15)
-  -- An expired permit is not the owner's to return, even if it is still in the set: a later `look` returns it. If this call
-  -- has returned all expired ones, those left in the set are alive.
+  -- An expired permit is not the owner's to return, even if it is still in the set: a later script returns it. If this
+  -- call has returned all expired ones, those left in the set are alive.
   if over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now) then
     released = released + redis.call('zrem', KEYS[2], id)
   end

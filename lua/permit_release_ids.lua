@@ -39,8 +39,8 @@ end
 local released, answer = 0, {}
 for at = 1, #ids, 16 do
   local id, found = string.sub(ids, at, at + 15), 0
-  -- An expired permit is not returned by its id, even if it is still in the set: a later `look` returns it. If this call has
-  -- returned all expired ones, those left in the set are alive.
+  -- An expired permit is not returned by its id, even if it is still in the set: a later script returns it. If this call
+  -- has returned all expired ones, those left in the set are alive.
   if are_taken and (over == back or tonumber(redis.call('zscore', KEYS[2], id) or 0) > tonumber(now)) then
     found = redis.call('zrem', KEYS[2], id)
   end

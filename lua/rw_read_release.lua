@@ -24,7 +24,7 @@
 --          is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers, all are
 --          checked in two cases. First: the lock has no TTL. Second: the lock's TTL is more than twice what the checked readers
 --          need, and the leaving hold would have lived for more than nine tenths of that TTL. Then the TTL was probably set for
---          the leaving hold. If the hold would have ended earlier, one release in 16 checks all
+--          the leaving hold. If that hold would have lived for less, only one release in 16 checks all
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

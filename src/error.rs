@@ -770,8 +770,8 @@ impl LossReason {
         Self::Closed,
     ];
 
-    /// Whether Redis may still keep the hold, so that releasing it is worth a command. An expired one too: in Redis, leases end
-    /// a margin later.
+    /// Whether Redis may still keep the hold, so that releasing it is worth a command. Redis may also keep an expired
+    /// hold, since its lease ends in Redis a margin later than for this client.
     pub(crate) fn may_still_be_held(self) -> bool {
         matches!(self, Self::Unreachable | Self::MaxHold | Self::Expired)
     }

@@ -4,14 +4,14 @@
 //!
 //! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | `SendText`; `Never` if the text was sent | the same, if the text is the server's own (`No matching script`); otherwise `Never` | like the first column |
-//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row | the same, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
+//! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | like the first column |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | the same, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
 //! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
 //! | any other | `Never` | `Never` | `Never` |
 //!
-//! A user's script can return any code, so a code does not prove that the script has not run. The server's own text, or a
-//! redirection that names the slot of the script's keys, is taken as evidence that the script has not run.
+//! A user's script can return any code, so a code does not prove that the script has not run. The server's own words, or a
+//! redirection that names the slot of the script's keys, are taken as evidence that the script has not run.
 
 use std::io;
 
@@ -105,9 +105,10 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> RequestFacts) -> Ver
     }
 }
 
-/// Whether the error may be taken for the server's own. `false` if the error would lead to a second sending although the
-/// first may have run. A user's script can return any code, but is unlikely to return the server's text, or a redirection
-/// that names the slot of its own keys.
+/// Whether the error may be handled as the server's own. That is false for a `NOSCRIPT` or a redirection that a user's
+/// script may have returned: it would lead to a second sending although the script may have run. A script is unlikely to
+/// return the server's words, or a redirection that names the slot of the script's own keys. Other errors never lead to a
+/// second sending of a user's script, so they pass.
 fn is_from_server(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;
@@ -227,7 +228,7 @@ pub(crate) fn has_forgotten_scripts(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(err) if err.code() == "NOSCRIPT")
 }
 
-/// A redirection by what is taken for a single server, with what to do about it.
+/// The error for a redirection if the URL names a single server: says which URL to use.
 fn not_followed(redirection: &RedisError) -> RedisError {
     RedisError::from((
         ErrorKind::InvalidClientConfig,
@@ -245,8 +246,8 @@ fn line_of(err: &RedisError) -> String {
     )
 }
 
-/// The redirection of a request that was redirected too often. The nodes agree again once the slot has moved, so the error is
-/// transient, unlike the redirection.
+/// The redirection of a request that was redirected too often. The nodes agree again once the slot has moved, so
+/// `is_transient` has to be true, which it is not for the redirection itself.
 fn in_a_circle(redirection: &RedisError) -> RedisError {
     let text = format!(
         "the nodes of the cluster do not agree which of them has the slot: {}",

@@ -289,7 +289,8 @@ impl GuardInner {
         let outcome = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
-        // The mutex is held: once it is released, another thread may have the hold, and a loss would not concern this guard.
+        // This guard's report ends while the mutex is still held. Afterwards another thread may have the hold, and if that
+        // hold is lost, this guard must not be reported as lost.
         if std::mem::take(&mut self.is_observed) {
             self.ended = hold.unobserve(self.thread);
         }

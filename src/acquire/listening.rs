@@ -31,7 +31,7 @@ pub(crate) struct Listening {
     has_begun: bool,
     /// Empty if nothing is announced; one subscription for each master of a quorum.
     subscriptions: Vec<Subscription>,
-    /// How many subscriptions are enough: with this many masters, at least one is in every majority.
+    /// How many subscriptions are enough: every majority contains at least one of this many masters, whichever they are.
     needed: usize,
     /// When the wait began, and when it is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,

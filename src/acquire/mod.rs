@@ -326,8 +326,8 @@ impl<S: Strategy> Waiting<'_, S> {
     }
 
     /// Subscribes unless the thread has done so, and parks. If the thread has only just subscribed, and the subscription
-    /// is confirmed already since this process listens there, it returns without a park, to ask once more; not after a
-    /// contested round. `signals_before`: the signals before the request.
+    /// is confirmed already because this process was listening there, returns without a park, so that the thread asks once
+    /// more. After a contested round it pauses in any case. `signals_before`: the signals before the request.
     fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();

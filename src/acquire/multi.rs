@@ -20,10 +20,10 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// How long a call that does not wait asks again for one member, or four round trips if that is longer. The call asks again
-/// if it holds all members before that one, and somebody else took that one only a moment ago.
+/// A call that does not wait asks again for a member if it holds all members before, and somebody else took the member
+/// only a moment ago. The call asks for this long, or for four round trips if that is longer.
 ///
-/// The thread that took it may yet be refused an earlier member, and then releases this one.
+/// The thread that took the member may yet be refused an earlier one, and then releases the member.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
 /// Pauses between repeated requests for a member that is undecided (see [`UNDECIDED`]), and between waiting for one member
@@ -471,8 +471,9 @@ enum Gathering {
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins
 ///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
-/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member. The thread that has
-///   that member has its whole set, or releases the member: it cannot be asking again for a later one.
+/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member L. The thread that
+///   has L cannot be asking again for a member behind L. So it gets its whole set, or it is refused a member before L and
+///   releases L.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

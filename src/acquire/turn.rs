@@ -16,8 +16,9 @@
 //!    precedence (10 s, [`PRECEDENCE`]) is over.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number, and its waiter counts
-//!    as a newcomer. If the waiter kept the old number, it could get behind another waiter that is still behind that
-//!    number, and the two would wait for each other.
+//!    as a newcomer. Otherwise two waiters could wait for each other: suppose that V is behind W's first number, and that W's
+//!    request is undone. W asks again as a newcomer, finds V's note, and gets behind V. If W then used its first number
+//!    again, V would still be behind W.
 
 #[cfg(test)]
 mod model;

@@ -113,7 +113,8 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Whether a scheme may be repeated in an error: it looks like a scheme, not like a part of a password.
+/// Whether a scheme, or the name of a parameter, may be repeated in an error: it looks like one, not like a part of a
+/// password.
 fn is_plausible(scheme: &str) -> bool {
     let letters = |byte: u8| byte.is_ascii_lowercase() || b"+-.".contains(&byte);
     scheme.len() <= 16 && scheme.bytes().all(letters)
@@ -229,7 +230,8 @@ impl Server {
             UrlKind::Cluster => cluster(rest),
         };
         let (deployment, login, db) = understood.map_err(|err| {
-            // After a bare `/` or `?`, the rest of the URL is wrong in many ways; name that mistake.
+            // A `/` or `?` in a password that is not percent-encoded ends the address too early, so `err` names a
+            // consequence. If an `@` follows, this is the likely cause, and is named.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
             match kind != UrlKind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(
@@ -406,8 +408,8 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     Ok((Deployment::Single(address), login, db))
 }
 
-/// Checks the parts of `[[user]:password@]host[:port][/db]`, since the client crate does not say which of them is wrong. No
-/// part is repeated: without its `@`, a password stands where the port is expected.
+/// Checks the parts of `[[user]:password@]host[:port][/db]`, since the client crate does not say which of them is wrong.
+/// The errors quote no part: if the `@` is missing, what looks like the port may be the password.
 fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
     let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     let host = authority.rsplit('@').next().unwrap_or_default();

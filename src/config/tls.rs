@@ -259,7 +259,8 @@ fn own_roots(ca: &Pem) -> std::result::Result<RootCertStore, String> {
 fn system_roots() -> std::result::Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Among hundreds of system certificates some are outdated. Certificates that cannot be read are not trusted.
+    // Some of the hundreds of system certificates may have an old form that cannot be parsed. These are skipped, so they
+    // are not trusted.
     let (usable, _) = roots.add_parsable_certificates(found.certs);
     if usable == 0 {
         let why = found.errors.first();

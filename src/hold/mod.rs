@@ -178,7 +178,7 @@ pub(crate) trait Several: Send + Sync {
     /// Waits for the replies to the releases; see [`lost_before`].
     fn released(&self, in_time: bool, until: Instant) -> Result<Option<LossReason>>;
 
-    /// Renews the whole for one more count of its holder.
+    /// Renews the whole because its holder locks it again.
     fn renew(&self, again: &Reentry<'_>) -> std::result::Result<(Renewed, Instant), NotRenewed>;
 }
 
@@ -429,8 +429,8 @@ impl Hold {
     }
 
     /// The meaning of the reply to [`renew_request`](Self::renew_request). Stores a permit's new end. `None`: somebody has
-    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Only permits give `None`, and
-    /// they are not reentered, so re-entry reads its replies without this.
+    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Re-entry does not use this
+    /// function: only permits give `None`, and they are not reentered.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let previous_end = self.permit_ends_at();
         let mut ends_at = previous_end;
@@ -572,7 +572,8 @@ impl Hold {
         }
     }
 
-    /// The thread has one guard less; returns the report that has to end, if that was the last guard.
+    /// The thread has one guard less. If that was the last one, returns its `Observed`, by which the caller reports the
+    /// end.
     pub(crate) fn unobserve(&self, thread: u64) -> Option<Box<Observed>> {
         let mut all = self.extras.get()?.observed.lock();
         // The thread that found the loss reports the end.
@@ -584,7 +585,7 @@ impl Hold {
         (all[at].guards == 0).then(|| all.swap_remove(at).observed)
     }
 
-    /// Takes out all reports to the observer that have to end as lost. The hold is lost already.
+    /// Takes out all elements, so that the caller reports the end of each as a loss. The hold is lost already.
     pub(crate) fn take_observed(&self) -> Vec<Watched> {
         let extras = self.extras.get();
         extras.map_or_else(Vec::new, |extras| {

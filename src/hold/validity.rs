@@ -252,8 +252,8 @@ impl Lease {
     }
 
     /// How long ago the last confirmed request was sent, if a renewal is due. The moment of that request is not stored.
-    /// But `until` is that moment plus a span that depends only on the lease, so the time since then is the end of a lease
-    /// requested now, minus `until`. (After a change of the lease this is only about right.)
+    /// But both `until` and `end_of(now, ttl)` are the moment of a request plus the same span, which depends only on the
+    /// lease. So their difference is the time since that request. (After a change of the lease this is only about right.)
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);

@@ -660,8 +660,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         wakeups
     }
 
-    /// Redis did not answer a request of this process. Takes the threads that this `concerns` off the queue, so that they
-    /// fail now; the caller wakes them. Takes none if a thread of this process is the exclusive holder.
+    /// Redis did not answer a request of this process. Takes those threads off the queue for which `concerns` is true, so
+    /// that they fail now; the caller wakes them. Takes none if a thread of this process is the exclusive holder.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
         // The queued threads wait for that holder and not for Redis. The request was the holder's own, for example for a
         // read hold below its write hold.

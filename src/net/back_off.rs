@@ -1,4 +1,4 @@
-//! When what has failed is tried again.
+//! When to try again after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ impl BackOff {
     /// A refusal that does not pass by itself, such as a wrong password, whether a thread waits or not.
     pub(crate) const REFUSED: Self = Self::of_millis(1_000, 1_000);
 
-    /// A thread that waits for a message, and asks again without one.
+    /// A thread that waits for a message, and asks again if none has come.
     pub(crate) const POLL: Self = Self::of_millis(1_000, 5_000);
 
     const fn of_millis(first: u64, longest: u64) -> Self {

@@ -19,8 +19,8 @@ pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call:
     /// the reply did not come in time, even if the connection works.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works. Or there is no connection, and the last one
-    /// was given up so early that it may only have been slow.
+    /// The deadline passed before the reply came, although the connection works. Or there is no connection, and the last
+    /// one was given up before `max_silence` was over, so perhaps the server was merely slow.
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
@@ -151,11 +151,11 @@ pub(crate) struct Answer {
 pub(crate) struct Call {
     pub(crate) request: Request,
     pub(crate) deferred: Option<DeferredInfo>,
-    /// Perhaps no thread reads the reply in time to react to `NOSCRIPT`. So the first such call over a connection carries
-    /// its script's text.
+    /// Perhaps no thread reads the reply in time to react to `NOSCRIPT`. So over each connection, the first such call of
+    /// each script carries the script's text.
     pub(crate) unattended: bool,
-    /// Makes the undo of an acquire. The undo is sent when the connection is dropped, since the server may still execute the
-    /// acquire.
+    /// Makes the undo of an acquire. The undo is sent if the caller gives up or the connection is dropped, since the
+    /// server may still execute the acquire.
     undo: Option<Arc<dyn Undo>>,
     /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
     /// or keeps it in the ledger, and after `ASK` by the thread that handles this answer. An atomic, since finding the

@@ -15,8 +15,8 @@
 //! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here.
 //!
 //! A waiter that asks for the lock first and subscribes afterwards may have missed a message in between. So it asks again
-//! once its subscription is confirmed, even if that is at once. If the subscription was confirmed before the waiter first
-//! asked, one request is enough.
+//! once its subscription is confirmed, even if the server had confirmed the channel for another waiter before. If the
+//! subscription was confirmed before the waiter first asked, one request is enough.
 //!
 //! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
 //! channel a confirmation belongs. The confirmation of a subscription that has ended by then does not count.

@@ -26,8 +26,8 @@ const THREAD: &str = "redlatch-connect";
 
 /// Makes a connection on a thread of its own, and hands it, or why there is none, to `done` on that thread.
 ///
-/// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting what nothing bounds:
-/// the look-up of a host, once it has begun, and the user's own function for logging in.
+/// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting the steps without a
+/// time limit: the look-up of a host, once it has begun, and the user's own function for logging in.
 pub(crate) fn start(
     masters: &Arc<Masters>,
     node: usize,

@@ -1,8 +1,8 @@
 //! The ledger: what has to reach Redis although no thread waits for it. Each [`Nodes`](super::nodes::Nodes) has one: a
 //! client has a ledger for commands, one for guarded commands and one for renewals.
 //!
-//! Entries are deferred calls: releases, undos of attempts that were given up, and withdrawals of places. A deferred call is in
-//! one place at any time:
+//! Entries are deferred calls: releases, undos of attempts that were given up, and withdrawals from the queue of a fair
+//! lock. A deferred call is in one place at any time:
 //!
 //! ```text
 //!               a connection is up, and its socket is not full           executed, or rejected for good
@@ -30,8 +30,8 @@
 //!    serves its slot at that time: entries follow the slot when it moves or a master fails.
 //! 5. **In order.** Before a command, the connection sends what the ledger has about its keys, up to [`AT_ONCE`] entries.
 //!    Otherwise an acquire would find a hold that is long over. A thread that waits for a release triggers this as well.
-//! 6. **Useless.** Housekeeping gives up entries once the leases of their holds are over, and connects to each node that serves
-//!    an entry.
+//! 6. **Useless.** Housekeeping gives up entries after their `useful_until`, and connects to each node that serves an
+//!    entry.
 //!
 //! Memory only, with no clock. Adding, finding and removing an entry cost the logarithm of how many entries there are, since
 //! an outage may leave hundreds of thousands.
@@ -184,7 +184,7 @@ impl Ledger {
         })
     }
 
-    /// Removes up to `most` entries that are useless by now: the leases of their holds are over.
+    /// Removes up to `most` entries that are useless by now, by their `useful_until`.
     pub(super) fn take_useless(&self, now: Instant, most: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let useless = entries.ends.range(..=(now, LAST)).take(most);
@@ -211,7 +211,8 @@ impl Ledger {
         (releases, undos)
     }
 
-    /// The nodes that serve an entry; `None` stands for entries that no node is known to serve.
+    /// The nodes that serve an entry other than those in `asked`; `None` stands for entries that no node is known to
+    /// serve.
     pub(super) fn nodes(&self) -> BTreeSet<Option<usize>> {
         let entries = self.entries.lock();
         let slots = entries.slots.keys();

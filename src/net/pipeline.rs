@@ -18,9 +18,9 @@
 //! the key's slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count together.
 //!
 //! A script is sent by its hash, and by its text once the server has answered that it does not know it. For some calls,
-//! perhaps no thread reads the reply: the process may end right after a release, and one master of a quorum may answer when
-//! the others have decided. So the first call of this kind over a connection carries the text, and so does the first one
-//! after a `NOSCRIPT`.
+//! perhaps no thread reads the reply: the process may end right after a release, and one master of a quorum may answer
+//! when the others have decided. So of these calls, the first one for each script over a connection carries the text, and
+//! so does the first one after a `NOSCRIPT`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -74,7 +74,8 @@ pub(super) struct InFlight {
     /// The value of `queued` when the last batch from the ledger had been queued. Once that many calls are answered, so is the
     /// batch.
     batch_ends: u64,
-    /// When the last reply came, a full socket took bytes, or a command was sent while none was due.
+    /// The latest of: the last reply, the last bytes that a full socket took, the last command that was queued while no
+    /// reply was due, the beginning of the connection.
     pub(super) last_heard: Instant,
     /// When a read last found nothing: everything that had arrived by then has been read.
     pub(super) quiet_at: Instant,
@@ -349,8 +350,8 @@ impl Pipeline {
     pub(super) fn lost(&mut self, why: &RedisError) -> Option<Lost> {
         let in_flight = self.in_flight.take()?;
         let (mut undoing, mut followed) = (Vec::new(), Vec::new());
-        // No byte of the last `unwritten` calls was taken for writing. Fewer calls may be awaiting if the server has sent
-        // replies that were not due.
+        // No byte of the last `unwritten` calls was taken for writing. `awaiting` may be shorter than `unwritten` if the
+        // server has sent a reply that was not due: that reply removed a call of which nothing was written.
         let unwritten = in_flight.unwritten.calls;
         let written = in_flight.awaiting.len().saturating_sub(unwritten);
         for (index, call) in in_flight.awaiting.iter().enumerate() {

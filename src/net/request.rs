@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::net::slot::slot_of;
 use crate::verdict::RequestKind;
 
-/// A script: with plain channels, and with sharded ones where a client of a cluster uses those.
+/// A script, in two versions: for plain channels, and for sharded ones. The second is encoded once a client needs it.
 pub(crate) struct Script {
     text: Box<str>,
     plain: Encoded,
@@ -244,7 +244,8 @@ impl Request {
         }
     }
 
-    /// The keys that the request is about. A guarded command's own keys follow two that decide whether it may run.
+    /// The keys that the request is about. Leaves out the first two keys of a guarded command, which only decide whether
+    /// it may run.
     pub(crate) fn asked_keys(&self) -> impl Iterator<Item = &[u8]> {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }

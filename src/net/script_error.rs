@@ -39,7 +39,8 @@ fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     };
     let (code, text) = match inner {
         Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
-        // If a script returns the lack of a right that `redis.pcall` reported, the text names no place in the script.
+        // If the user lacks a right, and the script returns the error that `redis.pcall` gave it, the text names no place
+        // in the script.
         None => match before_script(detail) {
             None if is_denied(code, detail) => (code, detail),
             text => (code, text?),

@@ -35,7 +35,7 @@ const ROLE: &str = "subscriber";
 pub(crate) struct Subscriber {
     endpoint: Endpoint,
     map: Arc<Masters>,
-    /// Which node it listens to: it has the channels of its slots.
+    /// The node that this subscriber listens to, for the channels of that node's slots.
     node: usize,
     settings: Settings,
     state: Mutex<State>,
@@ -114,8 +114,8 @@ impl Subscriber {
         self.state.lock().channels.len()
     }
 
-    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed. Returns `None` if the
-    /// subscriber's thread has ended because the node is no longer a master.
+    /// Subscribes to `channel` for `waiter`, which is notified once the server has confirmed or rejected the subscription.
+    /// Returns `None` if the subscriber's thread has ended because the node is no longer a master.
     pub(crate) fn try_subscribe(
         self: &Arc<Self>,
         channel: &Arc<str>,
@@ -163,8 +163,8 @@ impl Subscriber {
 
     /// Writes for the subscriber's thread, including bytes that other threads have left; `true` if there is more.
     ///
-    /// If true, the subscriber's thread reads only for a short time. If the `flush` of another thread leaves bytes during a
-    /// long read, the answer to the bytes written before ends that read, and the rest is written then.
+    /// If true, the subscriber's thread reads only for a short time. If the `flush` of another thread leaves bytes during
+    /// a long read, the server's answer to the bytes already written ends that read. Then the rest is written.
     fn write_rest(&self, state: &mut MutexGuard<'_, State>) -> bool {
         self.write(state);
         let is_writing = state.live.as_ref().is_some_and(|live| live.writing);
@@ -313,7 +313,8 @@ impl Drop for Subscription {
         }
         let mut state = self.subscriber.state.lock();
         let now = Instant::now();
-        // Without news the thread may block for long in a read, and would not end what lingers in time.
+        // The subscription lingers only if there was news. Without news, the subscriber's thread may block in a read for
+        // longer than `LINGER`, so it would end the subscription too late.
         let until = (self.lingers && state.has_news(now)).then(|| now + LINGER);
         state.channels.end(&self.channel, self.waiter, until);
         self.subscriber.flush(state);

@@ -37,7 +37,7 @@ const SPARE: usize = 64 * 1024;
 #[derive(Clone, Default)]
 pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
-    /// The buffer that was written last, empty again: others queue while a thread writes.
+    /// The buffer that was written last, emptied. Other threads queue into it while one thread writes the other buffer.
     spare: Vec<u8>,
     /// How many calls were queued since somebody last took them.
     pub(super) calls: usize,

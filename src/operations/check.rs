@@ -238,7 +238,7 @@ fn eviction_advice(is_redis: bool, version: (u32, u32)) -> &'static str {
     }
 }
 
-/// Whether the clocks of several masters differ by more than asking can explain.
+/// Whether the clocks of two masters certainly differ by `SKEW_MS` or more, without the time that asking took.
 fn skewed(clocks: &[Clock]) -> Option<Finding> {
     let (first, ahead, _) = clocks.iter().max_by_key(|(_, least, _)| *least)?;
     let (last, _, behind) = clocks.iter().min_by_key(|(_, _, most)| *most)?;

@@ -518,7 +518,8 @@ impl Handle<Red> {
             let at = shared.session.endpoint.to_string();
             (at, look(shared, name, until))
         });
-        // All masters have the same owner, whose client is connected to one of them.
+        // On all masters the owner has the id of the holder's first client, which is connected to one master only. So what
+        // the other masters report about the owner's process is joined with what that master reports.
         let all = looked
             .iter_mut()
             .filter_map(|(_, looked)| looked.as_mut().ok());

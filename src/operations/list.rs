@@ -249,7 +249,7 @@ pub(super) fn escaped(prefix: &str) -> String {
     escaped
 }
 
-/// The error of an answer, unless it is about this key alone, which is left out then.
+/// The error of an answer. `None` also for an error about this key alone: then the list omits the key.
 fn refusal(answer: &Value) -> Option<redis::RedisError> {
     let err = answer.clone().extract_error().err()?;
     (!verdict::is_about_the_key(&err)).then_some(err)

@@ -8,10 +8,10 @@
 //!      └─── given back where it may be kept ◄── released, or lost ─────────────────────────┘
 //! ```
 //!
-//! A caller that was refused and asks again looks first, without requesting anything. If a majority has answered the look and
-//! no majority is free, the caller requests nothing: a request that gets a minority of the nodes for a moment may keep others
-//! from a majority. If fewer have answered, nothing is known, and the caller requests the lock. If a release was announced
-//! since the refusal, the caller requests the lock without a look.
+//! A caller that was refused and asks again looks first, without requesting anything. If a majority has answered the look
+//! and no majority is known to be free, the caller requests nothing: a request that gets a minority of the nodes for a
+//! moment may keep others from a majority. If fewer have answered, nothing is known, and the caller requests the lock. If
+//! a release was announced since the refusal, the caller requests the lock without a look.
 //!
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!
@@ -264,7 +264,7 @@ impl Quorum {
         })
     }
 
-    /// Checks, without requesting the lock, whether others have it on so many nodes that no majority is free.
+    /// Checks, without requesting the lock, whether a majority has answered and no majority is known to be free.
     fn look(
         &self,
         lease: Duration,
@@ -325,7 +325,7 @@ impl Quorum {
         Err(nodes.short(numbers.len(), round.replies))
     }
 
-    /// Whether the lock is held on so many nodes that no majority is free.
+    /// Whether fewer than a majority of the nodes are known to be free. Fails if fewer than a majority have answered.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let ttls = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let free = ttls.iter().filter(|ms| **ms == -2).count();

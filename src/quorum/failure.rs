@@ -100,8 +100,8 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// The round that explains best why there is no majority: this one, unless its time was cut short and the servers could
-    /// still agree; then the one `previous`.
+    /// The round that explains best why there is no majority. As a rule that is this one. If this one was cut short and
+    /// its servers could still agree, the `previous` one explains more.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, previous: Option<Self>) -> Self {
         match previous {
             Some(previous) if is_cut_short && !self.cannot_agree() => previous,

@@ -203,8 +203,9 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost: rule 2. If the client gave it up although the socket worked, it wrote the undo
-                // behind the acquire if it could. Otherwise the release of the whole hold removes what the node may keep.
+                // The connection was lost: rule 2. If the client gave up a socket that still worked, the undo follows the
+                // acquire there, provided that the socket took it. In all other cases the release of the whole hold
+                // removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {
@@ -316,8 +317,9 @@ impl QuorumHold {
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
         let valid_until = self.whole.upgrade().map(|hold| hold.valid_until());
-        // During the round the majority may have been lost, or the client closed, which releases all parts. A hold that
-        // has ended otherwise does not count as ended here: the caller finds that, and gives the hold back.
+        // During the round the majority may have been lost, or the client closed, which releases all parts. If another
+        // thread has marked the hold as lost, for example because `max_hold` elapsed, `has_ended` stays false: the caller
+        // finds the loss, and gives the hold back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);

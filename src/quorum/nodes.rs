@@ -23,7 +23,8 @@ const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
 /// The range of a random pause before a majority is requested again. While the lock stays contested, `Contest` doubles
-/// both ends. A thread also blocks on one connection for no longer than the shortest before it reads the others.
+/// both ends. The lower end has a second use: a thread that waits for replies blocks on one connection for no longer than
+/// that before it reads the others.
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 

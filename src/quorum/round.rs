@@ -96,7 +96,7 @@ impl Round {
 impl QuorumNodes {
     /// Asks all responding nodes at once. To the others it begins to connect in the background, and waits for them only if
     /// the goal needs them. Ends when the goal is reached, when a majority has answered and the goal (except `All`) cannot
-    /// be reached, or when the time is up.
+    /// be reached, when no node is left to wait for, when `stop` returns true, or when the time is up.
     ///
     /// A node without a connection, or with a reply overdue for too long, takes no time as long as the others are
     /// enough; a connection is made in the background.
@@ -154,8 +154,8 @@ impl QuorumNodes {
             }
             let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
             if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
-                // A node that takes longer than its distance suggests may be slow. In between, the others are read at
-                // intervals of 1 to 5 ms.
+                // The thread blocks on this connection until the reply is expected. If the reply is overdue, it blocks for
+                // an eighth of the time waited so far. The others are read after 1 to 5 ms in any case.
                 let waited = now - begun;
                 let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
                 let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);

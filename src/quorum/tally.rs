@@ -32,7 +32,8 @@ impl Majority {
         self.nodes + 1 - self.needed()
     }
 
-    /// The `needed`-th lowest value, which a majority of the nodes does not exceed; `None` if fewer nodes have one.
+    /// The lowest bound that the values of a majority do not exceed: the `needed`-th lowest value. `None` if there are
+    /// fewer than `needed` values.
     pub(crate) fn bound<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();

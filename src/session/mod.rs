@@ -409,8 +409,9 @@ impl Session {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// The keys of a request about the object at `key` that Redis applies once, sent by a call with this `timeout`. Once
-    /// `forget` or more earlier requests have been answered, the request also deletes `forget` of their keys.
+    /// The idempotency keys, by which Redis applies a request only once. The request is about the object at `key` and is
+    /// sent by a call with this `timeout`. Once `forget` or more earlier requests have been answered, the request also
+    /// deletes `forget` of their keys.
     pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
         let forgotten = self.requests.take(key, forget);
         RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
@@ -506,8 +507,8 @@ impl Session {
         }
         self.watchdog.stop();
         self.subscriber.stop();
-        // Both threads end within milliseconds. Joining them comes first, because they may still be handling holds
-        // that are released below.
+        // The threads of the watchdog and the subscribers end within milliseconds. Joining them comes first, because they
+        // may still be handling holds that are released below.
         let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog_has_ended(until);
         joined &= self.subscriber.join(until);
@@ -644,7 +645,7 @@ impl Session {
         Ok(lost_before(released, replayed, in_time))
     }
 
-    /// Renews the hold, with a further count of its holder.
+    /// Renews the hold because its holder locks it again. Redis also stores the new count.
     pub(crate) fn renew(
         &self,
         hold: &Hold,

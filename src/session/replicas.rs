@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::net::call::Call;
 use crate::net::socket::Endpoint;
 
-/// Each further `WAIT` gets the full time divided by this.
+/// A `WAIT` soon after one with the full time gets the full time divided by this.
 const SHARE: u32 = 8;
 
 /// The time if the replicas did not acknowledge the last acquire.
@@ -32,7 +32,8 @@ struct ReplicaState {
 }
 
 impl Replicas {
-    /// How long the next `WAIT` may take; `full` for the first.
+    /// How long the next `WAIT` may take: `full` if no other `WAIT` got that within the last `full`; less otherwise, and
+    /// while the replicas are away.
     pub(crate) fn timeout(&self, full: Duration, now: Instant) -> Duration {
         let mut state = self.0.lock();
         if state.are_away {

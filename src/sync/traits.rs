@@ -257,7 +257,7 @@ pub(crate) mod sealed {
 
     /// A lock of any kind, which can be a member of a multi-lock.
     pub trait Member {
-        /// The locks of which it consists; `None` if Redis keeps none of them.
+        /// The locks of which it consists; `None` for the fake lock of the feature `testing`, which is not in Redis.
         fn parts(&self) -> Option<Vec<LockSpec>>;
 
         fn take_boxed(&self, wait: WaitMode) -> Result<Option<Box<dyn Hold>>>;

@@ -38,8 +38,8 @@ pub(crate) const GUARDIAN: &str = "redlatch-guardian";
 /// How often to look at processes of the job, since not all of them announce their end.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long the program may take to make a group of its own, its processes to end after it without a message, and the job
-/// to stop after SIGTSTP.
+/// A patience that three waits share. So long after its start, the program is watched for a group of its own. If processes
+/// of the job live longer after the program has ended, a message says so. The job has so long to stop after SIGTSTP.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a program ended.
@@ -52,7 +52,7 @@ pub(crate) struct Ended {
 
 pub(crate) struct Job {
     program: Pid,
-    /// The process group, led by the guardian, or by the program without one.
+    /// The process group. The guardian leads it; if there is no guardian, the program does.
     group: Pid,
     /// The group that the program has made for itself.
     own_group: Option<Pid>,

@@ -29,7 +29,7 @@ const NEEDED: [Signal; 2] = [Signal::SIGCHLD, Signal::SIGCONT];
 /// How long to wait after an error before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long to look for the holder of a lock, and how long connecting may take at least.
+/// How long to look for the holder of a lock. Connecting gets this long even if `--wait` is shorter.
 const LOOKING: Duration = Duration::from_millis(500);
 
 /// How long to wait for the reply to the last release.
@@ -213,7 +213,8 @@ impl<'a> Wait<'a> {
 
     /// Acquires the lock. Before waiting, prints who holds it.
     fn take(&mut self, client: &Client) -> Result<Option<Box<dyn AnyHold>>, CommandFailure> {
-        // With a limit of zero, the attempt would last until the command timeout, which may be longer than `--wait`.
+        // With `--wait` the first attempt gets a short limit instead of zero: an attempt with a limit of zero may last
+        // until the command timeout, which may be longer than `--wait`.
         let mut limit = match self.options.wait {
             Some(wait) => wait.min(PAUSE),
             None => Duration::ZERO,

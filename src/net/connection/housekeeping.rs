@@ -90,7 +90,8 @@ impl Connection {
         // A silent connection is read all the same, so that it can be found silent below.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
-        // Until the replies that are due have arrived, a successor cannot take over, and no queued command is written.
+        // A waiting successor takes over only once the replies that are due have been read. Until then no thread begins to
+        // write what is queued.
         let is_urgent = more || in_flight.unwritten.is_full() || up.successor.is_some();
         // Taking the reader ends an appointment. The appointed thread was woken, finds the reader gone, and follows until
         // `step_down` appoints again.

@@ -71,9 +71,9 @@ impl<R> ReadLeadership<R> {
     }
 
     /// The thread that waited for `call` leaves without its reply. If that thread was appointed, appoints the next leader
-    /// and returns its call like [`put_back`](Self::put_back). Several threads may follow one call, so the next leader may
-    /// follow it as well. If no thread is appointed, nothing has to be passed on: either a thread has the reader, and
-    /// appoints when it puts the reader back, or no thread follows (rule 4).
+    /// and returns its call like [`put_back`](Self::put_back). Several threads may follow `call`, so the call that is
+    /// appointed next may be the same one. If no thread is appointed, nothing has to be passed on: either a thread has the
+    /// reader, and appoints when it puts the reader back, or no thread follows (rule 4).
     pub(super) fn leave(&mut self, call: &Arc<Call>, in_flight: &InFlight) -> Option<Arc<Call>> {
         match self.may_lead(call) {
             true => self.appoint(in_flight),

@@ -5,7 +5,7 @@
 //! | moment | meaning |
 //! | --- | --- |
 //! | `sent_at` | the caller's command was queued |
-//! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due |
+//! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due, the beginning of the connection |
 //! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
 //! | `quiet_at` | all that had arrived by then has been read: the end of the last read that found nothing, or its beginning if the thread may have been suspended |
 //! | `until` | the end of the caller's time |
@@ -97,8 +97,8 @@ impl Connection {
             if (is_late || has_to_stop) && !looks_again {
                 // `leave` locks all calls, this one too.
                 drop(call_state);
-                // A leader may have appointed this thread after its last look. An appointment that leaves with this thread
-                // would strand all followers, so it is passed on: rule 4 at `ReadLeadership`.
+                // Since this thread last looked, a leader may have appointed it. An appointment that leaves with this
+                // thread would strand all followers, so it is passed on: rule 4 at `ReadLeadership`.
                 let next = up.leadership.leave(call, in_flight);
                 // Senders have left their bytes to this thread while it was appointed. If no thread follows, no other thread
                 // writes these.
@@ -212,8 +212,9 @@ impl Connection {
         // When the next read begins.
         let mut read_at = now;
         let mut slice = slice_ends.saturating_duration_since(read_at);
-        // Calls that were answered by this thread. Their threads are woken once there is nothing left to read, or each of
-        // them would interrupt this one. However this function ends, dropping `served` wakes them.
+        // Calls that were answered by this thread. Their threads are woken only once there is nothing left to read. If
+        // they were woken earlier, each would interrupt this thread. However this function ends, dropping `served` wakes
+        // them.
         let mut served = Served::default();
         loop {
             let read = reader.read_from(read_at, slice, &mut || {

@@ -256,9 +256,11 @@ impl Connection {
         })
     }
 
-    /// How long the connection may be silent before a caller gives it up: as a rule `max_silence`. In doubt, a caller whose
-    /// own command was sent at `sent_at` waits a third of its time, which leaves enough for another connection, but at least
-    /// as long as a server that works needs for an answer.
+    /// How long the connection may be silent before a caller gives it up. As a rule that is `max_silence`.
+    ///
+    /// If the connection is in doubt, a caller whose own command was sent at `sent_at` gives the connection up after a
+    /// third of the caller's time, so that enough is left for another connection. The limits are at least the time that a
+    /// working server needs for an answer, and at most `max_silence`.
     fn patience(
         &self,
         up: &Up,
@@ -320,7 +322,7 @@ impl Connection {
     }
 
     /// The fault of a caller that has no connection in time. Until `doubted_until` a timeout counts as late, not as
-    /// unreachable: the connection given up in doubt may only have been slow.
+    /// unreachable: perhaps the server of the connection that was given up in doubt was merely slow.
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
         match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
             true => Fault::Late(why),

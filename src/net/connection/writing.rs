@@ -13,9 +13,9 @@ use crate::net::write_queue::write_turn;
 impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
-    /// Returns the connection's number, or `None` if the call was not queued. Then a deferred call is in the ledger, unless the
-    /// client is closed; any other call has to be submitted again, once there is a connection and an attempt has
-    /// [waited](Self::wait_for_backlog) for the backlog.
+    /// Returns the connection's number, or `None` if the call was not queued. Then a deferred call is in the ledger,
+    /// unless the client is closed; any other call has to be submitted again once there is a connection. An attempt that
+    /// can be undone also [waits](Self::wait_for_backlog) for the backlog first.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         Some(self.queue(call)?.generation)
     }
@@ -156,7 +156,7 @@ impl Connection {
         }
     }
 
-    /// This thread has `written` so many bytes over the current connection, and stops. Wakes housekeeping for what perhaps
+    /// This thread stops writing, after `written` bytes over the current connection. Wakes housekeeping for what perhaps
     /// no other thread writes or sends.
     fn end_write(&self, state: &mut ConnectionState, was_full: bool, written: usize) -> Wrote {
         let Some((up, in_flight)) = state.up(state.generation) else {

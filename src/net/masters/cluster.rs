@@ -1,6 +1,7 @@
 //! The nodes of a cluster: any of them says who has which slot.
 //!
-//! Masters and replicas are asked, and always the addresses of the URL, since everything else may have been replaced.
+//! The candidates are the masters, their replicas, and always the addresses of the URL, since all other nodes may have
+//! been replaced.
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 

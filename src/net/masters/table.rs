@@ -210,7 +210,7 @@ impl Table {
 
     /// Every node that may know the slots: the masters and their replicas, and the addresses of the URL.
     pub(super) fn witnesses(&self, seeds: &[Address]) -> Vec<Address> {
-        // Each node once: by the name that is its address.
+        // A node may have several names. Each node is asked once, by the name that is used to connect to it.
         let names = self.names.iter().filter(|(name, address)| name == address);
         let known = names.map(|(name, _)| name);
         let others = seeds

@@ -10,15 +10,16 @@
 //! | `MOVED` | to the node that the answer names, which has the slot from now on |
 //! | `ASK` | to the node that the answer names, behind `ASKING` |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, or another error that passes | to the slot's master, after a pause |
-//! | none: the node is unreachable | to the slot's master: the nodes are asked which it is, until one is reachable |
+//! | none: the node is unreachable | to the slot's master; while no master of the slot is reachable, the nodes are asked which it is |
 //!
 //! **A call for which a thread waits** follows a redirection at once, a few times in a row, and is made again if its outcome is
 //! unknown ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) when its answer is read.
 //! The connection of the new master takes it from there; behind `ASK`, housekeeping submits it.
 //!
-//! A node that was a master once keeps its number and its [`Connection`] until the client is closed, so a thread that knows to
-//! which node a call went finds its connection. When the table of masters has changed, the connections to nodes that are no
-//! longer masters are dropped. A socket to such a node that is made later, as behind `ASK`, stays until the next change.
+//! A node that was a master once keeps its number and its [`Connection`] until the client is closed, so a thread that
+//! knows to which node a call went finds its connection. When the table of masters has changed, the connections to nodes
+//! that are no longer masters are dropped. A connection to such a node that is made later, for example to follow an `ASK`,
+//! stays until the table changes again.
 //!
 //! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
 
@@ -54,7 +55,8 @@ pub(crate) struct Nodes {
     connections: Numbered,
     /// The version of the table of masters when connections to former masters were last retired.
     retired_at_version: AtomicU64,
-    /// Whether the client is closed. Held while a connection is added: one that comes later is closed from the start.
+    /// Whether the client is closed. The mutex is held while a connection is added, so `close` finds that connection. A
+    /// connection that is added after `close` is closed from the start.
     closed: Mutex<bool>,
 }
 
@@ -322,7 +324,8 @@ impl Nodes {
                         connection.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
                         Ok(()) => return Ok(connection),
-                        // `stop` has noticed that another node has the slot now.
+                        // The condition passed to `up` ended the wait, and not because of `stop`: another node has the
+                        // slot now.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
                         // This node's turn is over, and not the time of the call.

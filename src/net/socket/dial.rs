@@ -16,8 +16,8 @@ pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 /// How far a dial has got, for those who wait for it.
 pub(crate) struct DialProgress {
     pub(crate) began: Instant,
-    /// The thread is in something that nothing bounds in time, or the server has answered that it is not ready: another
-    /// attempt would not help.
+    /// The thread is in a step without a time limit (a look-up, or the user's function for logging in), or the server has
+    /// answered that it is not ready. In both cases another attempt would not help.
     is_patient: AtomicBool,
     reason: Mutex<RedisError>,
     is_given_up: AtomicBool,
@@ -108,7 +108,7 @@ impl Dial {
         self.set_reason(why);
     }
 
-    /// Runs something that nothing bounds in time; its duration extends the deadline.
+    /// Runs a step without a time limit; the step's duration extends the deadline.
     pub(in crate::net) fn unbounded<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.progress.is_patient.store(true, Ordering::Relaxed);

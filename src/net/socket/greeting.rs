@@ -29,8 +29,8 @@ impl GreetingStep {
         }
     }
 
-    /// Whether Redis may answer so. Any other answer comes from a server of another protocol, or is this
-    /// client's own request, from a socket that is connected to itself.
+    /// Whether Redis may answer so. Any other answer comes from a server of another protocol. Or the socket is connected
+    /// to itself, so that the client reads its own request.
     fn is_answered_by(&self, reply: &Value) -> bool {
         match self.command {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),

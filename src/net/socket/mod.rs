@@ -432,7 +432,8 @@ impl Reader {
         self.read_from(Instant::now(), slice, &mut || Duration::MAX)
     }
 
-    /// Like `read`, from `now` on. `before_read` runs before the thread may block, and returns the longest that it may.
+    /// Like `read`, from `now` on. `before_read` runs before the thread may block, and returns how long the thread may
+    /// block.
     pub(crate) fn read_from(
         &mut self,
         now: Instant,

@@ -1,7 +1,8 @@
 //! Reads replies: RESP2, within limits. Memory only, apart from the `Read` that it is given.
 //!
-//! The server may be no Redis, a broken one, or hostile, so it may announce and send anything. Nothing is allocated for what is
-//! only announced, an array is charged with all of its elements before the first has come, and nesting does not use the stack.
+//! The server may be no Redis, a broken one, or hostile, so it may announce and send anything. What is only announced
+//! needs hardly any memory (room for 16 elements of an array), an array is charged with all of its elements before the
+//! first has come, and nesting does not use the stack.
 //!
 //! A parser that has failed stays where it is: its connection has to be dropped.
 

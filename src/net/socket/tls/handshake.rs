@@ -52,7 +52,7 @@ pub(in crate::net::socket) fn secure(
             Some(_) => dial.set_reason(timed_out(REST)),
         }
         if let Err(err) = tls.process_new_packets() {
-            // The server may want to know why; the reason is given here all the same.
+            // Tries to send the alert that tells the server the reason. The caller gets the reason in any case.
             tls.write_tls(&mut &socket).unwrap_or_default();
             return Err(context.explain(&err));
         }
@@ -61,7 +61,7 @@ pub(in crate::net::socket) fn secure(
     Ok(TlsStream::new(socket, tls, context))
 }
 
-/// How many bytes were read or written; `None` if the time was over.
+/// How many bytes were read or written; `None` if the time was over or a signal came.
 fn done(io: io::Result<usize>) -> RedisResult<Option<usize>> {
     match io {
         Ok(n) => Ok(Some(n)),

@@ -110,8 +110,8 @@ impl TlsSession {
                 self.failure = Some(self.context.explain(&err));
                 self.has_ended = true;
             }
-            // `WouldBlock` means that more may come. An end that the server did not announce counts too, since each reply
-            // says where it ends.
+            // `WouldBlock` means that more may come. Everything else ends the stream, even without the server's
+            // `close_notify`: a reply that was cut off is noticed, since each reply says where it ends.
             let drained = self.tls.reader().read_to_end(&mut self.incoming);
             self.has_ended |=
                 drained.map_or_else(|err| err.kind() != io::ErrorKind::WouldBlock, |_| true);
